@@ -1,0 +1,72 @@
+"""Configuration of a DFlash drafter: a Qwen3-like block-diffusion model fed with a target's hidden states."""
+
+from typing import Any, ClassVar
+
+from transformers import Qwen3Config
+
+
+def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> list[int]:
+    """The target layers whose outputs a fresh drafter taps, as 0-based layer numbers.
+
+    The published rule: one draft layer taps layer L//2; otherwise one tap per draft layer, evenly from layer 1 to layer
+    L - 3, rounded half to even. A shallow target gives fewer taps, never its last layer (that one can't be tapped).
+
+    Raises:
+        ValueError: if the target has fewer than two layers.
+    """
+    if num_target_layers < 2:
+        raise ValueError(f"a target needs at least 2 layers to be tapped, got {num_target_layers}")
+    last = num_target_layers - 2
+    if num_draft_layers == 1:
+        return [min(num_target_layers // 2, last)]
+    start, end = min(1, last), min(max(1, num_target_layers - 3), last)
+    step = (end - start) / (num_draft_layers - 1)
+    return sorted({round(start + step * i) for i in range(num_draft_layers)})
+
+
+class DFlashConfig(Qwen3Config):
+    """A Qwen3 configuration of the drafter's own layers, and how it is tied to its target.
+
+    The published layout (a flat Qwen3 config with a nested `dflash_config`) loads as it is.
+
+    Args:
+        block_size: tokens a block: the anchor and `block_size - 1` masks.
+        mask_token_id: an id that the target's tokenizer leaves unused; its embedding is the target's.
+        target_layer_ids: 0-based numbers of the target layers whose *outputs* are read.
+        num_target_layers: depth of the target.
+        target_hidden_size: width of the target's hidden states; `None` for `hidden_size`.
+        target_name_or_path, target_model_type, target_fingerprint: the target that it was made for, to warn about another.
+    """
+
+    model_type = "dflash"
+    drafter_kind: ClassVar[str] = "dflash"
+
+    block_size: int | None = None
+    mask_token_id: int | None = None
+    target_layer_ids: list[int] | None = None
+    num_target_layers: int | None = None
+    target_hidden_size: int | None = None
+    target_name_or_path: str | None = None
+    target_model_type: str | None = None
+    target_fingerprint: list[float] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        nested = kwargs.pop("dflash_config", None) or {}
+        for name in ("block_size", "mask_token_id", "target_layer_ids"):
+            if getattr(self, name) is None:
+                setattr(self, name, nested.get(name))
+        if self.block_size is None:
+            self.block_size = 16
+        if self.target_layer_ids is None and self.num_target_layers is not None:
+            self.target_layer_ids = default_target_layer_ids(self.num_target_layers, self.num_hidden_layers)
+        if self.target_hidden_size is None:
+            self.target_hidden_size = self.hidden_size
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in `PreTrainedConfig`; the published layout calls itself `qwen3`, which is only what its layers are."""
+        config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if config_dict.get("model_type") == "qwen3":
+            config_dict["model_type"] = cls.model_type
+        return config_dict, kwargs

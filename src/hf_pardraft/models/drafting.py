@@ -1,0 +1,365 @@
+"""What every parallel drafter shares: the `draft` contract, its inputs, its key/value cache, and the checks on a target.
+
+This file travels with every drafter that is pushed to the Hub, so it imports torch and transformers only.
+"""
+
+import re
+import warnings
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import Cache, DynamicLayer
+
+# Layers of a target are named by what a published config calls them; `hidden_states` has the embeddings at index 0.
+FIRST_LAYER_OUTPUT = 1
+
+
+def layer_ids_to_hidden_state_indices(layer_ids: list[int]) -> list[int]:
+    """Turn 0-based layer numbers ("the output of layer i") into indices of the target's `hidden_states` tuple."""
+    return [layer_id + FIRST_LAYER_OUTPUT for layer_id in layer_ids]
+
+
+@dataclass
+class DraftContext:
+    """What has happened since the drafter's last call: the newly committed text, and what the target thought of it.
+
+    The last of `new_ids` is the *anchor*: committed, but not yet read by the target. On the first call `new_ids` holds
+    the whole text so far.
+
+    Attributes:
+        new_ids: `(batch, new)`, the tokens committed since the last call, oldest first.
+        new_positions: `(batch, new)`, their positions (what RoPE sees).
+        features: `(batch, read, taps * target_hidden)` or `None`, the tapped hidden states of the tokens that the target
+            has read since the last call. They end just before the anchor.
+        feature_positions: `(batch, read)` or `None`, the positions of those tokens.
+    """
+
+    new_ids: torch.LongTensor
+    new_positions: torch.LongTensor
+    features: torch.Tensor | None = None
+    feature_positions: torch.LongTensor | None = None
+
+
+@dataclass
+class DraftState:
+    """One generate call's memory of a drafter: its cache, and what it borrows from the target."""
+
+    cache: Cache
+    embed_tokens: nn.Module | None = None
+    lm_head: nn.Module | None = None
+
+
+class GrowingLayer(DynamicLayer):
+    """A cache layer that writes into a pre-allocated buffer, and doubles it when it is full.
+
+    To transformers it is a `DynamicLayer`: `keys` and `values` are views of shape `(batch, heads, length, head_dim)`. It
+    keeps the whole past for sliding-window layers too, since a rejected draft must be able to roll back; the window is
+    then the attention mask's business.
+    """
+
+    MIN_CAPACITY = 128
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.length = 0
+        self.key_buffer = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[-1])
+        self.value_buffer = value_states.new_empty(*value_states.shape[:2], 0, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append `(batch, heads, new, head_dim)` entries; return all entries."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.length + key_states.shape[-2]
+        if end > self.key_buffer.shape[-2]:
+            self._grow(end)
+        self.key_buffer[:, :, self.length : end] = key_states
+        self.value_buffer[:, :, self.length : end] = value_states
+        self._set_length(end)
+        return self.keys, self.values
+
+    def _grow(self, needed: int) -> None:
+        capacity = max(self.MIN_CAPACITY, self.key_buffer.shape[-2])
+        while capacity < needed:
+            capacity *= 2
+        self.key_buffer = _enlarged(self.key_buffer, capacity, self.length)
+        self.value_buffer = _enlarged(self.value_buffer, capacity, self.length)
+
+    def _set_length(self, length: int) -> None:
+        self.length = length
+        self.keys = self.key_buffer[:, :, :length]
+        self.values = self.value_buffer[:, :, :length]
+
+    def get_seq_length(self) -> int:
+        return self.length if self.is_initialized else 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` entries (transformers' sign convention); nothing is copied."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes minus the number of entries to forget, got {tokens_to_remove}")
+        if tokens_to_remove and self.is_initialized:
+            self._set_length(self.length + tokens_to_remove)
+
+
+def _enlarged(buffer: torch.Tensor, capacity: int, length: int) -> torch.Tensor:
+    """A buffer of `(batch, heads, capacity, head_dim)` that starts with the first `length` entries of `buffer`."""
+    larger = buffer.new_empty(*buffer.shape[:2], capacity, buffer.shape[-1])
+    larger[:, :, :length] = buffer[:, :, :length]
+    return larger
+
+
+class GrowingCache(Cache):
+    """A cache of [`GrowingLayer`], one per model layer."""
+
+    def __init__(self) -> None:
+        super().__init__(layer_class_to_replicate=GrowingLayer)
+
+
+class ParallelDrafter:
+    """The contract of all drafters, as a mixin of `PreTrainedModel` classes.
+
+    A subclass says what it taps (`tapped_hidden_states`), how deep it can draft (`max_draft_depth`), and implements
+    `new_draft_state` and `draft`. Nothing else about it is known to the decode loops.
+    """
+
+    DEFAULT_DEPTH = 8
+    last_stats = None
+    vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
+
+    @property
+    def tapped_hidden_states(self) -> list[int]:
+        """Indices into the target's `hidden_states` tuple that the drafter reads; empty if it reads token ids only."""
+        return []
+
+    @property
+    def max_draft_depth(self) -> int | None:
+        """The most tokens one forward can draft, or `None` if there is no limit."""
+        return None
+
+    @property
+    def draft_depth(self) -> int:
+        """How many tokens a round drafts: `generation_config.num_assistant_tokens`, or the drafter's own default.
+
+        Raises:
+            ValueError: if the setting is below 1 or beyond what the drafter can do.
+        """
+        limit = self.max_draft_depth
+        depth = self.generation_config.num_assistant_tokens
+        if depth is None:
+            return self.DEFAULT_DEPTH if limit is None else limit
+        if depth < 1 or (limit is not None and depth > limit):
+            raise ValueError(
+                f"num_assistant_tokens must be between 1 and {limit or 'any depth'} for this {type(self).__name__}, got "
+                f"{depth}: set drafter.generation_config.num_assistant_tokens"
+            )
+        return depth
+
+    def new_draft_state(self, target: PreTrainedModel) -> DraftState:
+        """An empty cache, and references to what the drafter borrows from `target`."""
+        return DraftState(cache=GrowingCache())
+
+    def draft(self, context: DraftContext, state: DraftState, depth: int) -> torch.Tensor:
+        """Marginal logits of the next `depth` tokens, in one forward.
+
+        Afterwards `state.cache` holds the real context and nothing of the mask or block rows.
+
+        Returns:
+            `(batch, depth, vocab)`; row k scores the token k + 1 places after the anchor.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement draft()")
+
+    def check_target(self, target: PreTrainedModel) -> None:
+        """Raise a `ValueError` if this drafter can't draft for `target`, and warn if it was trained for another one."""
+        if any(parameter.is_meta for parameter in self.parameters()):
+            raise ValueError(
+                f"this {type(self).__name__} is on the meta device and has no weights: load it with from_pretrained, or "
+                "call to_empty() and load a state dict"
+            )
+        vocab_size = target.config.get_text_config(decoder=True).vocab_size
+        if self.config.vocab_size != vocab_size:
+            raise ValueError(
+                f"vocabulary mismatch: the drafter has {self.config.vocab_size} tokens and the target {vocab_size}, and they "
+                f"must share a tokenizer. {self.vocab_mismatch_advice}"
+            )
+        check_taps(self, target)
+        warn_if_other_target(self, target)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
+        """As in `PreTrainedModel`, but a missing or unexpected weight is an error that names it."""
+        return_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(
+            pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
+        )
+        wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys") if info[kind]}
+        if wrong:
+            found = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in wrong.items())
+            raise ValueError(
+                f"the weights in {pretrained_model_name_or_path} do not fit a {cls.__name__} ({found}). No weight is left "
+                "random: check that the folder holds this kind of drafter and that config.json describes these weights"
+            )
+        return (model, info) if return_info else model
+
+
+def check_taps(drafter: ParallelDrafter, target: PreTrainedModel) -> None:
+    """Raise a `ValueError` if `target` can't give the hidden states that `drafter` reads."""
+    taps = drafter.tapped_hidden_states
+    if not taps:
+        return
+    config = target.config.get_text_config(decoder=True)
+    recorders = [
+        module
+        for module in target.modules()
+        if isinstance(module, PreTrainedModel)
+        and module.config is config
+        and "hidden_states" in (module._can_record_outputs or {})
+    ]
+    if not recorders:
+        raise ValueError(
+            f"{type(target).__name__} can't select hidden states (output_hidden_states=[...]), which a "
+            f"{type(drafter).__name__} reads. Use a drafter that reads token ids only (PARD)"
+        )
+    num_layers = config.num_hidden_layers
+    wrong = [tap for tap in taps if not 0 <= tap <= num_layers]
+    if wrong:
+        raise ValueError(
+            f"the drafter taps hidden states {taps}, but a target of {num_layers} layers has indices 0 to {num_layers - 1} "
+            f"(of {wrong} none exists): it was made for a deeper target"
+        )
+    if num_layers in taps:
+        raise ValueError(
+            f"the drafter taps hidden state {num_layers} (layer {num_layers - 1}) of a target of {num_layers} layers. That "
+            "entry is taken after the final norm, so it is not the layer's output: tap layers 0 to "
+            f"{num_layers - 2} only"
+        )
+
+
+def target_fingerprint(target: PreTrainedModel) -> list[float] | None:
+    """A few of the target's weights, enough to tell it from another; `None` if they can't be read (quantised, offloaded).
+
+    Rounding to another dtype leaves them within the tolerance of [`warn_if_other_target`].
+    """
+    matrices = [parameter for parameter in target.parameters() if parameter.ndim == 2]
+    chosen = [matrices[i * (len(matrices) - 1) // 7] for i in range(8)] if matrices else []
+    if not chosen or any(matrix.is_meta or not matrix.is_floating_point() for matrix in chosen):
+        return None
+    samples = torch.stack([matrix.detach()[0, :2].float().cpu() for matrix in chosen if matrix.shape[1] > 1])
+    return [round(value, 6) for value in samples.flatten().tolist()]
+
+
+def describe_target(target: PreTrainedModel) -> dict[str, Any]:
+    """What a drafter's config remembers about the target that it was made for."""
+    return {
+        "target_name_or_path": target.name_or_path or None,
+        "target_model_type": target.config.get_text_config(decoder=True).model_type,
+        "target_fingerprint": target_fingerprint(target),
+    }
+
+
+# Pairs that were compared already, so that a loop of generate calls pays (and warns) once.
+_compared: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet]" = weakref.WeakKeyDictionary()
+
+
+def warn_if_other_target(drafter: ParallelDrafter, target: PreTrainedModel) -> None:
+    """Warn, once per pair, if the drafter's config remembers another target than this one."""
+    seen = _compared.setdefault(drafter, weakref.WeakSet())
+    if target in seen:
+        return
+    seen.add(target)
+    reason = drafter.other_target_reason(target)
+    if reason:
+        warnings.warn(
+            f"this {type(drafter).__name__} was not trained for this target: {reason}. The text stays right, but few drafts "
+            "will be accepted. Use the drafter's own target, or train it for this one",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def differing_weights(remembered: list[float] | None, target: PreTrainedModel) -> bool:
+    """Whether the fingerprint in a config and this target's differ by more than a change of dtype explains."""
+    found = target_fingerprint(target) if remembered else None
+    if found is None:
+        return False
+    if len(found) != len(remembered):
+        return True
+    close = torch.isclose(torch.tensor(found), torch.tensor(remembered), rtol=0.02, atol=1e-5)
+    return not bool(close.all())
+
+
+def find_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer saved beside `model`, if there is one."""
+    if not model.name_or_path:
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(model.name_or_path)
+    except (OSError, ValueError):
+        return None
+
+
+def choose_mask_token_id(
+    config, mask_token_id: int | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> int:
+    """Check a mask token id, or pick an unused one.
+
+    The first row of the embedding beyond the tokenizer's last token is the best choice (Qwen: 151665), then the last token
+    that the tokenizer itself calls reserved or unused (Llama 3 has 200 of them).
+
+    Args:
+        config: the text config of the model whose embedding is used.
+        mask_token_id: an id to check, or `None` to pick one.
+        tokenizer: what says which ids are used; without it only the special ids of the config can be avoided.
+
+    Raises:
+        ValueError: if the id is out of range or in use, or none is free.
+    """
+    facts = config.to_dict()
+    special = set()
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        ids = facts.get(key)
+        special |= set(ids if isinstance(ids, list) else [ids])
+    if tokenizer is not None:
+        special |= {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    vocabulary = {} if tokenizer is None else {i: token for token, i in tokenizer.get_vocab().items()}
+    reserved = [i for i, token in vocabulary.items() if re.search("reserved|unused|mask|pard", token, re.IGNORECASE)]
+    if mask_token_id is not None:
+        if not 0 <= mask_token_id < config.vocab_size:
+            raise ValueError(f"mask_token_id must be in [0, {config.vocab_size}), got {mask_token_id}")
+        if mask_token_id in special or (mask_token_id in vocabulary and mask_token_id not in reserved):
+            name = vocabulary.get(mask_token_id, "a special token")
+            raise ValueError(f"mask_token_id {mask_token_id} is in use ({name!r}): choose an unused id, or pass None")
+        return mask_token_id
+    if tokenizer is None:
+        free = [i for i in range(config.vocab_size - 1, -1, -1) if i not in special]
+        warnings.warn(
+            f"no tokenizer to tell which tokens are unused: taking {free[0]} as the mask token. Pass mask_token_id or "
+            "tokenizer to be sure",
+            UserWarning,
+            stacklevel=3,
+        )
+        return free[0]
+    beyond = max(vocabulary) + 1
+    if beyond < config.vocab_size:
+        return beyond
+    candidates = [i for i in sorted(reserved) if i not in special and i < config.vocab_size]
+    if not candidates:
+        raise ValueError(
+            f"all {config.vocab_size} tokens are in use: add a token to the tokenizer, resize the model's embedding, and "
+            "pass its id as mask_token_id"
+        )
+    return candidates[-1]
+
+
+def load_generation_config(path, **kwargs) -> GenerationConfig:
+    """The generation config saved beside a drafter, or a default one."""
+    hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+    try:
+        return GenerationConfig.from_pretrained(path, **{key: kwargs[key] for key in hub if key in kwargs})
+    except OSError:
+        return GenerationConfig()

@@ -1,0 +1,338 @@
+"""DFlash: a block-diffusion drafter that reads a target's hidden states as keys and values (dflare.txt, section 3)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DFlashCache
+from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3MLP,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    eager_attention_forward,
+    rotate_half,
+)
+
+from .configuration_dflash import DFlashConfig
+from .drafting import (
+    DraftContext,
+    DraftState,
+    GrowingLayer,
+    ParallelDrafter,
+    choose_mask_token_id,
+    describe_target,
+    differing_weights,
+    find_tokenizer,
+    layer_ids_to_hidden_state_indices,
+    load_generation_config,
+)
+
+
+class DFlashAttention(nn.Module):
+    """Block rows ask; context rows and block rows answer, through the same projections (dflare.txt, eq. 2)."""
+
+    def __init__(self, config: DFlashConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = self.head_dim**-0.5
+        self.is_causal = False
+        is_sliding = config.layer_types[layer_idx] == "sliding_attention"
+        self.sliding_window = config.sliding_window if is_sliding else None
+        query_size = config.num_attention_heads * self.head_dim
+        key_size = config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
+        self.q_norm = Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        self.k_norm = Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        context: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """`hidden_states (batch, block, H)` and `context (batch, new, H)` to `(batch, block, H)`."""
+        batch, num_rows = hidden_states.shape[:2]
+        sources = torch.cat([context, hidden_states], dim=1)
+        queries = self.q_norm(self.q_proj(hidden_states).view(batch, num_rows, -1, self.head_dim)).transpose(1, 2)
+        keys = self.k_norm(self.k_proj(sources).view(batch, sources.shape[1], -1, self.head_dim)).transpose(1, 2)
+        values = self.v_proj(sources).view(batch, sources.shape[1], -1, self.head_dim).transpose(1, 2)
+        cos, sin = position_embeddings
+        queries = queries * cos[:, :, -num_rows:] + rotate_half(queries) * sin[:, :, -num_rows:]
+        keys = keys * cos + rotate_half(keys) * sin
+        if past_key_values is not None:
+            keys, values = past_key_values.update(keys, values, self.layer_idx)
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        output, _ = attention(
+            self,
+            queries,
+            keys,
+            values,
+            attention_mask,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            sliding_window=self.sliding_window,
+            **kwargs,
+        )
+        return self.o_proj(output.reshape(batch, num_rows, -1))
+
+
+class DFlashLayer(GradientCheckpointingLayer):
+    """A pre-norm transformer layer on the block; the context passes by unchanged and is not normalised again."""
+
+    def __init__(self, config: DFlashConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = DFlashAttention(config, layer_idx)
+        self.mlp = Qwen3MLP(config)
+        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        hidden_states = hidden_states + self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+class DFlashDrafter(ParallelDrafter, PreTrainedModel):
+    """A DFlash drafter: anchor and masks attend to each other both ways, and to the target's fused hidden states.
+
+    It borrows the target's embedding and lm_head, and saves neither. Besides [`ParallelDrafter`] it satisfies transformers'
+    own contract for `speculation_type="dflash"`.
+    """
+
+    config: DFlashConfig
+    base_model_prefix = ""
+    main_input_name = "noise_embeds"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DFlashLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _keys_to_ignore_on_load_unexpected = [r"rotary_emb\.inv_freq"]
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__(config)
+        check_dflash_config(config)
+        num_taps = len(config.target_layer_ids)
+        self.fc = nn.Linear(num_taps * config.target_hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(DFlashLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = Qwen3RotaryEmbedding(config)
+        self.generation_config = GenerationConfig()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @classmethod
+    def for_target(
+        cls,
+        target: PreTrainedModel,
+        num_layers: int = 5,
+        block_size: int = 16,
+        tokenizer=None,
+        **overrides: Any,
+    ) -> "DFlashDrafter":
+        """A fresh drafter that fits `target`: its width, heads, rope and vocabulary; taps, and a mask token.
+
+        Args:
+            target: the model to draft for.
+            num_layers: depth of the drafter.
+            block_size: tokens a block, the anchor counted.
+            tokenizer: says which token ids are in use; by default the one saved beside the target.
+            **overrides: any field of [`DFlashConfig`], `target_layer_ids` and `mask_token_id` among them.
+
+        Raises:
+            ValueError: if the target can't be tapped as asked, or no token is free to be the mask.
+        """
+        text_config = target.config.get_text_config(decoder=True)
+        tokenizer = tokenizer or find_tokenizer(target)
+        mask_token_id = choose_mask_token_id(text_config, overrides.pop("mask_token_id", None), tokenizer)
+        fields = {
+            **architecture_like(text_config.to_dict()),
+            **describe_target(target),
+            "num_hidden_layers": num_layers,
+            "block_size": block_size,
+            "mask_token_id": mask_token_id,
+            "num_target_layers": text_config.num_hidden_layers,
+            "target_hidden_size": text_config.hidden_size,
+            **overrides,
+        }
+        drafter = cls(DFlashConfig(**fields))
+        drafter.check_target(target)
+        return drafter.to(target.device).eval()
+
+    @property
+    def tapped_hidden_states(self) -> list[int]:
+        return layer_ids_to_hidden_state_indices(self.config.target_layer_ids)
+
+    @property
+    def max_draft_depth(self) -> int:
+        return self.config.block_size - 1
+
+    def check_target(self, target: PreTrainedModel) -> None:
+        """See [`ParallelDrafter.check_target`]; the widths must agree too."""
+        width = target.config.get_text_config(decoder=True).hidden_size
+        expected = {self.config.hidden_size, self.config.target_hidden_size}
+        if expected != {width}:
+            raise ValueError(
+                f"the drafter has hidden size {self.config.hidden_size} and reads hidden states of size "
+                f"{self.config.target_hidden_size}, but the target's are of size {width}: it borrows the target's embedding, so "
+                "all must agree. Make a drafter for this target with DFlashDrafter.for_target"
+            )
+        super().check_target(target)
+
+    def other_target_reason(self, target: PreTrainedModel) -> str | None:
+        """A DFlash drafter reads the hidden states of one model, so any other weights count as another target."""
+        trained_for, name = self.config.target_name_or_path, target.name_or_path
+        if differing_weights(self.config.target_fingerprint, target):
+            return f"its weights differ from those of {trained_for or 'the target it was made for'}"
+        if self.config.target_fingerprint is None and trained_for and name and trained_for != name:
+            return f"it was trained for {trained_for}, and this one is {name}"
+        return None
+
+    def new_draft_state(self, target: PreTrainedModel) -> DraftState:
+        cache = DFlashCache()
+        cache.layer_class_to_replicate = GrowingLayer
+        return DraftState(cache, target.get_input_embeddings(), target.get_output_embeddings())
+
+    def draft(self, context: DraftContext, state: DraftState, depth: int) -> torch.Tensor:
+        """Denoise one block after the anchor. The whole block is always run, as in training; see [`ParallelDrafter.draft`]."""
+        anchor, block_size = context.new_ids[:, -1:], self.config.block_size
+        masks = anchor.new_full((anchor.shape[0], block_size - 1), self.config.mask_token_id)
+        block_positions = context.new_positions[:, -1:] + torch.arange(block_size, device=context.new_positions.device)
+        state.cache.set_previous_accepted_tokens(context.features.shape[1])
+        hidden_states = self(
+            noise_embeds=state.embed_tokens(torch.cat([anchor, masks], dim=1)).to(self.device, self.dtype),
+            context_hidden_states=context.features.to(self.device, self.dtype),
+            position_ids=torch.cat([context.feature_positions, block_positions], dim=1).to(self.device),
+            past_key_values=state.cache,
+        ).last_hidden_state
+        state.cache.crop(-block_size)
+        head = state.lm_head
+        return head(hidden_states[:, 1 : depth + 1].to(head.weight.device, head.weight.dtype))
+
+    def forward(
+        self,
+        noise_embeds: torch.Tensor,
+        context_hidden_states: torch.Tensor,
+        position_ids: torch.LongTensor,
+        attention_mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Transformers' DFlash contract.
+
+        Args:
+            noise_embeds: `(batch, rows, H)`, the target's embeddings of anchor and masks; several blocks in training.
+            context_hidden_states: `(batch, new, taps * target_hidden)`, tapped hidden states, in the order of the taps.
+            position_ids: `(batch, new + rows)`, positions of context and block.
+            attention_mask: `(batch, keys)` of ones and zeros, or `(batch, 1, rows, keys)` as the attention takes it (per
+                layer type, if a dict). `None`: every row sees all of the context and of the block.
+            past_key_values: context entries of earlier calls. Context *and block* are appended; the caller crops the block.
+
+        Returns:
+            `last_hidden_state (batch, rows, H)`, after the final norm, ready for the target's lm_head.
+        """
+        context = self.hidden_norm(self.fc(context_hidden_states))
+        cos, sin = self.rotary_emb(noise_embeds, position_ids)
+        position_embeddings = (cos.unsqueeze(1), sin.unsqueeze(1))
+        masks = self._attention_masks(noise_embeds, attention_mask, past_key_values)
+        hidden_states = noise_embeds
+        for layer, layer_type in zip(self.layers, self.config.layer_types, strict=True):
+            hidden_states = layer(
+                hidden_states,
+                context=context,
+                position_embeddings=position_embeddings,
+                attention_mask=masks[layer_type],
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+
+    def _attention_masks(
+        self, noise_embeds: torch.Tensor, attention_mask: Any, past_key_values: Cache | None
+    ) -> dict[str, torch.Tensor | None]:
+        """One mask per layer type, as the attention implementation takes it."""
+        if isinstance(attention_mask, dict):
+            return attention_mask
+        arguments = {
+            "config": self.config,
+            "inputs_embeds": noise_embeds,
+            "attention_mask": attention_mask,
+            "past_key_values": past_key_values,
+        }
+        masks = {"full_attention": None if attention_mask is None else create_bidirectional_mask(**arguments)}
+        if "sliding_attention" in self.config.layer_types:
+            masks["sliding_attention"] = create_bidirectional_sliding_window_mask(**arguments)
+        return masks
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args: Any, **kwargs: Any):
+        """As in `PreTrainedModel`, generation config included; every weight must be there."""
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.generation_config = load_generation_config(pretrained_model_name_or_path, **kwargs)
+        return loaded
+
+    def save_pretrained(self, save_directory, *args: Any, **kwargs: Any) -> None:
+        """As in `PreTrainedModel`, generation config included."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        self.generation_config.save_pretrained(save_directory)
+
+
+def check_dflash_config(config: DFlashConfig) -> None:
+    """Raise a `ValueError` for a configuration that can't draft."""
+    if config.block_size < 2:
+        raise ValueError(f"a DFlash drafter needs block_size >= 2, got {config.block_size}: set it in config.json")
+    if config.mask_token_id is None or not 0 <= config.mask_token_id < config.vocab_size:
+        raise ValueError(
+            f"a DFlash drafter needs mask_token_id, an unused token in [0, {config.vocab_size}), got {config.mask_token_id}: "
+            "set it in config.json (published drafters nest it in dflash_config)"
+        )
+    if not config.target_layer_ids:
+        raise ValueError(
+            "a DFlash drafter needs target_layer_ids, the target layers that it reads, or num_target_layers to choose them: "
+            "set one of them in config.json"
+        )
+
+
+def architecture_like(target: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a Qwen3 configuration whose layers are as wide as those of a target (its config as a dict)."""
+    num_heads = target["num_attention_heads"]
+    rope = target.get("rope_parameters") or {"rope_type": "default", "rope_theta": target.get("rope_theta", 10000.0)}
+    # Models with several layer types keep one rope per type; the drafter's layers are of full attention.
+    rope = dict(rope.get("full_attention", rope))
+    rope.setdefault("rope_type", "default")
+    # The drafter rotates whole heads, so factors that fit a part of a head are of no use to it.
+    if rope.pop("partial_rotary_factor", 1.0) != 1.0 and rope["rope_type"] == "longrope":
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    return {
+        "vocab_size": target["vocab_size"],
+        "hidden_size": target["hidden_size"],
+        "intermediate_size": target.get("intermediate_size") or 3 * target["hidden_size"],
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": target.get("num_key_value_heads") or num_heads,
+        "head_dim": target.get("head_dim") or target["hidden_size"] // num_heads,
+        "rms_norm_eps": target.get("rms_norm_eps") or 1e-6,
+        "max_position_embeddings": target["max_position_embeddings"],
+        "initializer_range": target.get("initializer_range") or 0.02,
+        "rope_parameters": rope,
+        **{key: target.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
+    }
