@@ -1,0 +1,53 @@
+"""hf_pardraft: parallel drafters for speculative decoding, native to Hugging Face Transformers.
+
+Importing it lets every decoder-only model take a drafter: `target.generate(..., assistant_model=drafter)`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoConfig, AutoModel
+
+from .auto import AutoDrafter
+from .generation import hooks
+from .generation.candidates import ParallelCandidateGenerator
+from .generation.stats import DecodeStats
+from .models.configuration_dflash import DFlashConfig
+from .models.configuration_pard import PardConfig
+from .models.modeling_dflash import DFlashDrafter
+from .models.modeling_pard import PardDrafter
+
+if TYPE_CHECKING:
+    from .training.arguments import DraftTrainingArguments
+    from .training.trainer import DraftTrainer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutoDrafter",
+    "DFlashConfig",
+    "DFlashDrafter",
+    "DecodeStats",
+    "DraftTrainer",
+    "DraftTrainingArguments",
+    "ParallelCandidateGenerator",
+    "PardConfig",
+    "PardDrafter",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Training pulls in accelerate and the Trainer, which a generate caller has no use for.
+    if name == "DraftTrainer":
+        from .training.trainer import DraftTrainer
+
+        return DraftTrainer
+    if name == "DraftTrainingArguments":
+        from .training.arguments import DraftTrainingArguments
+
+        return DraftTrainingArguments
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+AutoConfig.register(DFlashConfig.model_type, DFlashConfig, exist_ok=True)
+AutoModel.register(DFlashConfig, DFlashDrafter, exist_ok=True)
+hooks.install()

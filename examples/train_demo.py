@@ -1,0 +1,234 @@
+"""Train the demo family: a tiny Qwen3 target for Python code, and one PARD and one DFlash drafter for it.
+
+    python examples/train_demo.py --output src/hf_pardraft/demo/family     # the real thing
+    python examples/train_demo.py --output /tmp/family --quick             # every stage, at toy size
+
+The corpus is the Python standard library's source, which every machine with Python has. The drafters
+learn from text that the target itself wrote. A stage whose result already lies in `--work` is skipped,
+so an interrupted run goes on where it stopped; `family.json` says how long each stage took.
+"""
+
+import argparse
+import json
+import platform
+import sysconfig
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+    set_seed,
+)
+
+END_OF_TEXT = "<|endoftext|>"
+# Real tokenizers carry unused special tokens; a drafter takes one as its mask.
+RESERVED = [f"<|reserved_{i}|>" for i in range(4)]
+HELD_OUT_EVERY = 20
+
+
+@dataclass
+class Size:
+    """How big a family to train: sequence lengths and counts are in tokens."""
+
+    vocab_size: int = 2048
+    target_hidden: int = 128
+    target_intermediate: int = 256
+    target_layers: int = 20
+    target_sequence: int = 512
+    target_batch: int = 8
+    target_steps: int = 1800
+    max_files: int | None = None
+    text_rows: int = 6144
+    text_batch: int = 256
+    prompt_length: int = 64
+    text_length: int = 256
+
+
+QUICK = Size(
+    vocab_size=512,
+    target_hidden=32,
+    target_intermediate=64,
+    target_layers=4,
+    target_sequence=128,
+    target_batch=4,
+    target_steps=20,
+    max_files=12,
+    text_rows=32,
+    text_batch=16,
+    prompt_length=16,
+    text_length=64,
+)
+
+
+def standard_library_sources(max_files: int | None = None) -> tuple[list[str], list[str]]:
+    """Sources of the standard library without its tests, as (training texts, held-out texts), in a fixed order."""
+    root = Path(sysconfig.get_path("stdlib"))
+    skipped = {"site-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__", "encodings"}
+    files = sorted(f for f in root.rglob("*.py") if not skipped & set(f.relative_to(root).parts))
+    texts = [t for f in files if len(t := f.read_text(encoding="utf-8", errors="ignore")) > 500][:max_files]
+    held_out = texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY] or texts[-1:]
+    return [t for t in texts if t not in set(held_out)], held_out
+
+
+def train_tokenizer(texts: list[str], size: Size) -> PreTrainedTokenizerFast:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=size.vocab_size,
+            special_tokens=[END_OF_TEXT, *RESERVED],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=RESERVED,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def packed_rows(tokenizer, texts: list[str], length: int) -> Dataset:
+    """All texts, each closed by the end-of-text token, cut into rows of `length` tokens."""
+    ids = [i for text in texts for i in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]]
+    rows = torch.tensor(ids[: len(ids) // length * length]).view(-1, length)
+    return Dataset.from_dict({"input_ids": rows.tolist(), "labels": rows.tolist()})
+
+
+def stage_tokenizer(out: Path, size: Size) -> dict:
+    train_texts, _ = standard_library_sources(size.max_files)
+    train_tokenizer(train_texts, size).save_pretrained(out)
+    return {"files": len(train_texts), "characters": sum(map(len, train_texts))}
+
+
+def stage_target(out: Path, size: Size, work: Path, compile_model: bool) -> dict:
+    tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
+    train_texts, held_out = standard_library_sources(size.max_files)
+    rows = packed_rows(tokenizer, train_texts, size.target_sequence)
+    held_out_rows = packed_rows(tokenizer, held_out, size.target_sequence)
+    config = Qwen3Config(
+        vocab_size=size.vocab_size,
+        hidden_size=size.target_hidden,
+        intermediate_size=size.target_intermediate,
+        num_hidden_layers=size.target_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    trainer = Trainer(
+        model=Qwen3ForCausalLM(config),
+        args=TrainingArguments(
+            output_dir=work / "target-checkpoints",
+            max_steps=size.target_steps,
+            per_device_train_batch_size=size.target_batch,
+            learning_rate=3e-3,
+            weight_decay=0.05,
+            adam_beta2=0.98,
+            max_grad_norm=1.0,
+            warmup_steps=min(100, size.target_steps // 5),
+            lr_scheduler_type="cosine",
+            bf16=True,
+            torch_compile=compile_model,
+            logging_steps=50,
+            save_strategy="steps",
+            save_steps=300,
+            save_total_limit=1,
+            report_to=[],
+            use_cpu=not torch.cuda.is_available(),
+            disable_tqdm=True,
+        ),
+        train_dataset=rows,
+        eval_dataset=held_out_rows.select(range(min(32, len(held_out_rows)))),
+        data_collator=default_data_collator,
+    )
+    checkpoints = sorted((work / "target-checkpoints").glob("checkpoint-*"))
+    trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
+    held_out_loss = trainer.evaluate()["eval_loss"]
+    # The drafters learn from the weights that are shipped, so the rounding comes first.
+    model = trainer.model.to(torch.bfloat16)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    return {"tokens": len(rows) * size.target_sequence, "held_out_loss": held_out_loss}
+
+
+def stage_text(out: Path, size: Size, work: Path) -> dict:
+    """Let the target continue pieces of its corpus: half the rows greedily, half sampled at temperature 0.7."""
+    tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
+    target = AutoModelForCausalLM.from_pretrained(work / "target", dtype=torch.float32).eval()
+    train_texts, _ = standard_library_sources(size.max_files)
+    prompts = packed_rows(tokenizer, train_texts, size.prompt_length).shuffle(seed=0)
+    prompts = torch.tensor(prompts[: size.text_rows]["input_ids"])
+    rows = []
+    for batch_index, batch in enumerate(prompts.split(size.text_batch)):
+        sampling = {"do_sample": True, "temperature": 0.7, "top_k": 0} if batch_index % 2 else {"do_sample": False}
+        written = target.generate(
+            batch, attention_mask=torch.ones_like(batch), max_length=size.text_length, **sampling
+        )
+        rows += written.tolist()
+        print(f"text: {len(rows)} of {len(prompts)} rows", flush=True)
+    Dataset.from_list([labelled(row, size.prompt_length, tokenizer.eos_token_id) for row in rows]).save_to_disk(out)
+    return {"rows": len(rows), "tokens": sum(map(len, rows))}
+
+
+def labelled(row: list[int], prompt_length: int, eos_token_id: int) -> dict[str, list[int]]:
+    """Input ids up to the end of text that the target wrote (padding goes), and labels on what it wrote."""
+    end = row.index(eos_token_id, prompt_length) + 1 if eos_token_id in row[prompt_length:] else len(row)
+    return {"input_ids": row[:end], "labels": [-100] * prompt_length + row[prompt_length:end]}
+
+
+def run_stage(name: str, work: Path, report: dict, function, *arguments) -> None:
+    """Run one stage into `work / name`, unless an earlier run finished it, and note how long it took."""
+    if name in report:
+        print(f"{name}: done before, in {report[name]['seconds']:.0f} s")
+        return
+    print(f"{name}: started", flush=True)
+    started = time.perf_counter()
+    result = function(work / name, *arguments)
+    report[name] = {"seconds": round(time.perf_counter() - started, 1), **result}
+    (work / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(f"{name}: {report[name]}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output", type=Path, required=True, help="folder that the family is written to")
+    parser.add_argument("--work", type=Path, help="folder for unfinished work (default: OUTPUT.work)")
+    parser.add_argument("--quick", action="store_true", help="toy sizes: shows that every stage runs, in a minute")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the target's training (needs a C++ compiler)")
+    parser.add_argument("--stages", nargs="*", help="run only these stages")
+    arguments = parser.parse_args()
+    size = QUICK if arguments.quick else Size()
+    work = arguments.work or arguments.output.with_name(arguments.output.name + ".work")
+    work.mkdir(parents=True, exist_ok=True)
+    report = json.loads((work / "report.json").read_text()) if (work / "report.json").exists() else {}
+    set_seed(0)
+    run_stage("tokenizer", work, report, stage_tokenizer, size)
+    run_stage("target", work, report, stage_target, size, work, arguments.compile)
+    run_stage("text", work, report, stage_text, size, work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""From a drafter's marginal logits to committed tokens: the tree, its verification, the cache, and the loop."""

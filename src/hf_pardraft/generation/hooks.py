@@ -1,0 +1,123 @@
+"""The one place that touches `GenerationMixin`: `generate(..., assistant_model=drafter)` reaches our loop from here."""
+
+from typing import Any
+
+from transformers import GenerationMixin
+from transformers.generation import GenerationMode
+
+from .candidates import ParallelCandidateGenerator
+from .decode import SpeculativeDecoding
+from .reading import check_request
+from .settings import read_settings
+
+HOOKED = ("_assisted_decoding", "_get_candidate_generator", "_validate_generation_mode")
+_originals: dict[str, Any] = {}
+
+
+def is_drafter(assistant: Any) -> bool:
+    """Whether an assistant is one of our drafters, by its config: remote code brings classes of its own."""
+    if assistant is None:
+        return False
+    # Any model may be an assistant, and only our configurations have this attribute.
+    return getattr(assistant.config, "drafter_kind", None) is not None
+
+
+def is_ours(assistant: Any, generation_config: Any) -> bool:
+    """Whether this call is ours to handle; `speculation_type` asks for one of transformers' own ways."""
+    return is_drafter(assistant) and generation_config.speculation_type is None
+
+
+def install() -> None:
+    """Wrap the three methods of `GenerationMixin`. Calling it again changes nothing."""
+    if _originals:
+        return
+    for name in HOOKED:
+        _originals[name] = vars(GenerationMixin)[name]
+    GenerationMixin._assisted_decoding = _assisted_decoding
+    GenerationMixin._get_candidate_generator = _get_candidate_generator
+    GenerationMixin._validate_generation_mode = _validate_generation_mode
+
+
+def uninstall() -> None:
+    """Put transformers' own methods back."""
+    for name in list(_originals):
+        setattr(GenerationMixin, name, _originals.pop(name))
+
+
+def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
+    """Refuse, before any work, what a drafter can't do; then transformers' own checks."""
+    drafter = generation_mode_kwargs.get("assistant_model")
+    if is_ours(drafter, generation_config):
+        if self.config.is_encoder_decoder:
+            raise ValueError(
+                f"drafters work with decoder-only targets, and {type(self).__name__} is an encoder-decoder: call generate "
+                "without assistant_model"
+            )
+        if generation_mode != GenerationMode.ASSISTED_GENERATION:
+            raise ValueError(
+                f"drafters work with greedy decoding and sampling, got {generation_mode.value}: set num_beams=1 and leave out "
+                "the options of other decoding modes"
+            )
+        if generation_mode_kwargs.get("synced_gpus"):
+            raise ValueError("drafters don't work with synced_gpus (FSDP or ZeRO-3 sharded targets): gather the target first")
+        read_settings(drafter.generation_config)
+        drafter.draft_depth  # noqa: B018 - reading it checks it
+        drafter.check_target(self)
+    return _originals["_validate_generation_mode"](self, generation_mode, generation_config, generation_mode_kwargs)
+
+
+def _get_candidate_generator(self, generation_config, *args, assistant_model=None, **kwargs):
+    """Our candidate generator for our drafters."""
+    if is_ours(assistant_model, generation_config):
+        generator = ParallelCandidateGenerator(assistant_model, self, generation_config)
+        assistant_model.last_stats = generator.stats
+        return generator
+    return _originals["_get_candidate_generator"](
+        self, generation_config, *args, assistant_model=assistant_model, **kwargs
+    )
+
+
+def _assisted_decoding(
+    self,
+    input_ids,
+    logits_processor,
+    stopping_criteria,
+    generation_config,
+    synced_gpus=False,
+    streamer=None,
+    inputs_tensor=None,
+    assistant_model=None,
+    assistant_tokenizer=None,
+    tokenizer=None,
+    **model_kwargs,
+):
+    """Our loop for our drafters, unless they ask for transformers' own."""
+    ours = is_ours(assistant_model, generation_config)
+    if not ours or read_settings(assistant_model.generation_config).decode_loop == "stock":
+        return _originals["_assisted_decoding"](
+            self,
+            input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            synced_gpus=synced_gpus,
+            streamer=streamer,
+            inputs_tensor=inputs_tensor,
+            assistant_model=assistant_model,
+            assistant_tokenizer=assistant_tokenizer,
+            tokenizer=tokenizer,
+            **model_kwargs,
+        )
+    check_request(self, input_ids, model_kwargs)
+    candidates = self._get_candidate_generator(
+        generation_config=generation_config,
+        input_ids=input_ids,
+        inputs_tensor=inputs_tensor,
+        logits_processor=logits_processor,
+        model_kwargs=model_kwargs,
+        assistant_model=assistant_model,
+    )
+    decoding = SpeculativeDecoding(
+        self, candidates, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs
+    )
+    return decoding.run(input_ids)

@@ -1,0 +1,68 @@
+"""What happened in each round of a generate call, for the caller to read from `drafter.last_stats`."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass
+class DecodeStats:
+    """One generate call, round by round. A round is one target forward; the first one reads the prompt.
+
+    Attributes:
+        drafted_per_round: tokens that were proposed.
+        accepted_per_round: proposed tokens that were committed.
+        tokens_per_round: tokens committed, the bonus token counted.
+        seconds: wall time spent in "draft", "tree", "verify" and "commit", if
+            `drafter.generation_config.time_rounds` asked for it. On an accelerator this waits for the device.
+    """
+
+    drafted_per_round: list[int] = field(default_factory=list)
+    accepted_per_round: list[int] = field(default_factory=list)
+    tokens_per_round: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.tokens_per_round)
+
+    @property
+    def tau(self) -> float:
+        """Mean number of tokens committed per target forward, the bonus token counted."""
+        return sum(self.tokens_per_round) / self.rounds if self.rounds else 0.0
+
+    @property
+    def per_position_acceptance(self) -> list[float]:
+        """For each draft position, the share of rounds that accepted it among those that proposed it."""
+        deepest = max(self.drafted_per_round, default=0)
+        rates = []
+        for position in range(1, deepest + 1):
+            proposed = [a for a, d in zip(self.accepted_per_round, self.drafted_per_round, strict=True) if d >= position]
+            rates.append(sum(accepted >= position for accepted in proposed) / len(proposed))
+        return rates
+
+    def add_round(self, drafted: int, accepted: int, committed: int) -> None:
+        self.drafted_per_round.append(drafted)
+        self.accepted_per_round.append(accepted)
+        self.tokens_per_round.append(committed)
+
+
+class Stopwatch:
+    """Adds the time spent in named parts of a round to `stats`; does nothing, and reads no clock, unless `enabled`."""
+
+    def __init__(self, stats: DecodeStats, enabled: bool, synchronize) -> None:
+        self.stats = stats
+        self.enabled = enabled
+        self.synchronize = synchronize
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        if not self.enabled:
+            yield
+            return
+        self.synchronize()
+        started = time.perf_counter()
+        yield
+        self.synchronize()
+        self.stats.seconds[name] = self.stats.seconds.get(name, 0.0) + time.perf_counter() - started

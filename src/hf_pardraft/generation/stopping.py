@@ -1,0 +1,62 @@
+"""Stopping: end of text, length, stop strings and the caller's own criteria, each at the token where plain generate stops."""
+
+import torch
+from transformers import MaxLengthCriteria, StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria
+
+
+class StopChecks:
+    """Finds where, inside a run of new tokens, generation is over.
+
+    End of text and length are looked up on the host, where the new tokens are known already. Any other criterion is asked
+    once per token, with the text up to that token, exactly as plain `generate` asks it.
+    """
+
+    def __init__(self, criteria: StoppingCriteriaList) -> None:
+        lengths = [criterion for criterion in criteria if type(criterion) is MaxLengthCriteria]
+        ends = [criterion for criterion in criteria if type(criterion) is EosTokenCriteria]
+        known = {id(criterion) for criterion in lengths + ends}
+        self.others = StoppingCriteriaList(criterion for criterion in criteria if id(criterion) not in known)
+        self.length_criteria = lengths
+        self.max_length = min((criterion.max_length for criterion in lengths), default=None)
+        self.eos_token_ids = {token for criterion in ends for token in criterion.eos_token_id.flatten().tolist()}
+
+    def room(self, length: int, depth: int) -> int:
+        """How many tokens are worth drafting behind a text of `length` tokens: a round commits one more than it drafts."""
+        return depth if self.max_length is None else max(0, min(depth, self.max_length - length - 1))
+
+    def cut(
+        self,
+        text: torch.LongTensor,
+        new_tokens: list[int],
+        scores: tuple[torch.Tensor, ...] | None,
+    ) -> tuple[int, bool]:
+        """Where to cut a run of new tokens.
+
+        Args:
+            text: `(1, length)`, the text with all new tokens at its end.
+            new_tokens: the same new tokens, on the host.
+            scores: one entry per generated token with the new ones at its end, or `None`: what criteria get as scores.
+
+        Returns:
+            How many of the new tokens to keep, and whether generation is over after them.
+        """
+        before = text.shape[1] - len(new_tokens)
+        scores_before = len(scores) - len(new_tokens) if scores is not None else 0
+        for kept, token in enumerate(new_tokens, start=1):
+            length = before + kept
+            self._remind_of_long_text(text, length)
+            is_over = token in self.eos_token_ids or (self.max_length is not None and length >= self.max_length)
+            # Criteria may keep count of their calls, so each is asked at every token, the last one included.
+            if self.others:
+                seen_scores = scores[: scores_before + kept] if scores is not None else None
+                is_over = bool(self.others(text[:, :length], seen_scores).all()) or is_over
+            if is_over:
+                return kept, True
+        return len(new_tokens), False
+
+    def _remind_of_long_text(self, text: torch.LongTensor, length: int) -> None:
+        """Let the length criterion log its reminder once the text outgrows the model's positions."""
+        for criterion in self.length_criteria:
+            if criterion.max_position_embeddings is not None and length > criterion.max_position_embeddings:
+                criterion(text[:, :length], None)
