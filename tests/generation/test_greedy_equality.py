@@ -1,0 +1,107 @@
+"""Greedy decoding with a drafter writes exactly what plain `generate` writes."""
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, make_oracle, random_prompt, tiny_drafter, tiny_target
+
+KINDS = ("pard", "dflash")
+LONGEST = 20
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def target(request):
+    return tiny_target(request.param)
+
+
+def plain(target, prompt, **options):
+    return target.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **options)
+
+
+def drafted(target, prompt, drafter, **options):
+    return plain(target, prompt, assistant_model=drafter, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prompt_length", [1, 11])
+def test_untrained_and_oracle_drafters_leave_the_text_as_it_is(target, kind, prompt_length):
+    prompt = random_prompt(prompt_length)
+    expected = plain(target, prompt, max_new_tokens=LONGEST)
+    untrained = tiny_drafter(kind, target)
+    assert torch.equal(drafted(target, prompt, untrained, max_new_tokens=LONGEST), expected)
+    oracle = make_oracle(tiny_drafter(kind, target), expected[0], rates=[0.9, 0.7, 0.7, 0.5])
+    assert torch.equal(drafted(target, prompt, oracle, max_new_tokens=LONGEST), expected)
+    assert oracle.last_stats.tau > 1.2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_length_is_cut_at_the_same_token(target, kind):
+    prompt = random_prompt(5)
+    expected = plain(target, prompt, max_new_tokens=LONGEST)
+    drafter = make_oracle(tiny_drafter(kind, target), expected[0], rates=[1.0, 1.0, 0.8, 0.8])
+    for length in range(1, LONGEST + 1):
+        out = drafted(target, prompt, drafter, max_new_tokens=length)
+        assert torch.equal(out, expected[:, : 5 + length])
+        assert max(drafter.last_stats.drafted_per_round) < max(length, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_perfect_drafter_commits_whole_drafts(kind):
+    target = tiny_target("llama")
+    prompt = random_prompt(6)
+    expected = plain(target, prompt, max_new_tokens=LONGEST)
+    drafter = make_oracle(tiny_drafter(kind, target), expected[0], rates=[1.0] * 4)
+    assert torch.equal(drafted(target, prompt, drafter, max_new_tokens=LONGEST), expected)
+    # PARD drafts behind the bare prompt; DFlash has to wait for the target to read it.
+    first = [5] if kind == "pard" else [1]
+    stats = drafter.last_stats
+    assert stats.tokens_per_round[:3] == (first + [5, 5])[:3]
+    assert sum(stats.tokens_per_round) == LONGEST
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("loop", ["native", "stock"])
+def test_end_of_text_is_found_at_every_position_of_a_block(kind, loop):
+    target = tiny_target("qwen3")
+    prompt = random_prompt(4)
+    reference = plain(target, prompt, max_new_tokens=LONGEST)
+    drafter = make_oracle(tiny_drafter(kind, target), reference[0], rates=[1.0] * 4)
+    drafter.generation_config.decode_loop = loop
+    for position in range(4, 4 + LONGEST):
+        eos = int(reference[0, position])
+        expected = plain(target, prompt, max_new_tokens=LONGEST, eos_token_id=[eos, 62])
+        out = drafted(target, prompt, drafter, max_new_tokens=LONGEST, eos_token_id=[eos, 62])
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_stock_loop_writes_the_same_text(target, kind):
+    prompt = random_prompt(7)
+    expected = plain(target, prompt, max_new_tokens=LONGEST)
+    drafter = make_oracle(tiny_drafter(kind, target), expected[0], rates=[0.8] * 4)
+    drafter.generation_config.decode_loop = "stock"
+    assert torch.equal(drafted(target, prompt, drafter, max_new_tokens=LONGEST), expected)
+    assert drafter.last_stats.tau > 1.2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("loop", ["native", "stock"])
+def test_masked_out_prompt_columns_change_nothing(kind, loop):
+    target = tiny_target("llama")
+    prompt = random_prompt(9)
+    mask = torch.ones_like(prompt)
+    mask[0, :3] = 0
+    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 12}
+    expected = target.generate(prompt, **options)
+    drafter = tiny_drafter(kind, target)
+    drafter.generation_config.decode_loop = loop
+    assert torch.equal(target.generate(prompt, assistant_model=drafter, **options), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eager_attention_and_float64_agree_too(kind):
+    target = tiny_target("mistral").double()
+    target.set_attn_implementation("eager")
+    prompt = random_prompt(8)
+    expected = plain(target, prompt, max_new_tokens=LONGEST)
+    drafter = make_oracle(tiny_drafter(kind, target), expected[0], rates=[0.8] * 4)
+    assert torch.equal(drafted(target, prompt, drafter, max_new_tokens=LONGEST), expected)
