@@ -11,13 +11,14 @@ so an interrupted run goes on where it stopped; `family.json` says how long each
 import argparse
 import json
 import platform
+import shutil
 import sysconfig
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, load_from_disk
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -30,6 +31,9 @@ from transformers import (
     default_data_collator,
     set_seed,
 )
+
+from hf_pardraft import DFlashDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
+from hf_pardraft.models.configuration_dflash import default_target_layer_ids
 
 END_OF_TEXT = "<|endoftext|>"
 # Real tokenizers carry unused special tokens; a drafter takes one as its mask.
@@ -53,6 +57,13 @@ class Size:
     text_batch: int = 256
     prompt_length: int = 64
     text_length: int = 256
+    pard_hidden: int = 192
+    pard_intermediate: int = 512
+    drafter_layers: int = 2
+    block_size: int = 8
+    num_anchors: int = 48
+    drafter_batch: int = 8
+    drafter_steps: int = 1200
 
 
 QUICK = Size(
@@ -68,6 +79,11 @@ QUICK = Size(
     text_batch=16,
     prompt_length=16,
     text_length=64,
+    pard_hidden=32,
+    pard_intermediate=64,
+    num_anchors=8,
+    drafter_batch=4,
+    drafter_steps=10,
 )
 
 
@@ -177,7 +193,7 @@ def stage_target(out: Path, size: Size, work: Path, compile_model: bool) -> dict
 def stage_text(out: Path, size: Size, work: Path) -> dict:
     """Let the target continue pieces of its corpus: half the rows greedily, half sampled at temperature 0.7."""
     tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
-    target = AutoModelForCausalLM.from_pretrained(work / "target", dtype=torch.float32).eval()
+    target = load_target(work)
     train_texts, _ = standard_library_sources(size.max_files)
     prompts = packed_rows(tokenizer, train_texts, size.prompt_length).shuffle(seed=0)
     prompts = torch.tensor(prompts[: size.text_rows]["input_ids"])
@@ -199,6 +215,86 @@ def labelled(row: list[int], prompt_length: int, eos_token_id: int) -> dict[str,
     return {"input_ids": row[:end], "labels": [-100] * prompt_length + row[prompt_length:end]}
 
 
+def train_drafter(drafter, target, out: Path, size: Size, work: Path, **settings) -> dict:
+    """Train a drafter on the text that the target wrote; a sixtieth of it is held out."""
+    text = load_from_disk(str(work / "text")).train_test_split(test_size=max(1, size.text_rows // 60), seed=0)
+    checkpoints_folder = work / f"{out.name}-checkpoints"
+    trainer = DraftTrainer(
+        model=drafter,
+        target=target,
+        args=DraftTrainingArguments(
+            output_dir=checkpoints_folder,
+            max_steps=size.drafter_steps,
+            per_device_train_batch_size=size.drafter_batch,
+            learning_rate=2e-3,
+            weight_decay=0.01,
+            adam_beta2=0.98,
+            warmup_steps=size.drafter_steps // 20,
+            lr_scheduler_type="cosine",
+            loss_gamma=4.0,
+            num_anchors=size.num_anchors,
+            draft_tokens=size.block_size,
+            logging_steps=50,
+            save_steps=200,
+            save_total_limit=1,
+            report_to=[],
+            use_cpu=not torch.cuda.is_available(),
+            disable_tqdm=True,
+            **settings,
+        ),
+        train_dataset=text["train"],
+        eval_dataset=text["test"],
+    )
+    checkpoints = sorted(checkpoints_folder.glob("checkpoint-*"))
+    trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
+    scores = trainer.evaluate()
+    trainer.model.to(torch.bfloat16).save_pretrained(out)
+    return {"held_out_expected_tau": scores["eval_expected_tau"], "held_out_accuracy_1": scores["eval_accuracy_1"]}
+
+
+def load_target(work: Path):
+    return AutoModelForCausalLM.from_pretrained(work / "target", dtype=torch.float32).eval()
+
+
+def stage_pard(out: Path, size: Size, work: Path) -> dict:
+    """A small causal LM with mask tokens. It starts from nothing: at this size, COD teaches it to read and draft at once."""
+    target, tokenizer = load_target(work), AutoTokenizer.from_pretrained(work / "target")
+    small = Qwen3Config.from_dict(
+        {
+            **target.config.to_dict(),
+            "hidden_size": size.pard_hidden,
+            "intermediate_size": size.pard_intermediate,
+            "num_hidden_layers": size.drafter_layers,
+            "layer_types": None,
+        }
+    )
+    drafter = PardDrafter.from_causal_lm(Qwen3ForCausalLM(small), tokenizer=tokenizer)
+    return train_drafter(drafter, target, out, size, work)
+
+
+def stage_dflash(out: Path, size: Size, work: Path) -> dict:
+    """A block-diffusion drafter on the target's hidden states; wide MLPs, since depth is what costs time."""
+    target, tokenizer = load_target(work), AutoTokenizer.from_pretrained(work / "target")
+    drafter = DFlashDrafter.for_target(
+        target,
+        num_layers=size.drafter_layers,
+        block_size=size.block_size,
+        tokenizer=tokenizer,
+        intermediate_size=4 * size.target_hidden,
+        target_layer_ids=default_target_layer_ids(size.target_layers, 4),
+    )
+    return train_drafter(drafter, target, out, size, work)
+
+
+def publish(output: Path, work: Path, report: dict) -> None:
+    """Copy the finished family, and how it was made, to its folder."""
+    for name in ("target", "pard", "dflash"):
+        shutil.copytree(work / name, output / name, dirs_exist_ok=True)
+    machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    report = {"command": "python examples/train_demo.py", "machine": machine, **report}
+    (output / "family.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
 def run_stage(name: str, work: Path, report: dict, function, *arguments) -> None:
     """Run one stage into `work / name`, unless an earlier run finished it, and note how long it took."""
     if name in report:
@@ -218,7 +314,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder for unfinished work (default: OUTPUT.work)")
     parser.add_argument("--quick", action="store_true", help="toy sizes: shows that every stage runs, in a minute")
     parser.add_argument("--compile", action="store_true", help="torch.compile the target's training (needs a C++ compiler)")
-    parser.add_argument("--stages", nargs="*", help="run only these stages")
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else Size()
     work = arguments.work or arguments.output.with_name(arguments.output.name + ".work")
@@ -228,6 +323,10 @@ def main() -> None:
     run_stage("tokenizer", work, report, stage_tokenizer, size)
     run_stage("target", work, report, stage_target, size, work, arguments.compile)
     run_stage("text", work, report, stage_text, size, work)
+    run_stage("pard", work, report, stage_pard, size, work)
+    run_stage("dflash", work, report, stage_dflash, size, work)
+    publish(arguments.output, work, report)
+    print(f"{arguments.output}: {sum(report[name]['seconds'] for name in report):.0f} s in all")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Training drafters: batches, masks, losses, and a `Trainer` that puts them together."""

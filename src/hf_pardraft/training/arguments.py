@@ -1,0 +1,42 @@
+"""DraftTrainingArguments: transformers' `TrainingArguments`, and what is particular to drafters."""
+
+from dataclasses import dataclass, field
+
+from transformers import TrainingArguments
+
+
+@dataclass
+class DraftTrainingArguments(TrainingArguments):
+    """`TrainingArguments` for [`DraftTrainer`]."""
+
+    draft_tokens: int = field(
+        default=8, metadata={"help": "PARD: how many tokens the drafter learns to draft (K). DFlash learns its block."}
+    )
+    cod_retention: float = field(
+        default=0.7, metadata={"help": "PARD: retention decay r of conditional drop-token; 1 keeps every row."}
+    )
+    cod_min_retention: float = field(
+        default=0.2, metadata={"help": "PARD: least share of rows that a subtask keeps (r_min)."}
+    )
+    num_anchors: int = field(default=512, metadata={"help": "DFlash: most blocks per sequence and step."})
+    loss_gamma: float | None = field(
+        default=None,
+        metadata={"help": "Decay constant of the position weights exp(-(k - 1) / gamma); None weighs all positions alike."},
+    )
+    remove_unused_columns: bool = field(
+        default=False, metadata={"help": "Off: the collators choose the columns they read."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draft_tokens < 1:
+            raise ValueError(f"draft_tokens must be at least 1, got {self.draft_tokens}")
+        if not 0 < self.cod_retention <= 1 or not 0 <= self.cod_min_retention <= 1:
+            raise ValueError(
+                "cod_retention must be in (0, 1] and cod_min_retention in [0, 1], got "
+                f"{self.cod_retention} and {self.cod_min_retention}"
+            )
+        if self.num_anchors < 1:
+            raise ValueError(f"num_anchors must be at least 1, got {self.num_anchors}")
+        if self.loss_gamma is not None and self.loss_gamma <= 0:
+            raise ValueError(f"loss_gamma must be positive, or None for uniform weights, got {self.loss_gamma}")
