@@ -39,6 +39,12 @@ END_OF_TEXT = "<|endoftext|>"
 # Real tokenizers carry unused special tokens; a drafter takes one as its mask.
 RESERVED = [f"<|reserved_{i}|>" for i in range(4)]
 HELD_OUT_EVERY = 20
+# The target sees all of the library first, and then these modules until it knows them well: a model of three million
+# weights is a poor judge of the whole library, and what it writes should be worth reading.
+FAMILIAR_MODULES = (
+    "argparse.py collections/__init__.py configparser.py contextlib.py copy.py csv.py dataclasses.py functools.py heapq.py "
+    "json/__init__.py json/decoder.py json/encoder.py json/scanner.py queue.py random.py shutil.py string.py textwrap.py"
+).split()
 
 
 @dataclass
@@ -52,8 +58,9 @@ class Size:
     target_sequence: int = 512
     target_batch: int = 8
     target_steps: int = 1800
+    familiar_steps: int = 400
     max_files: int | None = None
-    text_rows: int = 6144
+    text_rows: int = 4608
     text_batch: int = 256
     prompt_length: int = 64
     text_length: int = 256
@@ -74,6 +81,7 @@ QUICK = Size(
     target_sequence=128,
     target_batch=4,
     target_steps=20,
+    familiar_steps=10,
     max_files=12,
     text_rows=32,
     text_batch=16,
@@ -95,6 +103,12 @@ def standard_library_sources(max_files: int | None = None) -> tuple[list[str], l
     texts = [t for f in files if len(t := f.read_text(encoding="utf-8", errors="ignore")) > 500][:max_files]
     held_out = texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY] or texts[-1:]
     return [t for t in texts if t not in set(held_out)], held_out
+
+
+def familiar_sources() -> list[str]:
+    """Sources of the familiar modules."""
+    root = Path(sysconfig.get_path("stdlib"))
+    return [(root / name).read_text(encoding="utf-8") for name in FAMILIAR_MODULES]
 
 
 def train_tokenizer(texts: list[str], size: Size) -> PreTrainedTokenizerFast:
@@ -132,11 +146,8 @@ def stage_tokenizer(out: Path, size: Size) -> dict:
     return {"files": len(train_texts), "characters": sum(map(len, train_texts))}
 
 
-def stage_target(out: Path, size: Size, work: Path, compile_model: bool) -> dict:
-    tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
-    train_texts, held_out = standard_library_sources(size.max_files)
-    rows = packed_rows(tokenizer, train_texts, size.target_sequence)
-    held_out_rows = packed_rows(tokenizer, held_out, size.target_sequence)
+def fresh_target(size: Size, tokenizer) -> Qwen3ForCausalLM:
+    """Deep rather than wide: the cost of a call then dominates, as it does for big models on a GPU."""
     config = Qwen3Config(
         vocab_size=size.vocab_size,
         hidden_size=size.target_hidden,
@@ -152,58 +163,106 @@ def stage_target(out: Path, size: Size, work: Path, compile_model: bool) -> dict
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    return Qwen3ForCausalLM(config)
+
+
+def train_target(model, texts: list[str], held_out: list[str], tokenizer, checkpoints: Path, size: Size, **settings) -> dict:
+    """Next-token training in place, resumable."""
+    rows = packed_rows(tokenizer, texts, size.target_sequence)
+    held_out_rows = packed_rows(tokenizer, held_out, size.target_sequence)
     trainer = Trainer(
-        model=Qwen3ForCausalLM(config),
+        model=model,
         args=TrainingArguments(
-            output_dir=work / "target-checkpoints",
-            max_steps=size.target_steps,
+            output_dir=checkpoints,
             per_device_train_batch_size=size.target_batch,
-            learning_rate=3e-3,
             weight_decay=0.05,
             adam_beta2=0.98,
-            max_grad_norm=1.0,
-            warmup_steps=min(100, size.target_steps // 5),
             lr_scheduler_type="cosine",
             bf16=True,
-            torch_compile=compile_model,
             logging_steps=50,
-            save_strategy="steps",
             save_steps=300,
             save_total_limit=1,
             report_to=[],
             use_cpu=not torch.cuda.is_available(),
             disable_tqdm=True,
+            **settings,
         ),
         train_dataset=rows,
         eval_dataset=held_out_rows.select(range(min(32, len(held_out_rows)))),
         data_collator=default_data_collator,
     )
-    checkpoints = sorted((work / "target-checkpoints").glob("checkpoint-*"))
-    trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
-    held_out_loss = trainer.evaluate()["eval_loss"]
-    # The drafters learn from the weights that are shipped, so the rounding comes first.
-    model = trainer.model.to(torch.bfloat16)
+    saved = sorted(checkpoints.glob("checkpoint-*"))
+    trainer.train(resume_from_checkpoint=str(saved[-1]) if saved else None)
+    return {"tokens": len(rows) * size.target_sequence, "held_out_loss": trainer.evaluate()["eval_loss"]}
+
+
+def save_target(model, tokenizer, out: Path) -> None:
+    """In the precision that is shipped: the drafters learn from the rounded weights."""
+    model = model.to(torch.bfloat16)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    return {"tokens": len(rows) * size.target_sequence, "held_out_loss": held_out_loss}
+
+
+def stage_library(out: Path, size: Size, work: Path, compile_model: bool) -> dict:
+    """A target that has read the whole library."""
+    tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
+    train_texts, held_out = standard_library_sources(size.max_files)
+    model = fresh_target(size, tokenizer)
+    result = train_target(
+        model,
+        train_texts,
+        held_out,
+        tokenizer,
+        work / "library-checkpoints",
+        size,
+        max_steps=size.target_steps,
+        learning_rate=3e-3,
+        warmup_steps=min(100, size.target_steps // 5),
+        torch_compile=compile_model,
+    )
+    save_target(model, tokenizer, out)
+    return result
+
+
+def stage_target(out: Path, size: Size, work: Path, compile_model: bool) -> dict:
+    """The same target, until it knows a few modules well."""
+    tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
+    model = AutoModelForCausalLM.from_pretrained(work / "library", dtype=torch.float32)
+    texts = familiar_sources()
+    result = train_target(
+        model,
+        texts,
+        texts,
+        tokenizer,
+        work / "target-checkpoints",
+        size,
+        max_steps=size.familiar_steps,
+        learning_rate=2e-3,
+        warmup_steps=size.familiar_steps // 20,
+        torch_compile=compile_model,
+    )
+    save_target(model, tokenizer, out)
+    return {"tokens": result["tokens"], "loss": result["held_out_loss"]}
 
 
 def stage_text(out: Path, size: Size, work: Path) -> dict:
-    """Let the target continue pieces of its corpus: half the rows greedily, half sampled at temperature 0.7."""
+    """Let the target continue pieces of code greedily, as the demo does: two thirds familiar, one third from anywhere."""
     tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
     target = load_target(work)
-    train_texts, _ = standard_library_sources(size.max_files)
-    prompts = packed_rows(tokenizer, train_texts, size.prompt_length).shuffle(seed=0)
-    prompts = torch.tensor(prompts[: size.text_rows]["input_ids"])
+    library, _ = standard_library_sources(size.max_files)
+    # The same modules from two offsets: two different sets of beginnings.
+    familiar = [*familiar_sources(), *(text[200:] for text in familiar_sources())]
+    prompts = []
+    for texts, share in ((familiar, 2), (library, 1)):
+        pieces = packed_rows(tokenizer, texts, size.prompt_length).shuffle(seed=0)
+        prompts += pieces[: size.text_rows * share // 3]["input_ids"]
     rows = []
-    for batch_index, batch in enumerate(prompts.split(size.text_batch)):
-        sampling = {"do_sample": True, "temperature": 0.7, "top_k": 0} if batch_index % 2 else {"do_sample": False}
-        written = target.generate(
-            batch, attention_mask=torch.ones_like(batch), max_length=size.text_length, **sampling
-        )
-        rows += written.tolist()
+    for batch in torch.tensor(prompts).split(size.text_batch):
+        rows += target.generate(
+            batch, attention_mask=torch.ones_like(batch), max_length=size.text_length, do_sample=False
+        ).tolist()
         print(f"text: {len(rows)} of {len(prompts)} rows", flush=True)
     Dataset.from_list([labelled(row, size.prompt_length, tokenizer.eos_token_id) for row in rows]).save_to_disk(out)
     return {"rows": len(rows), "tokens": sum(map(len, rows))}
@@ -321,6 +380,7 @@ def main() -> None:
     report = json.loads((work / "report.json").read_text()) if (work / "report.json").exists() else {}
     set_seed(0)
     run_stage("tokenizer", work, report, stage_tokenizer, size)
+    run_stage("library", work, report, stage_library, size, work, arguments.compile)
     run_stage("target", work, report, stage_target, size, work, arguments.compile)
     run_stage("text", work, report, stage_text, size, work)
     run_stage("pard", work, report, stage_pard, size, work)

@@ -3,6 +3,7 @@
 Importing it lets every decoder-only model take a drafter: `target.generate(..., assistant_model=drafter)`.
 """
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoModel
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from .training.arguments import DraftTrainingArguments
     from .training.trainer import DraftTrainer
 
-__version__ = "0.1.0"
+__version__ = version("hf-pardraft")
 
 __all__ = [
     "AutoDrafter",

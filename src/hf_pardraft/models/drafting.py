@@ -190,6 +190,21 @@ class ParallelDrafter:
         check_taps(self, target)
         warn_if_other_target(self, target)
 
+    def other_target_reason(self, target: PreTrainedModel) -> str | None:
+        """Why `target` is not the one that this drafter was trained for; `None` if nothing says so."""
+        return None
+
+    def note_target(self, target: PreTrainedModel) -> None:
+        """Remember, in the config, the target that training is for."""
+        facts = describe_target(target)
+        for name in facts.keys() & self.config.to_dict().keys():
+            setattr(self.config, name, facts[name])
+
+    def adopt_training(self, draft_tokens: int) -> None:
+        """Draft as many tokens as training teaches, unless the drafter has a block size of its own."""
+        if self.max_draft_depth is None:
+            self.generation_config.num_assistant_tokens = draft_tokens
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
         """As in `PreTrainedModel`, but a missing or unexpected weight is an error that names it."""
@@ -309,7 +324,8 @@ def choose_mask_token_id(
     """Check a mask token id, or pick an unused one.
 
     The first row of the embedding beyond the tokenizer's last token is the best choice (Qwen: 151665), then the last token
-    that the tokenizer itself calls reserved or unused (Llama 3 has 200 of them).
+    that the tokenizer itself calls reserved or unused (Llama 3 has 200 of them), then the unknown token, which byte-level
+    and byte-fallback tokenizers never write.
 
     Args:
         config: the text config of the model whose embedding is used.
@@ -328,6 +344,8 @@ def choose_mask_token_id(
         special |= {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     vocabulary = {} if tokenizer is None else {i: token for token, i in tokenizer.get_vocab().items()}
     reserved = [i for i, token in vocabulary.items() if re.search("reserved|unused|mask|pard", token, re.IGNORECASE)]
+    if not reserved and tokenizer is not None and tokenizer.unk_token_id not in (None, *special):
+        reserved = [tokenizer.unk_token_id]
     if mask_token_id is not None:
         if not 0 <= mask_token_id < config.vocab_size:
             raise ValueError(f"mask_token_id must be in [0, {config.vocab_size}), got {mask_token_id}")

@@ -1,0 +1,159 @@
+"""Train PARD and DFlash drafters for a small target that nobody here trained, and measure them beside plain `generate`.
+
+    python benchmarks/stories260k.py --target PATH/stories260K --training-text A.txt --prompt-text B.txt
+
+The target continues beginnings of stories from the one text file; the drafters learn from what it wrote. They are then
+compared on the beginnings of 50 stories from the other file. The result goes to benchmarks/results/stories260k.json.
+"""
+
+import argparse
+import json
+import platform
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
+from transformers.utils import logging
+
+from hf_pardraft import DFlashDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
+from hf_pardraft.evaluation.benchmark import compare, timed_run
+
+RESULT = Path(__file__).parent / "results" / "stories260k.json"
+PROMPT_TOKENS = 24
+EVALUATION_TOKENS = 16
+TEXT_TOKENS = 256
+BLOCK_SIZE = 8
+
+
+def story_beginnings(path: Path, tokenizer, count: int, length: int) -> torch.LongTensor:
+    """The first `length` tokens of up to `count` stories: paragraphs that begin as stories do. `(stories, length)`."""
+    starts = ("Once", "One day", "There was", "Lily", "In a")
+    paragraphs = [p.strip() for p in path.read_text(encoding="utf-8").split("\n") if p.strip().startswith(starts)]
+    rows = [tokenizer(paragraph)["input_ids"][:length] for paragraph in dict.fromkeys(paragraphs)]
+    return torch.tensor([row for row in rows if len(row) == length][:count])
+
+
+def sampled_text(target, beginnings: torch.LongTensor, rows: int) -> Dataset:
+    """Stories that the target wrote: `rows` continuations, each beginning used about equally often."""
+    prompts = beginnings.repeat(rows // len(beginnings) + 1, 1)[:rows]
+    examples = []
+    for index, batch in enumerate(prompts.split(256)):
+        # Short prompts first, long ones later: drafters have to start from both.
+        length = (4, 8, 16, PROMPT_TOKENS)[index % 4]
+        batch = batch[:, :length]
+        sampling = {"do_sample": True, "temperature": 0.8, "top_k": 0} if index % 3 else {"do_sample": False}
+        written = target.generate(
+            batch, attention_mask=torch.ones_like(batch), max_length=TEXT_TOKENS, pad_token_id=0, **sampling
+        )
+        for row in written.tolist():
+            ends = [i for i, token in enumerate(row) if i >= length and token in (1, 2)]
+            end = ends[0] + 1 if ends else len(row)
+            examples.append({"input_ids": row[:end], "labels": [-100] * length + row[length:end]})
+    return Dataset.from_list(examples)
+
+
+def train(drafter, target, text: Dataset, steps: int, folder: Path) -> dict:
+    """Train in place; returns seconds and the held-out estimate of tau."""
+    split = text.train_test_split(test_size=64, seed=0)
+    started = time.perf_counter()
+    trainer = DraftTrainer(
+        model=drafter,
+        target=target,
+        args=DraftTrainingArguments(
+            output_dir=folder,
+            max_steps=steps,
+            per_device_train_batch_size=16,
+            learning_rate=3e-3,
+            weight_decay=0.01,
+            warmup_steps=steps // 20,
+            lr_scheduler_type="cosine",
+            loss_gamma=4.0,
+            num_anchors=48,
+            draft_tokens=BLOCK_SIZE,
+            logging_steps=100,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=not torch.cuda.is_available(),
+            disable_tqdm=True,
+        ),
+        train_dataset=split["train"],
+        eval_dataset=split["test"],
+    )
+    trainer.train()
+    scores = trainer.evaluate()
+    return {"seconds": round(time.perf_counter() - started), "expected_tau": scores["eval_expected_tau"]}
+
+
+def fresh_drafters(target, tokenizer) -> dict:
+    """One layer each: the target has five."""
+    config = LlamaConfig.from_dict(
+        {**target.config.to_dict(), "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 1, "head_dim": 16}
+    )
+    return {
+        "PARD": PardDrafter.from_causal_lm(LlamaForCausalLM(config), tokenizer=tokenizer),
+        "DFlash": DFlashDrafter.for_target(
+            target, num_layers=1, block_size=BLOCK_SIZE, tokenizer=tokenizer, target_layer_ids=[0, 1, 2, 3], intermediate_size=512
+        ),
+    }
+
+
+def stock_round(target, drafter, prompts: list[torch.LongTensor], max_new_tokens: int) -> dict[str, float]:
+    """Milliseconds a round in our loop and in transformers' own, prompts taken in turns."""
+    milliseconds = {}
+    totals = {loop: [0.0, 0] for loop in ("native", "stock")}
+    for prompt in prompts:
+        for loop, total in totals.items():
+            drafter.generation_config.decode_loop = loop
+            run = timed_run(target, drafter, prompt, max_new_tokens)
+            total[0] += run.seconds
+            total[1] += len(run.tokens_per_round)
+    drafter.generation_config.decode_loop = "native"
+    for loop, (seconds, rounds) in totals.items():
+        milliseconds[loop] = round(1000 * seconds / rounds, 3)
+    return milliseconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--training-text", type=Path, required=True)
+    parser.add_argument("--prompt-text", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=6144, help="stories to sample for training")
+    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--work", type=Path, default=Path("stories260k.work"))
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    set_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.target)
+    target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).eval()
+    started = time.perf_counter()
+    evaluated = story_beginnings(arguments.prompt_text, tokenizer, 50, EVALUATION_TOKENS)
+    beginnings = story_beginnings(arguments.training_text, tokenizer, 4000, PROMPT_TOKENS)
+    # The two excerpts of TinyStories may share stories.
+    is_new = ~(beginnings[:, None, :EVALUATION_TOKENS] == evaluated).all(dim=-1).any(dim=1)
+    text = sampled_text(target, beginnings[is_new], arguments.rows)
+    report = {"text": {"rows": len(text), "seconds": round(time.perf_counter() - started)}, "training": {}}
+    drafters = fresh_drafters(target, tokenizer)
+    for name, drafter in drafters.items():
+        report["training"][name] = train(drafter, target, text, arguments.steps, arguments.work / name)
+        drafter.eval().save_pretrained(arguments.work / name)
+        print(name, report["training"][name], flush=True)
+    prompts = list(evaluated.split(1))
+    report["rows"] = [asdict(row) for row in compare(target, drafters, prompts, max_new_tokens=200, repeats=3)]
+    report["milliseconds_per_round"] = {
+        name: stock_round(target, drafter, prompts, 200) for name, drafter in drafters.items()
+    }
+    report["prompts"] = len(prompts)
+    report["machine"] = f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    report["command"] = "python benchmarks/stories260k.py --target ... --training-text ... --prompt-text ..."
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Bad input is refused, in words that help, before the target runs."""
+
+import warnings
+
+import pytest
+import torch
+from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_drafter, tiny_target
+from transformers import BloomConfig, BloomForCausalLM, DynamicCache, T5Config, T5ForConditionalGeneration
+
+from hf_pardraft import DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target("qwen3")
+
+
+def assert_refused(target, drafter, match, **options):
+    """`generate` raises before any forward of the target."""
+    calls = []
+    handle = target.register_forward_pre_hook(lambda *_: calls.append(1))
+    prompt = options.pop("prompt", random_prompt(4))
+    try:
+        with pytest.raises(ValueError, match=match):
+            target.generate(prompt, assistant_model=drafter, max_new_tokens=4, **options)
+    finally:
+        handle.remove()
+    assert not calls
+
+
+def test_a_target_without_tap_support(target):
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=32, n_layer=4, n_head=4, pad_token_id=0))
+    assert_refused(bloom, tiny_drafter("dflash", target), "can't select hidden states")
+
+
+def test_a_drafter_of_another_vocabulary(target):
+    other = tiny_target("qwen3", vocab_size=80)
+    assert_refused(target, tiny_drafter("pard", other), "vocabulary mismatch.*80.*64.*resize_token_embeddings")
+    assert_refused(target, tiny_drafter("dflash", other), "vocabulary mismatch.*80.*64")
+
+
+def test_taps_beyond_the_target(target):
+    shallow = tiny_target("qwen3", num_hidden_layers=2)
+    drafter = DFlashDrafter.for_target(target, 2, 4, mask_token_id=MASK_TOKEN_ID, target_layer_ids=[0, 2])
+    assert_refused(shallow, drafter, "made for a deeper target")
+
+
+@pytest.mark.parametrize("layers", [[0, 3], [3]])
+def test_a_tap_on_the_post_norm_output(target, layers):
+    with pytest.raises(ValueError, match="after the final norm"):
+        DFlashDrafter.for_target(target, 2, 4, mask_token_id=MASK_TOKEN_ID, target_layer_ids=layers)
+    deeper = tiny_target("qwen3", num_hidden_layers=5)
+    drafter = DFlashDrafter.for_target(deeper, 2, 4, mask_token_id=MASK_TOKEN_ID, target_layer_ids=layers)
+    assert_refused(target, drafter, "after the final norm")
+
+
+def test_a_drafter_of_another_hidden_size(target):
+    wider = tiny_target("qwen3", hidden_size=48)
+    assert_refused(target, tiny_drafter("dflash", wider), "hidden size 48.*size 32")
+
+
+def test_an_encoder_decoder_target(target):
+    t5 = T5ForConditionalGeneration(T5Config(vocab_size=64, d_model=32, d_ff=32, num_layers=1, num_heads=2, d_kv=8))
+    assert_refused(t5, tiny_drafter("pard", target), "encoder-decoder")
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_beams": 2}, "beam_search"),
+        ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences"),
+        ({"use_cache": False}, "use_cache=True"),
+        ({"cache_implementation": "static"}, "DynamicCache"),
+        ({"prompt": random_prompt(4).repeat(2, 1)}, "batch of 2"),
+    ],
+)
+def test_generate_options_that_drafting_can_not_serve(target, kind, options, match):
+    assert_refused(target, tiny_drafter(kind, target), match, **options)
+
+
+def test_a_cache_that_already_holds_text(target):
+    cache = DynamicCache(config=target.config)
+    target(random_prompt(3), past_key_values=cache)
+    prompt = random_prompt(5)
+    with pytest.raises(ValueError, match="3 tokens of an earlier call"):
+        target.generate(prompt, past_key_values=cache, assistant_model=tiny_drafter("pard", target), max_new_tokens=2)
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+def test_a_drafter_without_weights(target, kind):
+    assert_refused(target, tiny_drafter(kind, target).to("meta"), "meta device")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "match"),
+    [
+        ("decode_loop", "fast", "decode_loop must be one of"),
+        ("verification", "hope", "verification must be one of"),
+        ("tree_budget", 12, "tree_budget must be 0"),
+        ("num_assistant_tokens", 0, "between 1 and"),
+        ("num_assistant_tokens", 9, "between 1 and 4"),
+    ],
+)
+def test_settings_out_of_range(target, setting, value, match):
+    drafter = tiny_drafter("dflash", target)
+    setattr(drafter.generation_config, setting, value)
+    assert_refused(target, drafter, match)
+
+
+def test_a_missing_mask_token():
+    with pytest.raises(ValueError, match="needs pard_token"):
+        PardDrafter(PardConfig(model_type="qwen3", vocab_size=64, hidden_size=32))
+    with pytest.raises(ValueError, match="needs mask_token_id"):
+        DFlashDrafter(DFlashConfig(vocab_size=64, num_target_layers=8))
+
+
+def test_another_target_than_the_trained_one_warns_once(target):
+    drafter = tiny_drafter("dflash", target)
+    prompt, other = random_prompt(4), tiny_target("qwen3", seed=7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        target.generate(prompt, assistant_model=drafter, max_new_tokens=2)
+    with pytest.warns(UserWarning, match="not trained for this target"):
+        other.generate(prompt, assistant_model=drafter, max_new_tokens=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.generate(prompt, assistant_model=drafter, max_new_tokens=2)
+
+
+def test_the_same_target_in_another_dtype_does_not_warn(target):
+    drafter = tiny_drafter("dflash", target)
+    rounded = tiny_target("qwen3").to(torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rounded.generate(random_prompt(4), assistant_model=drafter, max_new_tokens=2)
+
+
+def test_a_pard_drafter_warns_for_another_family_only(target):
+    drafter = tiny_drafter("pard", target)
+    drafter.config.target_model_type = "qwen3"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tiny_target("qwen3", seed=5).generate(random_prompt(4), assistant_model=drafter, max_new_tokens=2)
+    with pytest.warns(UserWarning, match="model type 'qwen3'.*'llama'"):
+        tiny_target("llama").generate(random_prompt(4), assistant_model=drafter, max_new_tokens=2)

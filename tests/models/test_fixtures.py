@@ -1,0 +1,122 @@
+"""Drafters give the outputs of the published implementations, from the published checkpoints as they are."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from hf_pardraft import AutoDrafter, DFlashDrafter, PardDrafter
+from hf_pardraft.models.configuration_dflash import default_target_layer_ids
+from hf_pardraft.models.drafting import DraftContext, DraftState, GrowingCache, layer_ids_to_hidden_state_indices
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+def assert_close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+
+
+class StandIn(nn.Module):
+    """A target's embedding and head, which is all that a draft state takes from it."""
+
+    def __init__(self, inputs):
+        super().__init__()
+        self.embedding = nn.Embedding.from_pretrained(inputs["target.embed_tokens.weight"])
+        head = inputs["target.lm_head.weight"]
+        self.head = nn.Linear(head.shape[1], head.shape[0], bias=False)
+        self.head.weight = nn.Parameter(head)
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def get_output_embeddings(self):
+        return self.head
+
+
+@torch.no_grad()
+def test_dflash_equals_the_reference_at_once_and_in_rounds():
+    drafter = AutoDrafter.from_pretrained(FIXTURES / "dflash")
+    assert type(drafter) is DFlashDrafter
+    inputs, expected = (load_file(FIXTURES / "dflash" / f"{name}.safetensors") for name in ("inputs", "expected"))
+    state, target = None, StandIn(inputs)
+    for call in ("full", "round1", "round2", "round3"):
+        if call in ("full", "round1"):
+            state = drafter.new_draft_state(target)
+        features, positions = inputs[f"{call}.target_hidden"], inputs[f"{call}.position_ids"]
+        new = features.shape[1]
+        context = DraftContext(
+            inputs[f"{call}.block_ids"][:, :1], positions[:, new : new + 1], features, positions[:, :new]
+        )
+        before = state.cache.get_seq_length()
+        logits = drafter.draft(context, state, depth=5)
+        assert_close(logits, expected[f"{call}.logits"][:, 1:])
+        assert torch.equal(logits.argmax(-1), expected[f"{call}.draft_ids"])
+        assert state.cache.get_seq_length() == before + new
+
+
+@torch.no_grad()
+def test_dflash_context_and_layers_equal_the_reference():
+    drafter = AutoDrafter.from_pretrained(FIXTURES / "dflash")
+    inputs, expected = (load_file(FIXTURES / "dflash" / f"{name}.safetensors") for name in ("inputs", "expected"))
+    features = inputs["full.target_hidden"]
+    assert_close(drafter.hidden_norm(drafter.fc(features)), expected["full.context"])
+    seen = {}
+    for index, layer in enumerate(drafter.layers):
+        layer.register_forward_hook(lambda _module, _args, output, index=index: seen.update({index: output}))
+    hidden = drafter(
+        noise_embeds=StandIn(inputs).embedding(inputs["full.block_ids"]),
+        context_hidden_states=features,
+        position_ids=inputs["full.position_ids"],
+    ).last_hidden_state
+    assert_close(hidden, expected["full.hidden"])
+    for index, output in seen.items():
+        assert_close(output, expected[f"full.layer{index}"])
+
+
+@torch.no_grad()
+def test_pard_equals_the_reference_in_single_calls():
+    drafter = AutoDrafter.from_pretrained(FIXTURES / "pard")
+    assert isinstance(drafter, PardDrafter)
+    inputs, expected = (load_file(FIXTURES / "pard" / f"{name}.safetensors") for name in ("inputs", "expected"))
+    for case in json.loads((FIXTURES / "pard" / "cases.json").read_text())["cases"]:
+        ids = inputs[f"case{case['case']}.input_ids"][:, : case["n"]]
+        state = DraftState(GrowingCache())
+        logits = drafter.draft(DraftContext(ids, torch.arange(case["n"])[None]), state, case["K"])
+        assert_close(logits, expected[f"case{case['case']}.logits"])
+        assert state.cache.get_seq_length() == case["n"]
+
+
+@torch.no_grad()
+def test_pard_equals_the_reference_in_rounds():
+    drafter = AutoDrafter.from_pretrained(FIXTURES / "pard")
+    inputs, expected = (load_file(FIXTURES / "pard" / f"{name}.safetensors") for name in ("inputs", "expected"))
+    state = DraftState(GrowingCache())
+    for case in json.loads((FIXTURES / "pard" / "cases.json").read_text())["rounds"]:
+        name, new = f"round{case['round']}", case["new_tokens"]
+        assert state.cache.get_seq_length() == case["cache_len"]
+        context = DraftContext(inputs[f"{name}.input_ids"][:, :new], inputs[f"{name}.position_ids"][:, :new])
+        logits = drafter.draft(context, state, case["K"])
+        assert_close(logits, expected[f"{name}.logits"])
+        assert torch.equal(logits.argmax(-1), expected[f"{name}.draft_ids"])
+
+
+def test_taps_follow_the_published_rules():
+    rules = json.loads((FIXTURES / "taps" / "rules.json").read_text())
+    for case in rules["default_dflash_ids"]:
+        found = default_target_layer_ids(case["num_target_layers"], case["num_draft_layers"])
+        assert found == case["target_layer_ids"]
+    for case in rules["features"]:
+        if "target_layer_ids" in case:
+            assert layer_ids_to_hidden_state_indices(case["target_layer_ids"]) == case["tuple_indices"]
+
+
+@pytest.mark.parametrize("num_layers", range(2, 9))
+def test_default_taps_of_a_shallow_target_can_be_tapped(num_layers):
+    for num_draft_layers in range(1, 6):
+        taps = default_target_layer_ids(num_layers, num_draft_layers)
+        assert taps
+        assert all(0 <= tap <= num_layers - 2 for tap in taps)
+        assert len(set(taps)) == len(taps)

@@ -1,0 +1,140 @@
+"""Saving and loading: bit-exact, in the layouts that others read, and never a silent random weight."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
+from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM, Qwen3Config
+
+from hf_pardraft import AutoDrafter, DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
+
+KINDS = ("pard", "dflash")
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target("qwen3")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_drafter_round_trips_bit_exactly(target, tmp_path, kind, dtype):
+    drafter = tiny_drafter(kind, target).to(dtype)
+    drafter.generation_config.num_assistant_tokens = 3
+    drafter.save_pretrained(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    ]
+    loaded = AutoDrafter.from_pretrained(tmp_path, dtype="auto")
+    assert type(loaded) is type(drafter)
+    assert loaded.generation_config.num_assistant_tokens == 3
+    assert loaded.state_dict().keys() == drafter.state_dict().keys()
+    for name, weight in drafter.state_dict().items():
+        assert loaded.state_dict()[name].dtype == dtype
+        assert torch.equal(loaded.state_dict()[name], weight)
+    changing = {"transformers_version", "_name_or_path"}
+    assert {name: value for name, value in loaded.config.to_dict().items() if name not in changing} == {
+        name: value for name, value in drafter.config.to_dict().items() if name not in changing
+    }
+
+
+def test_a_dflash_folder_has_neither_embedding_nor_head(target, tmp_path):
+    tiny_drafter("dflash", target).save_pretrained(tmp_path)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert not [name for name in names if "embed" in name or "lm_head" in name]
+    assert {"fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.q_norm.weight"} <= names
+    assert type(AutoModel.from_pretrained(tmp_path)) is DFlashDrafter
+
+
+def test_a_pard_folder_is_an_ordinary_causal_lm_to_transformers(tmp_path):
+    drafter = PardDrafter.from_causal_lm(tiny_target("llama"), mask_token_id=MASK_TOKEN_ID)
+    drafter.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["architectures"], config["model_type"]) == (["LlamaForCausalLM"], "llama")
+    assert (config["pard_token"], config["spd_type"]) == (MASK_TOKEN_ID, "pard")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(plain) is LlamaForCausalLM
+    ids = torch.arange(9)[None]
+    assert torch.equal(plain(ids).logits, drafter(ids).logits)
+
+
+@pytest.mark.parametrize("base", ["llama", "qwen2", "qwen3"])
+def test_the_base_architecture_is_found_from_the_config(tmp_path, base):
+    drafter = PardDrafter.from_causal_lm(tiny_target(base), mask_token_id=MASK_TOKEN_ID)
+    drafter.save_pretrained(tmp_path)
+    assert PardConfig.from_pretrained(tmp_path).model_type == base
+    assert type(PardDrafter.from_pretrained(tmp_path)) is type(drafter)
+    assert type(PardDrafter(drafter.config)) is type(drafter)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_weight_is_named(target, tmp_path, kind):
+    tiny_drafter(kind, target).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in weights if name.endswith("layers.1.self_attn.o_proj.weight"))
+    del weights[name]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"missing keys: {name}"):
+        AutoDrafter.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_left_over_weight_is_named(target, tmp_path, kind):
+    tiny_drafter(kind, target).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["layer_fusion_weights"] = torch.zeros(2, 3)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="unexpected keys: .*layer_fusion_weights"):
+        AutoDrafter.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"architectures": ["QwenDFlareDraftModel"], "dflash_config": {}}, {"pard_token": 5, "spd_type": "pard2"}],
+)
+def test_an_unknown_layout_is_refused_with_what_was_found(tmp_path, fields):
+    config = {**Qwen3Config(vocab_size=64, hidden_size=32).to_dict(), **fields}
+    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+    with pytest.raises(ValueError, match="no drafter that this package reads: found .*qwen3"):
+        AutoDrafter.from_pretrained(tmp_path)
+
+
+def test_the_published_nested_layout_is_understood(target):
+    flat = DFlashConfig(dflash_config={"mask_token_id": 5, "target_layer_ids": [1, 3], "block_size": 7}, vocab_size=64)
+    assert (flat.mask_token_id, flat.target_layer_ids, flat.block_size) == (5, [1, 3], 7)
+    assert DFlashConfig(block_size=4, dflash_config={"mask_token_id": 5, "block_size": 7}).block_size == 4
+
+
+def test_from_causal_lm_leaves_the_model_alone_and_gives_the_mask_a_mean_embedding():
+    base = tiny_target("qwen2")
+    before = {name: weight.clone() for name, weight in base.state_dict().items()}
+    drafter = PardDrafter.from_causal_lm(base, mask_token_id=MASK_TOKEN_ID)
+    assert all(torch.equal(base.state_dict()[name], weight) for name, weight in before.items())
+    table = before["model.embed_tokens.weight"]
+    torch.testing.assert_close(drafter.get_input_embeddings().weight[MASK_TOKEN_ID], table.mean(0))
+    assert torch.equal(drafter.get_input_embeddings().weight[:MASK_TOKEN_ID], table[:MASK_TOKEN_ID])
+
+
+@pytest.mark.parametrize("wrong", [-1, 64, 0, 1])
+def test_a_mask_token_in_use_or_out_of_range_is_refused(wrong):
+    with pytest.raises(ValueError, match="mask_token_id"):
+        PardDrafter.from_causal_lm(tiny_target("llama"), mask_token_id=wrong)
+
+
+def test_a_mask_token_is_picked_from_what_the_tokenizer_leaves_free(tiny_family):
+    target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
+    used = set(json.loads((tiny_family / "target" / "tokenizer.json").read_text())["model"]["vocab"].values())
+    for drafter, mask in (
+        (PardDrafter.from_causal_lm(tiny_family / "target"), "pard_token"),
+        (DFlashDrafter.for_target(target, 1, 4), "mask_token_id"),
+    ):
+        assert drafter.config.to_dict()[mask] == max(used) + 1
+
+
+def test_other_architectures_are_refused():
+    with pytest.raises(ValueError, match="llama, qwen2, qwen3.*phi3"):
+        PardDrafter.from_causal_lm(tiny_target("phi3"), mask_token_id=MASK_TOKEN_ID)

@@ -1,0 +1,169 @@
+"""What a batch holds: which rows COD keeps, where anchors lie, and that training sees what inference sees."""
+
+import pytest
+import torch
+from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
+
+from hf_pardraft.models.drafting import DraftContext
+from hf_pardraft.training.collators import BlockCollator, PardCollator
+from hf_pardraft.training.features import tapped_features
+from hf_pardraft.training.forwards import dflash_forward, pard_forward, target_features
+
+EOS = 2
+
+
+def example(prompt: int, answer: int, seed: int = 0, **extra) -> dict:
+    """Random ids; the answer is supervised and ends with EOS."""
+    ids = torch.randint(3, 62, (prompt + answer,), generator=torch.Generator().manual_seed(seed))
+    ids[-1] = EOS
+    labels = ids.clone()
+    labels[:prompt] = -100
+    return {"input_ids": ids.tolist(), "labels": labels.tolist(), **extra}
+
+
+def kept_per_block(rows: dict, num_tokens: int) -> list[set[int]]:
+    """Per block, the indices of the rows that have a label."""
+    supervised = rows["labels"] != -100
+    return [set(rows["row_index"][supervised & (rows["row_block"] == j)].tolist()) for j in range(num_tokens)]
+
+
+def test_cod_keeps_the_papers_share_of_the_supervised_rows():
+    rows = PardCollator(MASK_TOKEN_ID, num_tokens=8).rows(example(prompt=40, answer=101))
+    counts = [len(kept) for kept in kept_per_block(rows, 8)]
+    # N max(r^j, r_min) with N = 101: a share of what is supervised, so the prompt takes nothing from it.
+    expected = [int(101 * max(0.7**j, 0.2)) for j in range(8)]
+    # A nested subset may run out of candidates near its end, never the other way.
+    assert counts[:4] == expected[:4]
+    assert all(found <= quota for found, quota in zip(counts, expected, strict=True))
+    assert (rows["row_block"] == 0).sum() == 141
+
+
+def test_kept_rows_are_nested_and_never_reach_into_the_prompt():
+    rows = PardCollator(MASK_TOKEN_ID, num_tokens=6, retention=0.5).rows(example(prompt=9, answer=60))
+    kept = kept_per_block(rows, 6)
+    for block in range(1, 6):
+        assert {index - 1 for index in kept[block]} <= kept[block - 1]
+        # The anchor, the last real token a row sees, is the prompt's last token or later.
+        assert all(index - block >= 8 for index in kept[block])
+
+
+def test_end_of_text_is_supervised_even_where_it_is_the_padding_token_too():
+    batch = PardCollator(MASK_TOKEN_ID, num_tokens=1)([example(3, 5), example(3, 9, seed=1)])
+    assert batch["labels"][0][batch["labels"][0] != -100].tolist()[-1] == EOS
+    blocks = BlockCollator(MASK_TOKEN_ID, block_size=4).blocks(example(3, 5))
+    assert EOS in blocks["labels"][:, 0]
+
+
+def test_nothing_is_learned_across_packed_documents():
+    one, two = example(2, 6), example(0, 5, seed=1)
+    packed = {
+        "input_ids": one["input_ids"] + two["input_ids"],
+        "labels": one["labels"] + two["labels"],
+        "document_ids": [0] * 8 + [1] * 5,
+    }
+    rows = PardCollator(MASK_TOKEN_ID, num_tokens=4, retention=1.0).rows(packed)
+    supervised = rows["labels"] != -100
+    for index, block in zip(rows["row_index"][supervised], rows["row_block"][supervised], strict=True):
+        assert (index - block >= 8) == (index + 1 >= 8)
+    second = rows["position_ids"][(rows["row_block"] == 0) & (rows["row_document"] == 1)]
+    assert second.tolist() == list(range(5))
+
+
+def test_every_sample_and_every_epoch_has_a_pattern_of_its_own():
+    collator = PardCollator(MASK_TOKEN_ID, num_tokens=4, retention=0.5)
+    samples = [example(2, 40), {**example(2, 40), "input_ids": [5, *example(2, 40)["input_ids"][1:]]}]
+    patterns = [kept_per_block(collator.rows(sample), 4)[1] for sample in samples]
+    assert patterns[0] != patterns[1]
+    assert kept_per_block(collator.rows(samples[0]), 4)[1] == patterns[0]
+    collator.epoch = 1
+    assert kept_per_block(collator.rows(samples[0]), 4)[1] != patterns[0]
+
+
+def test_full_masks_are_never_built_before_dropping():
+    rows = PardCollator(MASK_TOKEN_ID, num_tokens=16).rows(example(0, 400))
+    assert rows["input_ids"].shape[0] < 400 * 6
+
+
+def test_anchors_lie_in_the_response_and_tails_are_kept():
+    blocks = BlockCollator(MASK_TOKEN_ID, block_size=4, num_anchors=100).blocks(example(5, 7))
+    assert blocks["anchors"].tolist() == [5, 6, 7, 8, 9, 10]
+    assert (blocks["labels"][-1] != -100).tolist() == [True, False, False]
+    assert (blocks["block_ids"][:, 1:] == MASK_TOKEN_ID).all()
+
+
+def test_a_block_is_not_trained_behind_a_token_that_the_target_did_not_write():
+    sample = example(0, 8)
+    sample["labels"][4] = -100
+    blocks = BlockCollator(MASK_TOKEN_ID, block_size=5, num_anchors=100).blocks(sample)
+    first = blocks["anchors"].tolist().index(1)
+    assert (blocks["labels"][first] != -100).tolist() == [True, True, False, False]
+    assert 3 not in blocks["anchors"].tolist()
+
+
+def test_bad_examples_are_refused():
+    with pytest.raises(ValueError, match="of one length"):
+        PardCollator(MASK_TOKEN_ID)([{"input_ids": [1, 2, 3], "labels": [1]}])
+    with pytest.raises(ValueError, match="nothing to draft"):
+        BlockCollator(MASK_TOKEN_ID)([{"input_ids": [1, 2, 3], "labels": [-100] * 3}])
+    with pytest.raises(ValueError, match="packed"):
+        BlockCollator(MASK_TOKEN_ID)([{"input_ids": [1, 2], "labels": [1, 2], "document_ids": [0, 1]}])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("retention", [1.0, 0.6])
+def test_pard_training_rows_equal_inference_with_the_same_prefix(retention):
+    target = tiny_target("qwen3")
+    drafter = tiny_drafter("pard", target)
+    collator = PardCollator(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)
+    samples = [example(3, 12), example(1, 7, seed=4)]
+    batch = collator(samples)
+    rows = pard_forward(drafter, drafter, target, batch, None)
+    where = (batch["labels"] != -100).nonzero().tolist()
+    assert len(where) == len(rows.labels)
+    for position, (sample, row) in enumerate(where):
+        block, index = int(batch["row_block"][sample, row]), int(batch["row_index"][sample, row])
+        prefix = torch.tensor([samples[sample]["input_ids"][: index - block + 1]])
+        context = DraftContext(prefix, torch.arange(prefix.shape[1])[None])
+        drafted = drafter.draft(context, drafter.new_draft_state(target), 5)
+        torch.testing.assert_close(rows.logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
+        assert int(rows.labels[position]) == samples[sample]["input_ids"][index + 1]
+        assert int(rows.positions[position]) == block + 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+def test_dflash_training_blocks_equal_inference_with_the_same_prefix(architecture):
+    target = tiny_target(architecture)
+    drafter = tiny_drafter("dflash", target)
+    samples = [example(3, 12), example(2, 8, seed=4)]
+    batch = BlockCollator(MASK_TOKEN_ID, block_size=5, num_anchors=100)(samples)
+    rows = dflash_forward(drafter, drafter, target, batch, target_features(drafter, target, batch))
+    where = (batch["labels"] != -100).nonzero().tolist()
+    for position, (sample, block, k) in enumerate(where):
+        anchor = int(batch["anchors"][sample, block])
+        prefix = torch.tensor([samples[sample]["input_ids"][: anchor + 1]])
+        positions = torch.arange(anchor + 1)[None]
+        read = prefix[:, :-1]
+        features = tapped_features(target, drafter.tapped_hidden_states, read, torch.ones_like(read))
+        context = DraftContext(prefix, positions, features, positions[:, :-1])
+        drafted = drafter.draft(context, drafter.new_draft_state(target), 4)
+        torch.testing.assert_close(rows.logits[position], drafted[0, k], rtol=1e-4, atol=1e-4)
+        assert int(rows.labels[position]) == samples[sample]["input_ids"][anchor + 1 + k]
+        assert int(rows.positions[position]) == k + 1
+
+
+@torch.no_grad()
+def test_rows_that_cod_keeps_are_the_undropped_rows():
+    target = tiny_target("qwen3")
+    drafter = tiny_drafter("pard", target)
+    samples = [example(2, 14)]
+    found = {}
+    for name, retention in (("all", 1.0), ("some", 0.5)):
+        batch = PardCollator(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)(samples)
+        rows = pard_forward(drafter, drafter, target, batch, None)
+        supervised = batch["labels"] != -100
+        keys = zip(batch["row_block"][supervised].tolist(), batch["row_index"][supervised].tolist(), strict=True)
+        found[name] = dict(zip(keys, rows.logits, strict=True))
+    assert len(found["some"]) < len(found["all"])
+    for key, logits in found["some"].items():
+        torch.testing.assert_close(logits, found["all"][key], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,100 @@
+"""Masks equal triple loops written from the papers."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_pardraft import AutoDrafter
+from hf_pardraft.training.collators import BlockCollator, PardCollator
+from hf_pardraft.training.masks import PADDING, BlockRows, PardRows, additive, block_mask, pard_mask
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "pard"
+
+
+def random_example(rng: random.Random, packed: bool) -> dict:
+    """A prompt and an answer, or several of them in one row."""
+    example = {"input_ids": [], "labels": [], "document_ids": []}
+    for document in range(rng.randint(1, 3) if packed else 1):
+        prompt, answer = rng.randint(0, 4), rng.randint(1, 9)
+        ids = [rng.randint(3, 60) for _ in range(prompt + answer)]
+        example["input_ids"] += ids
+        example["labels"] += [-100] * prompt + ids[prompt:]
+        example["document_ids"] += [document] * len(ids)
+    return example
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_pard_mask_is_what_inference_sees(seed):
+    """Row (j, p) follows the prefix that ends at a = p - j: real tokens up to a, then masks 1..j right behind them."""
+    rng = random.Random(seed)
+    examples = [random_example(rng, packed=seed % 2 == 0) for _ in range(3)]
+    batch = PardCollator(63, num_tokens=4, retention=rng.choice([0.5, 0.7, 1.0]), seed=seed)(examples)
+    mask = pard_mask(PardRows(batch["row_block"], batch["row_index"], batch["row_document"]))
+    for b in range(mask.shape[0]):
+        rows = list(
+            zip(*(batch[name][b].tolist() for name in ("row_block", "row_index", "row_document")), strict=True)
+        )
+        for q, (block, index, document) in enumerate(rows):
+            if document == PADDING:
+                assert mask[b, q].nonzero().flatten().tolist() == [q]
+                continue
+            prefix = [(0, i) for i in range(index - block + 1)]
+            masks = [(j, index - block + j) for j in range(1, block + 1)]
+            expected = {k for k, (j, i, d) in enumerate(rows) if d == document and (j, i) in prefix + masks}
+            assert set(mask[b, q].nonzero().flatten().tolist()) == expected
+            # Every mask before a kept row was kept: its keys and values are whole.
+            assert len(expected) == examples[b]["document_ids"][: index - block + 1].count(document) + block
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_block_mask_is_context_before_the_anchor_and_the_own_block(seed):
+    rng = random.Random(seed)
+    examples = [random_example(rng, packed=False) for _ in range(3)]
+    examples[0]["labels"] = list(examples[0]["input_ids"])
+    examples[0]["input_ids"] += [5, 6, 7]
+    examples[0]["labels"] += [5, 6, 7]
+    examples[0]["document_ids"] += [0, 0, 0]
+    batch = BlockCollator(63, block_size=4, num_anchors=5, seed=seed)(examples)
+    anchors, real = batch["anchors"], batch["attention_mask"].bool()
+    num_blocks, length = anchors.shape[1], real.shape[1]
+    block = torch.arange(num_blocks).repeat_interleave(4)
+    mask = block_mask(BlockRows(anchors.repeat_interleave(4, dim=1), block.expand(3, -1)), real)
+    for b in range(3):
+        for n in range(num_blocks):
+            for k in range(4):
+                for column in range(length + num_blocks * 4):
+                    if column < length:
+                        expected = column < anchors[b, n] and bool(real[b, column])
+                    else:
+                        expected = (column - length) // 4 == n
+                    assert bool(mask[b, n * 4 + k, column]) == expected
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["layout", "cod"])
+def test_masks_labels_and_logits_equal_the_reference_collator(layout):
+    """On rows that are supervised and see a real token; the reference's others wrap into unrelated columns."""
+    drafter = AutoDrafter.from_pretrained(FIXTURES)
+    given = load_file(FIXTURES / "layout_inputs.safetensors")
+    expected = load_file(FIXTURES / f"{layout}_expected.safetensors")
+    tokens, labels = given["tokens"], given["base_labels"]
+    batch, length = tokens.shape
+    kept = expected.get("retained", torch.arange(4 * length))
+    block, index = kept // length, kept % length
+    rows = PardRows(*(part.expand(batch, -1) for part in (block, index, torch.zeros_like(kept))))
+    input_ids = torch.where(block == 0, tokens[:, index], drafter.config.pard_token)
+    assert torch.equal(input_ids, expected["input_ids"])
+    mask = pard_mask(rows)
+    logits = drafter(
+        input_ids=input_ids, position_ids=index.expand(batch, -1), attention_mask=additive(mask, torch.float32)
+    ).logits
+    next_labels = torch.cat([labels[:, 1:], torch.full((batch, 1), -100)], dim=1)[:, index]
+    compared = expected["supervised"] & (index >= block)
+    assert compared.sum() >= 20
+    assert torch.equal(mask[compared], expected["attention_mask"][:, 0][compared])
+    torch.testing.assert_close(logits[compared], expected["logits"][compared], rtol=2e-4, atol=2e-4)
+    reference_labels = torch.cat([expected["labels"][:, 1:], torch.full((batch, 1), -100)], dim=1)
+    assert torch.equal(next_labels[compared], reference_labels[compared])
