@@ -1,0 +1,240 @@
+"""What plain `generate` accepts is honoured: processors, stopping, streamers, returned outputs."""
+
+import threading
+
+import pytest
+import torch
+from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    LogitsProcessor,
+    StoppingCriteria,
+    TextIteratorStreamer,
+)
+from transformers.generation.streamers import BaseStreamer
+
+KINDS = ("pard", "dflash")
+PROMPT = random_prompt(7)
+OPTIONS = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_tokens": 20}
+
+
+class Alternating(LogitsProcessor):
+    """Keeps count of its calls: every other token must be even. Wrong as soon as one call too many is made."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, input_ids, scores):
+        assert input_ids.shape[1] == PROMPT.shape[1] + self.calls
+        self.calls += 1
+        scores = scores.clone()
+        scores[:, self.calls % 2 :: 2] = -float("inf")
+        return scores
+
+
+class AfterToken(StoppingCriteria):
+    """Stops behind a token, and remembers the lengths at which it was asked."""
+
+    def __init__(self, token):
+        self.token, self.lengths = token, []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.lengths.append(input_ids.shape[1])
+        return input_ids[:, -1] == self.token
+
+
+class Recorder(BaseStreamer):
+    def __init__(self):
+        self.chunks, self.ended = [], False
+
+    def put(self, value):
+        self.chunks.append(value.flatten().tolist())
+
+    def end(self):
+        self.ended = True
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target("llama")
+
+
+@pytest.fixture(params=KINDS)
+def drafter(request, target):
+    """Mostly right about plain greedy text, so that whole runs are accepted."""
+    text = target.generate(PROMPT, **OPTIONS)
+    return make_oracle(tiny_drafter(request.param, target), text[0], rates=[0.9, 0.9, 0.9, 0.8])
+
+
+@pytest.mark.parametrize(
+    "processing",
+    [
+        {"repetition_penalty": 1.4},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[5], [9, 11]]},
+        {"min_new_tokens": 6, "eos_token_id": [4, 9, 30]},
+        {"suppress_tokens": [5, 6, 7]},
+        {"forced_eos_token_id": 8},
+        {"sequence_bias": [[[12], 3.0], [[4, 6], -4.0]]},
+        {"exponential_decay_length_penalty": (5, 1.2), "eos_token_id": [4, 9]},
+        {"guidance_scale": 1.5},
+        {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "suppress_tokens": [9]},
+    ],
+    ids=lambda processing: "+".join(processing),
+)
+def test_processors_see_each_tokens_true_prefix(target, drafter, processing):
+    expected = target.generate(PROMPT, **OPTIONS, **processing)
+    assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **OPTIONS, **processing), expected)
+
+
+def test_a_processor_with_a_state_of_its_own_is_called_once_a_token(target, drafter):
+    expected = target.generate(PROMPT, logits_processor=[Alternating()], **OPTIONS)
+    processor = Alternating()
+    out = target.generate(PROMPT, logits_processor=[processor], assistant_model=drafter, **OPTIONS)
+    assert torch.equal(out, expected)
+    assert processor.calls == 20
+
+
+@pytest.mark.parametrize("processing", [{"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}])
+def test_prefix_free_warpers_give_plain_scores(target, drafter, processing):
+    """Sampled tokens differ from run to run, so compare the scores along the common beginning."""
+    options = {**OPTIONS, **processing, "do_sample": True, "output_scores": True, "return_dict_in_generate": True}
+    torch.manual_seed(0)
+    out = target.generate(PROMPT, assistant_model=drafter, **options)
+    text = out.sequences
+    for step, scores in enumerate(out.scores):
+        prefix = text[:, : PROMPT.shape[1] + step]
+        plain = target.generate(
+            prefix, **{**options, "attention_mask": torch.ones_like(prefix), "max_new_tokens": 1}
+        ).scores[0]
+        torch.testing.assert_close(scores, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_with_a_prefix_reading_processor_even_the_random_draws_are_plain_ones(target, drafter):
+    options = {**OPTIONS, "do_sample": True, "repetition_penalty": 1.1, "temperature": 1.2}
+    torch.manual_seed(3)
+    expected = target.generate(PROMPT, **options)
+    torch.manual_seed(3)
+    assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **options), expected)
+
+
+def test_a_custom_criterion_stops_at_the_same_token_inside_an_accepted_run(target, drafter):
+    reference = target.generate(PROMPT, **OPTIONS)
+    for position in range(PROMPT.shape[1], reference.shape[1]):
+        token = int(reference[0, position])
+        plain, ours = AfterToken(token), AfterToken(token)
+        expected = target.generate(PROMPT, stopping_criteria=[plain], **OPTIONS)
+        out = target.generate(PROMPT, stopping_criteria=[ours], assistant_model=drafter, **OPTIONS)
+        assert torch.equal(out, expected)
+        assert ours.lengths == plain.lengths
+
+
+def test_stop_strings_stop_at_the_same_token(tiny_family):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_family / "target")
+    target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
+    prompt = tokenizer("def add(a, b):", return_tensors="pt")
+    options = {**prompt, "do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
+    text = target.generate(**options)
+    written = tokenizer.decode(text[0, prompt.input_ids.shape[1] :])
+    for kind in KINDS:
+        drafter = make_oracle(tiny_drafter(kind, target), text[0], rates=[1.0, 1.0, 0.9, 0.9])
+        for start in range(0, len(written) - 2, 5):
+            stop = {"stop_strings": [written[start : start + 2]], "tokenizer": tokenizer}
+            expected = target.generate(**options, **stop)
+            assert torch.equal(target.generate(**options, **stop, assistant_model=drafter), expected)
+
+
+def test_max_time_stops_after_the_first_token(target, drafter):
+    out = target.generate(PROMPT, assistant_model=drafter, max_time=0.0, **OPTIONS)
+    assert torch.equal(out, target.generate(PROMPT, max_time=0.0, **OPTIONS))
+
+
+def test_a_streamer_gets_the_prompt_then_every_committed_run_in_order(target, drafter):
+    streamer = Recorder()
+    out = target.generate(PROMPT, assistant_model=drafter, streamer=streamer, **OPTIONS)
+    assert [token for chunk in streamer.chunks for token in chunk] == out[0].tolist()
+    assert streamer.chunks[0] == PROMPT[0].tolist()
+    assert [len(chunk) for chunk in streamer.chunks[1:]] == drafter.last_stats.tokens_per_round
+    assert streamer.ended
+
+
+def test_a_text_iterator_streamer_works_from_a_thread(tiny_family):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_family / "target")
+    target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
+    prompt = tokenizer("class Point:", return_tensors="pt")
+    options = {**prompt, "do_sample": False, "max_new_tokens": 16}
+    expected = tokenizer.decode(target.generate(**options)[0, prompt.input_ids.shape[1] :], skip_special_tokens=True)
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    options |= {"assistant_model": tiny_drafter("dflash", target), "streamer": streamer}
+    thread = threading.Thread(target=target.generate, kwargs=options)
+    thread.start()
+    assert "".join(streamer) == expected
+    thread.join()
+
+
+@pytest.mark.parametrize("processing", [{}, {"repetition_penalty": 1.3}, {"suppress_tokens": [5, 9]}])
+def test_returned_outputs_have_the_shapes_and_values_of_plain_generate(target, drafter, processing):
+    options = {
+        **OPTIONS,
+        **processing,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+        "output_hidden_states": True,
+    }
+    expected = target.generate(PROMPT, **options)
+    out = target.generate(PROMPT, assistant_model=drafter, **options)
+    assert torch.equal(out.sequences, expected.sequences)
+    close = {"rtol": 1e-3, "atol": 1e-4}
+    torch.testing.assert_close(out.scores, expected.scores, **close)
+    torch.testing.assert_close(out.logits, expected.logits, **close)
+    torch.testing.assert_close(out.hidden_states, expected.hidden_states, **close)
+    assert type(out.past_key_values) is DynamicCache
+    for found, plain in zip(out.past_key_values, expected.past_key_values, strict=True):
+        torch.testing.assert_close(found[0], plain[0], **close)
+        torch.testing.assert_close(found[1], plain[1], **close)
+
+
+def test_returned_attentions_equal_plain_ones(drafter):
+    eager = tiny_target("llama")
+    eager.set_attn_implementation("eager")
+    options = {**OPTIONS, "return_dict_in_generate": True, "output_attentions": True}
+    expected = eager.generate(PROMPT, **options)
+    out = eager.generate(PROMPT, assistant_model=drafter, **options)
+    torch.testing.assert_close(out.attentions, expected.attentions, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "mistral"])
+def test_a_cache_that_the_caller_passes_is_filled_as_by_plain_generate(architecture):
+    target = tiny_target(architecture)
+    plain, ours = DynamicCache(config=target.config), DynamicCache(config=target.config)
+    expected = target.generate(PROMPT, past_key_values=plain, **OPTIONS)
+    out = target.generate(PROMPT, past_key_values=ours, assistant_model=tiny_drafter("dflash", target), **OPTIONS)
+    assert torch.equal(out, expected)
+    assert ours.get_seq_length() == plain.get_seq_length() == out.shape[1] - 1
+    for found, wanted in zip(ours, plain, strict=True):
+        torch.testing.assert_close(found[0], wanted[0], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(found[1], wanted[1], rtol=1e-3, atol=1e-4)
+
+
+def test_rounds_are_timed_only_when_asked(target, drafter):
+    target.generate(PROMPT, assistant_model=drafter, **OPTIONS)
+    assert drafter.last_stats.seconds == {}
+    drafter.generation_config.time_rounds = True
+    target.generate(PROMPT, assistant_model=drafter, **OPTIONS)
+    assert drafter.last_stats.seconds.keys() == {"draft", "tree", "verify", "commit"}
+
+
+def test_stats_add_up(target, drafter):
+    target.generate(PROMPT, assistant_model=drafter, **OPTIONS)
+    stats = drafter.last_stats
+    assert sum(stats.tokens_per_round) == 20
+    assert stats.tau == pytest.approx(20 / stats.rounds)
+    for drafted, accepted, committed in zip(
+        stats.drafted_per_round, stats.accepted_per_round, stats.tokens_per_round, strict=True
+    ):
+        assert accepted <= drafted
+        assert committed in (accepted, accepted + 1)
+    assert all(0 <= rate <= 1 for rate in stats.per_position_acceptance)

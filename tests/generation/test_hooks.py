@@ -1,0 +1,80 @@
+"""The hook changes calls with our drafters, and no others."""
+
+import pytest
+import torch
+from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
+from transformers import AutoModelForCausalLM, GenerationMixin
+
+from hf_pardraft.generation import hooks
+
+PROMPT = random_prompt(5)
+OPTIONS = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_tokens": 12}
+
+
+@pytest.fixture
+def without_hook():
+    hooks.uninstall()
+    yield
+    hooks.install()
+
+
+def test_installing_twice_changes_nothing_and_uninstalling_restores():
+    installed = {name: vars(GenerationMixin)[name] for name in hooks.HOOKED}
+    hooks.install()
+    assert {name: vars(GenerationMixin)[name] for name in hooks.HOOKED} == installed
+    hooks.uninstall()
+    try:
+        assert all(vars(GenerationMixin)[name].__module__.startswith("transformers") for name in hooks.HOOKED)
+    finally:
+        hooks.install()
+
+
+def test_an_ordinary_assistant_decodes_as_before(tmp_path):
+    target, assistant = tiny_target("llama"), tiny_target("llama", seed=1, num_hidden_layers=1)
+    expected = target.generate(PROMPT, **OPTIONS)
+    assert torch.equal(target.generate(PROMPT, assistant_model=assistant, **OPTIONS), expected)
+    # A PARD checkpoint that plain transformers loaded is an ordinary assistant too.
+    tiny_drafter("pard", target).save_pretrained(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(target.generate(PROMPT, assistant_model=plain, **OPTIONS), expected)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_oss"])
+def test_transformers_own_dflash_decoding_drives_a_dflash_drafter(without_hook, architecture):
+    target = tiny_target(architecture)
+    drafter = tiny_drafter("dflash", target)
+    expected = target.generate(PROMPT, **OPTIONS)
+    out = target.generate(PROMPT, assistant_model=drafter, speculation_type="dflash", **OPTIONS)
+    assert torch.equal(out, expected)
+
+
+def test_transformers_own_dflash_decoding_gets_the_drafts_that_our_loop_gets(without_hook):
+    """Both loops see the same logits from the same cache: count the drafts of a drafter that copies the embedding."""
+    target = tiny_target("llama")
+    drafter, hidden = tiny_drafter("dflash", target), []
+    drafter.norm.register_forward_hook(lambda _module, _args, output: hidden.append(output[:, 1:]))
+    target.generate(PROMPT, assistant_model=drafter, speculation_type="dflash", **OPTIONS)
+    stock = list(hidden)
+    hidden.clear()
+    hooks.install()
+    target.generate(PROMPT, assistant_model=drafter, **OPTIONS)
+    assert len(hidden) > 3
+    for found, expected in zip(hidden, stock, strict=False):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_speculation_type_asks_for_transformers_own_way_even_with_the_hook():
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dflash", target)
+    out = target.generate(PROMPT, assistant_model=drafter, speculation_type="dflash", **OPTIONS)
+    assert torch.equal(out, target.generate(PROMPT, **OPTIONS))
+    assert drafter.last_stats is None
+
+
+def test_stats_of_the_stock_loop_count_its_rounds():
+    target = tiny_target("llama")
+    expected = target.generate(PROMPT, **OPTIONS)
+    drafter = make_oracle(tiny_drafter("pard", target), expected[0], rates=[1.0] * 4)
+    drafter.generation_config.decode_loop = "stock"
+    target.generate(PROMPT, assistant_model=drafter, **OPTIONS)
+    assert sum(drafter.last_stats.tokens_per_round) == 12
