@@ -90,12 +90,23 @@ def train(drafter, target, text: Dataset, steps: int, folder: Path) -> dict:
 def fresh_drafters(target, tokenizer) -> dict:
     """One layer each: the target has five."""
     config = LlamaConfig.from_dict(
-        {**target.config.to_dict(), "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 1, "head_dim": 16}
+        {
+            **target.config.to_dict(),
+            "hidden_size": 128,
+            "intermediate_size": 384,
+            "num_hidden_layers": 1,
+            "head_dim": 16,
+        }
     )
     return {
         "PARD": PardDrafter.from_causal_lm(LlamaForCausalLM(config), tokenizer=tokenizer),
         "DFlash": DFlashDrafter.for_target(
-            target, num_layers=1, block_size=BLOCK_SIZE, tokenizer=tokenizer, target_layer_ids=[0, 1, 2, 3], intermediate_size=512
+            target,
+            num_layers=1,
+            block_size=BLOCK_SIZE,
+            tokenizer=tokenizer,
+            target_layer_ids=[0, 1, 2, 3],
+            intermediate_size=512,
         ),
     }
 

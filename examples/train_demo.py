@@ -14,7 +14,7 @@ import platform
 import shutil
 import sysconfig
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -42,9 +42,25 @@ HELD_OUT_EVERY = 20
 # The target sees all of the library first, and then these modules until it knows them well: a model of three million
 # weights is a poor judge of the whole library, and what it writes should be worth reading.
 FAMILIAR_MODULES = (
-    "argparse.py collections/__init__.py configparser.py contextlib.py copy.py csv.py dataclasses.py functools.py heapq.py "
-    "json/__init__.py json/decoder.py json/encoder.py json/scanner.py queue.py random.py shutil.py string.py textwrap.py"
-).split()
+    "argparse.py",
+    "collections/__init__.py",
+    "configparser.py",
+    "contextlib.py",
+    "copy.py",
+    "csv.py",
+    "dataclasses.py",
+    "functools.py",
+    "heapq.py",
+    "json/__init__.py",
+    "json/decoder.py",
+    "json/encoder.py",
+    "json/scanner.py",
+    "queue.py",
+    "random.py",
+    "shutil.py",
+    "string.py",
+    "textwrap.py",
+)
 
 
 @dataclass
@@ -166,7 +182,9 @@ def fresh_target(size: Size, tokenizer) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def train_target(model, texts: list[str], held_out: list[str], tokenizer, checkpoints: Path, size: Size, **settings) -> dict:
+def train_target(
+    model, texts: list[str], held_out: list[str], tokenizer, checkpoints: Path, size: Size, **settings
+) -> dict:
     """Next-token training in place, resumable."""
     rows = packed_rows(tokenizer, texts, size.target_sequence)
     held_out_rows = packed_rows(tokenizer, held_out, size.target_sequence)
@@ -372,7 +390,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder that the family is written to")
     parser.add_argument("--work", type=Path, help="folder for unfinished work (default: OUTPUT.work)")
     parser.add_argument("--quick", action="store_true", help="toy sizes: shows that every stage runs, in a minute")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the target's training (needs a C++ compiler)")
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile the target's training (needs a C++ compiler)"
+    )
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else Size()
     work = arguments.work or arguments.output.with_name(arguments.output.name + ".work")

@@ -4,10 +4,10 @@ import warnings
 
 import pytest
 import torch
-from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_drafter, tiny_target
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache, T5Config, T5ForConditionalGeneration
 
 from hf_pardraft import DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
+from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_drafter, tiny_target
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import threading
 
 import pytest
 import torch
-from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -14,6 +13,8 @@ from transformers import (
     TextIteratorStreamer,
 )
 from transformers.generation.streamers import BaseStreamer
+
+from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash")
 PROMPT = random_prompt(7)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from tiny_models import ARCHITECTURES, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash")
@@ -54,7 +55,7 @@ def test_a_perfect_drafter_commits_whole_drafts(kind):
     # PARD drafts behind the bare prompt; DFlash has to wait for the target to read it.
     first = [5] if kind == "pard" else [1]
     stats = drafter.last_stats
-    assert stats.tokens_per_round[:3] == (first + [5, 5])[:3]
+    assert stats.tokens_per_round[:3] == [*first, 5, 5][:3]
     assert sum(stats.tokens_per_round) == LONGEST
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 from transformers import AutoModelForCausalLM, GenerationMixin
 
 from hf_pardraft.generation import hooks
+from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 PROMPT = random_prompt(5)
 OPTIONS = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_tokens": 12}

@@ -5,9 +5,15 @@ from itertools import product
 import pytest
 import torch
 from scipy.stats import chi2
-from tiny_models import make_oracle, tiny_drafter, tiny_target
 from transformers import set_seed
-from transformers.generation.logits_process import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from tiny_models import make_oracle, tiny_drafter, tiny_target
 
 VOCAB_SIZE = 5
 NEW_TOKENS = 3
@@ -82,9 +88,7 @@ def p_value(counts: dict, law: dict) -> float:
 
 def drafter_for(kind, target):
     """Right half of the time about one fixed likely text, so that acceptance and rejection both happen often."""
-    greedy = target.generate(
-        PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=False, max_new_tokens=NEW_TOKENS
-    )
+    greedy = target.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=False, max_new_tokens=NEW_TOKENS)
     return make_oracle(tiny_drafter(kind, target, depth=3), greedy[0], rates=[0.7, 0.7, 0.7])
 
 

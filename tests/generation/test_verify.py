@@ -4,11 +4,11 @@ import random
 
 import pytest
 import torch
-from tiny_models import random_prompt, tiny_target
 
 from hf_pardraft.generation.cache import TargetCache
 from hf_pardraft.generation.tree import TokenTree, chain_tree, draft_chain
 from hf_pardraft.generation.verify import NO_CHOICE, accept, plain_step
+from tiny_models import random_prompt, tiny_target
 
 
 def random_tree(rng: random.Random, num_nodes: int, vocab: int) -> TokenTree:

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM, Qwen3Config
 
 from hf_pardraft import AutoDrafter, DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
+from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash")
 
@@ -78,7 +78,7 @@ def test_a_missing_weight_is_named(target, tmp_path, kind):
     name = next(name for name in weights if name.endswith("layers.1.self_attn.o_proj.weight"))
     del weights[name]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=f"missing keys: {name}"):
+    with pytest.raises(ValueError, match=rf"missing keys: {name}"):
         AutoDrafter.from_pretrained(tmp_path)
 
 
@@ -88,7 +88,7 @@ def test_a_left_over_weight_is_named(target, tmp_path, kind):
     weights = load_file(tmp_path / "model.safetensors")
     weights["layer_fusion_weights"] = torch.zeros(2, 3)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="unexpected keys: .*layer_fusion_weights"):
+    with pytest.raises(ValueError, match=r"unexpected keys: .*layer_fusion_weights"):
         AutoDrafter.from_pretrained(tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_a_left_over_weight_is_named(target, tmp_path, kind):
 def test_an_unknown_layout_is_refused_with_what_was_found(tmp_path, fields):
     config = {**Qwen3Config(vocab_size=64, hidden_size=32).to_dict(), **fields}
     (tmp_path / "config.json").write_text(json.dumps(config, default=str))
-    with pytest.raises(ValueError, match="no drafter that this package reads: found .*qwen3"):
+    with pytest.raises(ValueError, match=r"no drafter that this package reads: found .*qwen3"):
         AutoDrafter.from_pretrained(tmp_path)
 
 
@@ -136,5 +136,5 @@ def test_a_mask_token_is_picked_from_what_the_tokenizer_leaves_free(tiny_family)
 
 
 def test_other_architectures_are_refused():
-    with pytest.raises(ValueError, match="llama, qwen2, qwen3.*phi3"):
+    with pytest.raises(ValueError, match=r"llama, qwen2, qwen3.*phi3"):
         PardDrafter.from_causal_lm(tiny_target("phi3"), mask_token_id=MASK_TOKEN_ID)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
 from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.training.collators import BlockCollator, PardCollator
 from hf_pardraft.training.features import tapped_features
 from hf_pardraft.training.forwards import dflash_forward, pard_forward, target_features
+from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
 EOS = 2
 

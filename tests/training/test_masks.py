@@ -34,9 +34,7 @@ def test_the_pard_mask_is_what_inference_sees(seed):
     batch = PardCollator(63, num_tokens=4, retention=rng.choice([0.5, 0.7, 1.0]), seed=seed)(examples)
     mask = pard_mask(PardRows(batch["row_block"], batch["row_index"], batch["row_document"]))
     for b in range(mask.shape[0]):
-        rows = list(
-            zip(*(batch[name][b].tolist() for name in ("row_block", "row_index", "row_document")), strict=True)
-        )
+        rows = list(zip(*(batch[name][b].tolist() for name in ("row_block", "row_index", "row_document")), strict=True))
         for q, (block, index, document) in enumerate(rows):
             if document == PADDING:
                 assert mask[b, q].nonzero().flatten().tolist() == [q]

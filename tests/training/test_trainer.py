@@ -3,9 +3,9 @@
 import pytest
 import torch
 from datasets import Dataset
-from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 from hf_pardraft import AutoDrafter, DraftTrainer, DraftTrainingArguments
+from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash")
 

@@ -75,9 +75,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self._pending = [merged]
         return merged
 
-    def tapped(
-        self, hidden_states: tuple[torch.Tensor | None, ...], num_unread: int, nodes: list[int]
-    ) -> torch.Tensor:
+    def tapped(self, hidden_states: tuple[torch.Tensor | None, ...], num_unread: int, nodes: list[int]) -> torch.Tensor:
         """The tapped states, side by side, of a forward's unread rows and of some of the nodes behind them.
 
         Returns:

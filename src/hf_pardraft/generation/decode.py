@@ -122,7 +122,9 @@ class SpeculativeDecoding:
         new_ids = self.text[:, -num_new:]
         new_positions = self.unread.positions[:, -1:] + torch.arange(1, num_new + 1, device=new_ids.device)
         if not finished:
-            features = self.candidates.tapped(outputs.hidden_states, num_unread, nodes) if self.candidates.taps else None
+            features = (
+                self.candidates.tapped(outputs.hidden_states, num_unread, nodes) if self.candidates.taps else None
+            )
             read_positions = torch.cat([self.unread.positions, new_positions[:, :-1]], dim=1)
             self.candidates.observe(new_ids, new_positions, features, None if features is None else read_positions)
         self.unread = Prompt(new_ids[:, -1:], new_positions[:, -1:])
@@ -138,7 +140,9 @@ class SpeculativeDecoding:
 
 def path_on_host(acceptance: Acceptance) -> tuple[list[int], list[int]]:
     """The accepted slots, the root's first, and the tokens to commit (as many), in one transfer. Batch 1."""
-    num_accepted, *rest = torch.cat([acceptance.num_accepted[:, None], acceptance.path, acceptance.tokens], 1)[0].tolist()
+    num_accepted, *rest = torch.cat([acceptance.num_accepted[:, None], acceptance.path, acceptance.tokens], 1)[
+        0
+    ].tolist()
     num_slots = len(rest) // 2
     return rest[: num_accepted + 1], rest[num_slots : num_slots + num_accepted + 1]
 

@@ -59,7 +59,9 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
                 "the options of other decoding modes"
             )
         if generation_mode_kwargs.get("synced_gpus"):
-            raise ValueError("drafters don't work with synced_gpus (FSDP or ZeRO-3 sharded targets): gather the target first")
+            raise ValueError(
+                "drafters don't work with synced_gpus (FSDP or ZeRO-3 sharded targets): gather the target first"
+            )
         read_settings(drafter.generation_config)
         drafter.draft_depth  # noqa: B018 - reading it checks it
         drafter.check_target(self)

@@ -38,7 +38,9 @@ class DecodeStats:
         deepest = max(self.drafted_per_round, default=0)
         rates = []
         for position in range(1, deepest + 1):
-            proposed = [a for a, d in zip(self.accepted_per_round, self.drafted_per_round, strict=True) if d >= position]
+            proposed = [
+                a for a, d in zip(self.accepted_per_round, self.drafted_per_round, strict=True) if d >= position
+            ]
             rates.append(sum(accepted >= position for accepted in proposed) / len(proposed))
         return rates
 

@@ -109,7 +109,9 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         ahead = torch.arange(1, depth, device=context.new_positions.device)
         outputs = self(
             input_ids=torch.cat([context.new_ids, masks], dim=1).to(self.device),
-            position_ids=torch.cat([context.new_positions, context.new_positions[:, -1:] + ahead], dim=1).to(self.device),
+            position_ids=torch.cat([context.new_positions, context.new_positions[:, -1:] + ahead], dim=1).to(
+                self.device
+            ),
             past_key_values=state.cache,
             use_cache=True,
             logits_to_keep=depth,

@@ -21,7 +21,9 @@ class DraftTrainingArguments(TrainingArguments):
     num_anchors: int = field(default=512, metadata={"help": "DFlash: most blocks per sequence and step."})
     loss_gamma: float | None = field(
         default=None,
-        metadata={"help": "Decay constant of the position weights exp(-(k - 1) / gamma); None weighs all positions alike."},
+        metadata={
+            "help": "Decay constant of the position weights exp(-(k - 1) / gamma); None weighs all positions alike."
+        },
     )
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Off: the collators choose the columns they read."}

@@ -68,8 +68,6 @@ def block_cross_entropy(
         raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}")
     blocks, positions, vocab = draft_logits.shape
     weights = position_weights(positions, gamma, draft_logits.device).expand(blocks, -1) * valid
-    total, weight_sum = weighted_cross_entropy(
-        draft_logits.reshape(-1, vocab), labels.reshape(-1), weights.reshape(-1)
-    )
+    total, weight_sum = weighted_cross_entropy(draft_logits.reshape(-1, vocab), labels.reshape(-1), weights.reshape(-1))
     divisor = weight_sum if reduction == "weight_sum" else valid.any(dim=1).sum().to(total.dtype)
     return total / divisor.masked_fill(divisor == 0, 1)

@@ -46,9 +46,7 @@ class DraftTrainer(Trainer):
             freeze(target)
         self.target = target
         self.drafter = model
-        super().__init__(
-            model=model, args=args, data_collator=data_collator or default_collator(model, args), **kwargs
-        )
+        super().__init__(model=model, args=args, data_collator=data_collator or default_collator(model, args), **kwargs)
         if target is not None and args.place_model_on_device:
             target.to(args.device)
         # The losses are means already, so the Trainer has to divide them by the accumulation steps.

@@ -1,0 +1,1 @@
+"""A tiny trained family, and the command that shows it at work."""

@@ -1,0 +1,1 @@
+"""How fast a drafter makes its target, and whether the text stayed the same."""

@@ -1,0 +1,66 @@
+"""What several rooms' tests share: no network, and a tiny untrained family on disk."""
+
+import os
+
+# Before transformers is imported: a test must fail, not download.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from hf_pardraft.models.modeling_dflash import DFlashDrafter
+from hf_pardraft.models.modeling_pard import PardDrafter
+
+END_OF_TEXT = "<|endoftext|>"
+SAMPLE_TEXT = 'def add(a, b):\n    """Return the sum of a and b."""\n    return a + b\n\n\nclass Point:\n    pass\n'
+VOCAB_SIZE = 300
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE, so that every text can be encoded."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - 8,
+        special_tokens=[END_OF_TEXT, "<|reserved_0|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator([SAMPLE_TEXT], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
+
+
+def tiny_target(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_family(tmp_path_factory) -> Path:
+    """A folder like the shipped demo family, with random weights: its PARD drafter is as good as its target."""
+    folder = tmp_path_factory.mktemp("family")
+    torch.manual_seed(0)
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(folder / "target")
+    tiny_target(tokenizer).save_pretrained(folder / "target")
+    target = Qwen3ForCausalLM.from_pretrained(folder / "target")
+    PardDrafter.from_causal_lm(target, tokenizer=tokenizer).save_pretrained(folder / "pard")
+    DFlashDrafter.for_target(target, num_layers=1, block_size=4, tokenizer=tokenizer).save_pretrained(folder / "dflash")
+    return folder
