@@ -59,19 +59,30 @@ def test_a_perfect_drafter_commits_whole_drafts(kind):
     assert sum(stats.tokens_per_round) == LONGEST
 
 
+def assert_ends_where_plain_generate_ends(target, drafter, prompt, reference):
+    """With each written token in turn as the end of text, among others."""
+    for position in range(prompt.shape[1], reference.shape[1]):
+        eos = [int(reference[0, position]), 62]
+        expected = plain(target, prompt, max_new_tokens=LONGEST, eos_token_id=eos)
+        assert torch.equal(drafted(target, prompt, drafter, max_new_tokens=LONGEST, eos_token_id=eos), expected)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("loop", ["native", "stock"])
-def test_end_of_text_is_found_at_every_position_of_a_block(kind, loop):
+def test_end_of_text_is_found_at_every_position_of_a_block(target, kind):
+    prompt = random_prompt(4)
+    reference = plain(target, prompt, max_new_tokens=LONGEST)
+    drafter = make_oracle(tiny_drafter(kind, target), reference[0], rates=[1.0] * 4)
+    assert_ends_where_plain_generate_ends(target, drafter, prompt, reference)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_stock_loop_finds_the_end_of_text_too(kind):
     target = tiny_target("qwen3")
     prompt = random_prompt(4)
     reference = plain(target, prompt, max_new_tokens=LONGEST)
     drafter = make_oracle(tiny_drafter(kind, target), reference[0], rates=[1.0] * 4)
-    drafter.generation_config.decode_loop = loop
-    for position in range(4, 4 + LONGEST):
-        eos = int(reference[0, position])
-        expected = plain(target, prompt, max_new_tokens=LONGEST, eos_token_id=[eos, 62])
-        out = drafted(target, prompt, drafter, max_new_tokens=LONGEST, eos_token_id=[eos, 62])
-        assert torch.equal(out, expected)
+    drafter.generation_config.decode_loop = "stock"
+    assert_ends_where_plain_generate_ends(target, drafter, prompt, reference)
 
 
 @pytest.mark.parametrize("kind", KINDS)

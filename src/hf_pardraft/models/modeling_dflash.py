@@ -218,8 +218,9 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
         masks = anchor.new_full((anchor.shape[0], block_size - 1), self.config.mask_token_id)
         block_positions = context.new_positions[:, -1:] + torch.arange(block_size, device=context.new_positions.device)
         state.cache.set_previous_accepted_tokens(context.features.shape[1])
+        block_ids = torch.cat([anchor, masks], dim=1).to(state.embed_tokens.weight.device)
         hidden_states = self(
-            noise_embeds=state.embed_tokens(torch.cat([anchor, masks], dim=1)).to(self.device, self.dtype),
+            noise_embeds=state.embed_tokens(block_ids).to(self.device, self.dtype),
             context_hidden_states=context.features.to(self.device, self.dtype),
             position_ids=torch.cat([context.feature_positions, block_positions], dim=1).to(self.device),
             past_key_values=state.cache,
