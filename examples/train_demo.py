@@ -76,17 +76,15 @@ class Size:
     target_steps: int = 1800
     familiar_steps: int = 400
     max_files: int | None = None
-    text_rows: int = 4608
+    text_rows: int = 3072
     text_batch: int = 256
     prompt_length: int = 64
     text_length: int = 256
-    pard_hidden: int = 192
-    pard_intermediate: int = 512
     drafter_layers: int = 2
     block_size: int = 8
     num_anchors: int = 48
     drafter_batch: int = 8
-    drafter_steps: int = 1200
+    drafter_steps: int = 900
 
 
 QUICK = Size(
@@ -103,8 +101,6 @@ QUICK = Size(
     text_batch=16,
     prompt_length=16,
     text_length=64,
-    pard_hidden=32,
-    pard_intermediate=64,
     num_anchors=8,
     drafter_batch=4,
     drafter_steps=10,
@@ -334,18 +330,17 @@ def load_target(work: Path):
 
 
 def stage_pard(out: Path, size: Size, work: Path) -> dict:
-    """A small causal LM with mask tokens. It starts from nothing: at this size, COD teaches it to read and draft at once."""
+    """A shallow causal LM that starts from the target's embedding; COD teaches it to read and to draft at once."""
     target, tokenizer = load_target(work), AutoTokenizer.from_pretrained(work / "target")
-    small = Qwen3Config.from_dict(
-        {
-            **target.config.to_dict(),
-            "hidden_size": size.pard_hidden,
-            "intermediate_size": size.pard_intermediate,
-            "num_hidden_layers": size.drafter_layers,
-            "layer_types": None,
-        }
-    )
-    drafter = PardDrafter.from_causal_lm(Qwen3ForCausalLM(small), tokenizer=tokenizer)
+    shallow = {
+        "num_hidden_layers": size.drafter_layers,
+        "intermediate_size": 4 * size.target_hidden,
+        "layer_types": None,
+    }
+    base = Qwen3ForCausalLM(Qwen3Config.from_dict({**target.config.to_dict(), **shallow}))
+    base.get_input_embeddings().load_state_dict(target.get_input_embeddings().state_dict())
+    base.model.norm.load_state_dict(target.model.norm.state_dict())
+    drafter = PardDrafter.from_causal_lm(base, tokenizer=tokenizer)
     return train_drafter(drafter, target, out, size, work)
 
 

@@ -1,13 +1,22 @@
 """Saving and loading: bit-exact, in the layouts that others read, and never a silent random weight."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM, Qwen3Config
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from hf_pardraft import AutoDrafter, DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
+from hf_pardraft.models.mask_token import choose_mask_token_id
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash")
@@ -138,3 +147,12 @@ def test_a_mask_token_is_picked_from_what_the_tokenizer_leaves_free(tiny_family)
 def test_other_architectures_are_refused():
     with pytest.raises(ValueError, match=r"llama, qwen2, qwen3.*phi3"):
         PardDrafter.from_causal_lm(tiny_target("phi3"), mask_token_id=MASK_TOKEN_ID)
+
+
+def test_a_real_tokenizer_gives_the_published_choice():
+    """The first id behind the last token: for this tokenizer 151669, which the published DFlash drafters use."""
+    folder = Path(__file__).parents[3] / "shared" / "tokenizers" / "qwen2.5"
+    if not folder.exists():
+        pytest.skip("the Qwen2.5 tokenizer is not part of the repository")
+    config = Qwen2Config(vocab_size=151936)
+    assert choose_mask_token_id(config, None, AutoTokenizer.from_pretrained(folder)) == 151669

@@ -112,7 +112,7 @@ class SpeculativeDecoding:
         Args:
             outputs: of the target's forward.
             num_before: cache entries before it.
-            path: the slots that were read and kept, the root's first: one fewer than the text has grown by and the root.
+            path: the slots that were read and kept, the root's first; the text has grown by as many tokens.
             finished: whether this was the last round.
         """
         num_unread, num_new = self.unread.ids.shape[1], len(path)

@@ -3,7 +3,6 @@
 This file travels with every drafter that is pushed to the Hub, so it imports torch and transformers only.
 """
 
-import re
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 # Layers of a target are named by what a published config calls them; `hidden_states` has the embeddings at index 0.
@@ -306,72 +305,6 @@ def differing_weights(remembered: list[float] | None, target: PreTrainedModel) -
         return True
     close = torch.isclose(torch.tensor(found), torch.tensor(remembered), rtol=0.02, atol=1e-5)
     return not bool(close.all())
-
-
-def find_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
-    """The tokenizer saved beside `model`, if there is one."""
-    if not model.name_or_path:
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(model.name_or_path)
-    except (OSError, ValueError):
-        return None
-
-
-def choose_mask_token_id(
-    config, mask_token_id: int | None = None, tokenizer: PreTrainedTokenizerBase | None = None
-) -> int:
-    """Check a mask token id, or pick an unused one.
-
-    The first row of the embedding beyond the tokenizer's last token is the best choice (Qwen: 151665), then the last token
-    that the tokenizer itself calls reserved or unused (Llama 3 has 200 of them), then the unknown token, which byte-level
-    and byte-fallback tokenizers never write.
-
-    Args:
-        config: the text config of the model whose embedding is used.
-        mask_token_id: an id to check, or `None` to pick one.
-        tokenizer: what says which ids are used; without it only the special ids of the config can be avoided.
-
-    Raises:
-        ValueError: if the id is out of range or in use, or none is free.
-    """
-    facts = config.to_dict()
-    special = set()
-    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        ids = facts.get(key)
-        special |= set(ids if isinstance(ids, list) else [ids])
-    if tokenizer is not None:
-        special |= {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
-    vocabulary = {} if tokenizer is None else {i: token for token, i in tokenizer.get_vocab().items()}
-    reserved = [i for i, token in vocabulary.items() if re.search("reserved|unused|mask|pard", token, re.IGNORECASE)]
-    if not reserved and tokenizer is not None and tokenizer.unk_token_id not in (None, *special):
-        reserved = [tokenizer.unk_token_id]
-    if mask_token_id is not None:
-        if not 0 <= mask_token_id < config.vocab_size:
-            raise ValueError(f"mask_token_id must be in [0, {config.vocab_size}), got {mask_token_id}")
-        if mask_token_id in special or (mask_token_id in vocabulary and mask_token_id not in reserved):
-            name = vocabulary.get(mask_token_id, "a special token")
-            raise ValueError(f"mask_token_id {mask_token_id} is in use ({name!r}): choose an unused id, or pass None")
-        return mask_token_id
-    if tokenizer is None:
-        free = [i for i in range(config.vocab_size - 1, -1, -1) if i not in special]
-        warnings.warn(
-            f"no tokenizer to tell which tokens are unused: taking {free[0]} as the mask token. Pass mask_token_id or "
-            "tokenizer to be sure",
-            UserWarning,
-            stacklevel=3,
-        )
-        return free[0]
-    beyond = max(vocabulary) + 1
-    if beyond < config.vocab_size:
-        return beyond
-    candidates = [i for i in sorted(reserved) if i not in special and i < config.vocab_size]
-    if not candidates:
-        raise ValueError(
-            f"all {config.vocab_size} tokens are in use: add a token to the tokenizer, resize the model's embedding, and "
-            "pass its id as mask_token_id"
-        )
-    return candidates[-1]
 
 
 def load_generation_config(path, **kwargs) -> GenerationConfig:

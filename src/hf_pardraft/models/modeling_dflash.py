@@ -25,13 +25,12 @@ from .drafting import (
     DraftState,
     GrowingLayer,
     ParallelDrafter,
-    choose_mask_token_id,
     describe_target,
     differing_weights,
-    find_tokenizer,
     layer_ids_to_hidden_state_indices,
     load_generation_config,
 )
+from .mask_token import choose_mask_token_id, find_tokenizer
 
 
 class DFlashAttention(nn.Module):

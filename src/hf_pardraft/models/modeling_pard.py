@@ -13,7 +13,8 @@ from transformers import (
 )
 
 from .configuration_pard import PardConfig, PardLlamaConfig, PardQwen2Config, PardQwen3Config, config_class_of
-from .drafting import DraftContext, DraftState, ParallelDrafter, choose_mask_token_id, find_tokenizer
+from .drafting import DraftContext, DraftState, ParallelDrafter
+from .mask_token import choose_mask_token_id, find_tokenizer
 
 
 class PardDrafter(ParallelDrafter, PreTrainedModel):
