@@ -18,7 +18,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 from transformers.utils import logging
 
-from hf_pardraft import DFlashDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
+from hf_pardraft import AutoDrafter, DFlashDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
 from hf_pardraft.evaluation.benchmark import compare, timed_run
 
 RESULT = Path(__file__).parent / "results" / "stories260k.json"
@@ -65,7 +65,7 @@ def train(drafter, target, text: Dataset, steps: int, folder: Path) -> dict:
         args=DraftTrainingArguments(
             output_dir=folder,
             max_steps=steps,
-            per_device_train_batch_size=16,
+            per_device_train_batch_size=8,
             learning_rate=3e-3,
             weight_decay=0.01,
             warmup_steps=steps // 20,
@@ -111,6 +111,27 @@ def fresh_drafters(target, tokenizer) -> dict:
     }
 
 
+def trained_drafters(arguments, target, tokenizer, evaluated: torch.LongTensor) -> tuple[dict, dict]:
+    """How training went, and the drafters; those that an earlier run left in the work folder are only loaded."""
+    log = arguments.work / "training.json"
+    if log.exists():
+        drafters = {name: AutoDrafter.from_pretrained(arguments.work / name) for name in ("PARD", "DFlash")}
+        return json.loads(log.read_text()), drafters
+    started = time.perf_counter()
+    beginnings = story_beginnings(arguments.training_text, tokenizer, 4000, PROMPT_TOKENS)
+    # The two excerpts of TinyStories may share stories.
+    is_new = ~(beginnings[:, None, :EVALUATION_TOKENS] == evaluated).all(dim=-1).any(dim=1)
+    text = sampled_text(target, beginnings[is_new], arguments.rows)
+    report = {"text": {"rows": len(text), "seconds": round(time.perf_counter() - started)}, "training": {}}
+    drafters = fresh_drafters(target, tokenizer)
+    for name, drafter in drafters.items():
+        report["training"][name] = train(drafter, target, text, arguments.steps, arguments.work / f"{name}-run")
+        drafter.eval().save_pretrained(arguments.work / name)
+        print(name, report["training"][name], flush=True)
+    log.write_text(json.dumps(report, indent=2) + "\n")
+    return report, drafters
+
+
 def stock_round(target, drafter, prompts: list[torch.LongTensor], max_new_tokens: int) -> dict[str, float]:
     """Milliseconds a round in our loop and in transformers' own, prompts taken in turns."""
     milliseconds = {}
@@ -132,8 +153,8 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--training-text", type=Path, required=True)
     parser.add_argument("--prompt-text", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=6144, help="stories to sample for training")
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--rows", type=int, default=4096, help="stories to sample for training")
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--work", type=Path, default=Path("stories260k.work"))
     arguments = parser.parse_args()
     logging.set_verbosity_error()
@@ -141,18 +162,8 @@ def main() -> None:
     set_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(arguments.target)
     target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).eval()
-    started = time.perf_counter()
     evaluated = story_beginnings(arguments.prompt_text, tokenizer, 50, EVALUATION_TOKENS)
-    beginnings = story_beginnings(arguments.training_text, tokenizer, 4000, PROMPT_TOKENS)
-    # The two excerpts of TinyStories may share stories.
-    is_new = ~(beginnings[:, None, :EVALUATION_TOKENS] == evaluated).all(dim=-1).any(dim=1)
-    text = sampled_text(target, beginnings[is_new], arguments.rows)
-    report = {"text": {"rows": len(text), "seconds": round(time.perf_counter() - started)}, "training": {}}
-    drafters = fresh_drafters(target, tokenizer)
-    for name, drafter in drafters.items():
-        report["training"][name] = train(drafter, target, text, arguments.steps, arguments.work / name)
-        drafter.eval().save_pretrained(arguments.work / name)
-        print(name, report["training"][name], flush=True)
+    report, drafters = trained_drafters(arguments, target, tokenizer, evaluated)
     prompts = list(evaluated.split(1))
     report["rows"] = [asdict(row) for row in compare(target, drafters, prompts, max_new_tokens=200, repeats=3)]
     report["milliseconds_per_round"] = {

@@ -2,6 +2,8 @@
 
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -34,9 +36,13 @@ def complete(request: Completion) -> str:
         OSError, ValueError: if a model can't be loaded, or the drafter does not fit the target.
     """
     options = {"dtype": request.dtype, "device_map": request.device}
-    tokenizer = AutoTokenizer.from_pretrained(request.target)
-    target = AutoModelForCausalLM.from_pretrained(request.target, **options)
-    drafter = AutoDrafter.from_pretrained(request.drafter, **options) if request.drafter else None
+    with naming(request.target):
+        tokenizer = AutoTokenizer.from_pretrained(request.target)
+        target = AutoModelForCausalLM.from_pretrained(request.target, **options)
+    drafter = None
+    if request.drafter:
+        with naming(request.drafter):
+            drafter = AutoDrafter.from_pretrained(request.drafter, **options)
     sampling = {"do_sample": True, "temperature": request.temperature} if request.temperature else {"do_sample": False}
     target.generate(
         **tokenizer(request.prompt, return_tensors="pt").to(target.device),
@@ -49,6 +55,15 @@ def complete(request: Completion) -> str:
         return ""
     stats = drafter.last_stats
     return f"{sum(stats.tokens_per_round)} tokens in {stats.rounds} rounds, {stats.tau:.2f} a round (tau)"
+
+
+@contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Say what could not be loaded: transformers' own message may not."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"can't load {source!r}: {error}") from error
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:

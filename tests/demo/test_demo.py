@@ -1,0 +1,105 @@
+"""The demo: accepted runs are visible, the table is right, and what is missing is said."""
+
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from hf_pardraft.demo.display import RunStreamer, last_lines, results_table
+from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
+from hf_pardraft.demo.prompts import PROMPTS
+from hf_pardraft.demo.show import demo_json, show_demo
+from hf_pardraft.evaluation.metrics import ComparisonRow
+
+
+def plain_console() -> Console:
+    return Console(file=io.StringIO(), width=100, force_terminal=False)
+
+
+def printed(console: Console) -> str:
+    return console.file.getvalue()
+
+
+def test_every_accepted_run_follows_a_marker(tiny_family):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_family / "target")
+    prompt, runs = "def f(", ["a, ", "b", "):\n    pass"]
+    console = plain_console()
+    streamer = RunStreamer(tokenizer, console)
+    streamer.put(tokenizer(prompt, return_tensors="pt").input_ids)
+    for run in runs:
+        streamer.put(tokenizer(run, return_tensors="pt").input_ids)
+    streamer.end()
+    assert printed(console) == "def f(|a, |b|):\n    pass|\n"
+
+
+def test_a_character_split_over_two_rounds_is_printed_whole(tiny_family):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_family / "target")
+    ids = tokenizer("é").input_ids
+    assert len(ids) == 2
+    console = plain_console()
+    streamer = RunStreamer(tokenizer, console)
+    streamer.put(torch.tensor(tokenizer("x").input_ids))
+    streamer.put(torch.tensor(ids[:1]))
+    streamer.put(torch.tensor(ids[1:]))
+    streamer.end()
+    assert printed(console) == "x||é|\n"
+
+
+def test_long_prompts_show_their_end():
+    assert last_lines("a\nb\nc", 2) == "...\nb\nc"
+    assert last_lines("a\nb", 2) == "a\nb"
+
+
+def test_the_table_says_what_was_measured():
+    console = plain_console()
+    console.print(results_table([ComparisonRow("PARD", 123.4, 2.05, 3.456, False)]))
+    assert printed(console).split()[-5:] == ["PARD", "123", "2.05x", "3.46", "NO"]
+
+
+def test_the_demo_shows_both_drafters_and_a_table(tiny_family):
+    console = plain_console()
+    show_demo(tiny_family, None, 8, console)
+    text = printed(console)
+    assert all(word in text for word in ("PARD", "DFlash", "plain", "tokens/s", "tau", "|"))
+
+
+def test_the_json_is_the_table(tiny_family, tmp_path):
+    file = tmp_path / "x.py"
+    file.write_text("def main():\n")
+    rows = json.loads(demo_json(tiny_family, file, 8))
+    assert [row["name"] for row in rows] == ["plain", "PARD", "DFlash"]
+    assert all(set(row) == {"name", "tokens_per_second", "speedup", "tau", "identical"} for row in rows)
+    assert all(row["identical"] for row in rows)
+
+
+def test_what_is_missing_is_said(tiny_family, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"examples/train_demo\.py"):
+        load_family(tmp_path)
+    empty = tmp_path / "empty.py"
+    empty.write_text("\n")
+    with pytest.raises(ValueError, match="holds no text"):
+        demo_json(tiny_family, empty, 8)
+    with pytest.raises(ValueError, match="leave no room"):
+        demo_json(tiny_family, None, 256)
+
+
+def test_the_shipped_family_writes_identical_text_with_long_runs():
+    if not (SHIPPED_FAMILY / "target" / "config.json").exists():
+        pytest.skip("the demo family has not been trained: python examples/train_demo.py")
+    family = load_family(SHIPPED_FAMILY)
+    prompt = family.tokenizer(PROMPTS[0], return_tensors="pt")
+    options = {**prompt, "do_sample": False, "max_new_tokens": 64}
+    expected = family.target.generate(**options)
+    assert list(family.drafters) == ["PARD", "DFlash"]
+    for drafter in family.drafters.values():
+        assert torch.equal(family.target.generate(**options, assistant_model=drafter), expected)
+        assert drafter.last_stats.tau > 1.3
+
+
+def test_the_shipped_family_fits_the_repository():
+    if not SHIPPED_FAMILY.exists():
+        pytest.skip("the demo family has not been trained: python examples/train_demo.py")
+    assert sum(path.stat().st_size for path in SHIPPED_FAMILY.rglob("*") if path.is_file()) <= 16 * 1024 * 1024

@@ -1,0 +1,44 @@
+"""The comparison's figures: what they are made of, and that they come out of real runs."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hf_pardraft import AutoDrafter
+from hf_pardraft.evaluation.benchmark import PLAIN, compare
+from hf_pardraft.evaluation.metrics import TimedRun, summarise
+
+
+def test_each_prompt_counts_with_its_fastest_repeat():
+    plain = [[TimedRun((1, 2), (1, 1), 4.0), TimedRun((1, 2), (1, 1), 2.0)], [TimedRun((3, 4), (1, 1), 2.0)] * 2]
+    drafted = [[TimedRun((1, 2), (2,), 1.0), TimedRun((1, 2), (2,), 3.0)], [TimedRun((3, 4), (1, 1), 1.0)] * 2]
+    row = summarise("drafted", drafted, plain)
+    assert row.tokens_per_second == pytest.approx(4 / 2.0)
+    assert row.speedup == pytest.approx(2.0)
+    assert row.tau == pytest.approx(8 / 6)
+    assert row.identical
+
+
+def test_one_other_token_in_one_repeat_is_not_identical():
+    plain = [[TimedRun((1, 2), (1, 1), 1.0)] * 2]
+    drafted = [[TimedRun((1, 2), (2,), 1.0), TimedRun((1, 3), (2,), 1.0)]]
+    assert not summarise("drafted", drafted, plain).identical
+
+
+def test_a_comparison_runs_every_contender(tiny_family):
+    target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
+    drafters = {name: AutoDrafter.from_pretrained(tiny_family / name) for name in ("pard", "dflash")}
+    rows = compare(target, drafters, [torch.tensor([[7, 8, 9]]), torch.tensor([[5]])], max_new_tokens=6, repeats=2)
+    assert [row.name for row in rows] == [PLAIN, "pard", "dflash"]
+    assert rows[0].speedup == 1.0
+    assert rows[0].tau == 1.0
+    assert all(row.identical and row.tokens_per_second > 0 and row.tau >= 1 for row in rows)
+    # The tiny PARD drafter is its target, so each of its first guesses is right.
+    assert rows[1].tau > 1.5
+
+
+def test_a_comparison_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="at least one prompt"):
+        compare(None, {}, [], max_new_tokens=4)
+    with pytest.raises(ValueError, match="'plain' is that of generate"):
+        compare(None, {PLAIN: None}, [torch.tensor([[1]])], max_new_tokens=4)
