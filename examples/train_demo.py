@@ -84,7 +84,7 @@ class Size:
     block_size: int = 8
     num_anchors: int = 48
     drafter_batch: int = 8
-    drafter_steps: int = 900
+    drafter_steps: int = 700
 
 
 QUICK = Size(
@@ -299,7 +299,7 @@ def train_drafter(drafter, target, out: Path, size: Size, work: Path, **settings
             output_dir=checkpoints_folder,
             max_steps=size.drafter_steps,
             per_device_train_batch_size=size.drafter_batch,
-            learning_rate=2e-3,
+            learning_rate=3e-3,
             weight_decay=0.01,
             adam_beta2=0.98,
             warmup_steps=size.drafter_steps // 20,

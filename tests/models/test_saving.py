@@ -156,3 +156,12 @@ def test_a_real_tokenizer_gives_the_published_choice():
         pytest.skip("the Qwen2.5 tokenizer is not part of the repository")
     config = Qwen2Config(vocab_size=151936)
     assert choose_mask_token_id(config, None, AutoTokenizer.from_pretrained(folder)) == 151669
+
+
+def test_a_published_config_names_no_path_of_this_machine(tiny_family, tmp_path):
+    target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
+    DFlashDrafter.for_target(target, 1, 4).save_pretrained(tmp_path / "dflash")
+    PardDrafter.from_causal_lm(tiny_family / "target").save_pretrained(tmp_path / "pard")
+    for kind in KINDS:
+        assert str(tiny_family) not in (tmp_path / kind / "config.json").read_text()
+    assert json.loads((tmp_path / "dflash" / "config.json").read_text())["target_name_or_path"] == "target"

@@ -6,6 +6,7 @@ This file travels with every drafter that is pushed to the Hub, so it imports to
 import warnings
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -267,10 +268,16 @@ def target_fingerprint(target: PreTrainedModel) -> list[float] | None:
     return [round(value, 6) for value in samples.flatten().tolist()]
 
 
+def public_name(model: PreTrainedModel) -> str | None:
+    """What `model` was loaded from; of a local folder only its own name, since configs are published."""
+    path = Path(model.name_or_path)
+    return path.name if model.name_or_path and path.is_dir() else model.name_or_path or None
+
+
 def describe_target(target: PreTrainedModel) -> dict[str, Any]:
     """What a drafter's config remembers about the target that it was made for."""
     return {
-        "target_name_or_path": target.name_or_path or None,
+        "target_name_or_path": public_name(target),
         "target_model_type": target.config.get_text_config(decoder=True).model_type,
         "target_fingerprint": target_fingerprint(target),
     }

@@ -29,6 +29,7 @@ from .drafting import (
     differing_weights,
     layer_ids_to_hidden_state_indices,
     load_generation_config,
+    public_name,
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
 
@@ -199,7 +200,7 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
 
     def other_target_reason(self, target: PreTrainedModel) -> str | None:
         """A DFlash drafter reads the hidden states of one model, so any other weights count as another target."""
-        trained_for, name = self.config.target_name_or_path, target.name_or_path
+        trained_for, name = self.config.target_name_or_path, public_name(target)
         if differing_weights(self.config.target_fingerprint, target):
             return f"its weights differ from those of {trained_for or 'the target it was made for'}"
         if self.config.target_fingerprint is None and trained_for and name and trained_for != name:
