@@ -10,8 +10,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..evaluation.metrics import ComparisonRow
 
-# Foreground and background together, so that the text can be read on dark and light terminals alike.
-RUN_STYLES = ("black on #b7e4c7", "black on #a9d6e5")
+# Two of the eight colours that every terminal tells apart, with a foreground that both dark and light ones can read.
+RUN_STYLES = ("black on green", "black on cyan")
 RUN_MARKER = "|"
 PROMPT_LINES = 12
 

@@ -13,7 +13,7 @@ from .display import RunStreamer, can_shade, results_table
 from .family import Family, load_family
 from .prompts import PROMPTS
 
-REPEATS = 3
+REPEATS = 2
 
 
 def show_demo(family_path: Path, prompt_file: Path | None, max_new_tokens: int, console: Console) -> None:
@@ -26,17 +26,17 @@ def show_demo(family_path: Path, prompt_file: Path | None, max_new_tokens: int, 
     texts = read_prompts(prompt_file)
     family = load_family(family_path)
     prompts = [encode(family, text, max_new_tokens) for text in texts]
-    mark = "coloured stretch" if can_shade(console) else "stretch between bars"
-    console.print(f"Each {mark} is one round: the drafter guessed, and one forward of the target kept this much.")
+    mark = "Each coloured stretch" if can_shade(console) else "Between two bars"
+    console.print(f"{mark}: what one draft and one forward of the target added.")
     for name in family.drafters:
         stream_completion(family, name, prompts[0], max_new_tokens, console)
-    console.print()
-    with console.status("Measuring ..."):
-        rows = compare(family.target, family.drafters, prompts, max_new_tokens, REPEATS)
-    console.print(results_table(rows))
+    # A line that stands still: a spinner's thread would take its share of the time that is measured.
+    console.print("\nMeasuring ...")
+    console.print(results_table(compare(family.target, family.drafters, prompts, max_new_tokens, REPEATS)))
     console.print(
-        f"Greedy, float32, {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {max_new_tokens} new tokens, "
-        f"best of {REPEATS} runs, {torch.get_num_threads()} threads. tau: mean tokens kept per forward of the target."
+        f"Greedy, float32, up to {max_new_tokens} new tokens. Prompts: {len(prompts)}, best of {REPEATS} runs, "
+        f"threads: {torch.get_num_threads()}.\ntau: mean tokens committed per forward of the target.",
+        highlight=False,
     )
 
 
@@ -89,4 +89,4 @@ def stream_completion(
         streamer=RunStreamer(family.tokenizer, console),
     )
     num_tokens = output_ids.shape[1] - prompt.shape[1]
-    console.print(f"{num_tokens} tokens in {drafter.last_stats.rounds} rounds")
+    console.print(f"{num_tokens} tokens in {drafter.last_stats.rounds} rounds", style="dim", highlight=False)
