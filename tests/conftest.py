@@ -2,8 +2,9 @@
 
 import os
 
-# Before transformers is imported: a test must fail, not download.
+# Before torch and transformers are imported. A test must fail, not download; and tiny models only wait for second threads.
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from pathlib import Path
 

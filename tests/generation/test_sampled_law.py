@@ -17,7 +17,7 @@ from tiny_models import make_oracle, tiny_drafter, tiny_target
 
 VOCAB_SIZE = 5
 NEW_TOKENS = 3
-NUM_SAMPLES = 1500
+NUM_SAMPLES = 1000
 # A right sampler fails one seed in a million; a bonus token drawn from the wrong row gives p < 1e-20 (see the last test).
 SIGNIFICANCE = 1e-6
 
