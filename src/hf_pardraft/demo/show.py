@@ -23,7 +23,9 @@ def show_demo(family_path: Path, prompt_file: Path | None, max_new_tokens: int, 
         FileNotFoundError: if there is no family in `family_path`.
         ValueError: if the prompt file holds no text, or `max_new_tokens` leaves no room for a prompt.
     """
-    family, prompts = prepare(family_path, prompt_file, max_new_tokens)
+    texts = read_prompts(prompt_file)
+    family = load_family(family_path)
+    prompts = [encode(family, text, max_new_tokens) for text in texts]
     mark = "Each coloured stretch" if can_shade(console) else "Between two bars"
     console.print(f"{mark}: what one draft and one forward of the target added.")
     for name in family.drafters:
@@ -33,28 +35,21 @@ def show_demo(family_path: Path, prompt_file: Path | None, max_new_tokens: int, 
     console.print(results_table(compare(family.target, family.drafters, prompts, max_new_tokens, REPEATS)))
     console.print(
         f"Greedy, float32, up to {max_new_tokens} new tokens. Prompts: {len(prompts)}, best of {REPEATS} runs, "
-        "one thread.\ntau: mean tokens committed per forward of the target.",
+        f"threads: {torch.get_num_threads()}.\ntau: mean tokens committed per forward of the target.",
         highlight=False,
     )
 
 
 def demo_json(family_path: Path, prompt_file: Path | None, max_new_tokens: int) -> str:
     """The table of [`show_demo`] alone, as a JSON list of rows. Raises what `show_demo` raises."""
-    family, prompts = prepare(family_path, prompt_file, max_new_tokens)
+    texts = read_prompts(prompt_file)
+    family = load_family(family_path)
+    prompts = [encode(family, text, max_new_tokens) for text in texts]
     return rows_to_json(compare(family.target, family.drafters, prompts, max_new_tokens, REPEATS))
 
 
 def rows_to_json(rows: list[ComparisonRow]) -> str:
     return json.dumps([asdict(row) for row in rows], indent=2)
-
-
-def prepare(family_path: Path, prompt_file: Path | None, max_new_tokens: int) -> tuple[Family, list[torch.LongTensor]]:
-    """The family and the encoded prompts."""
-    texts = read_prompts(prompt_file)
-    # A second thread gains nothing on models this small, and waits at every operation when its core is busy elsewhere.
-    torch.set_num_threads(1)
-    family = load_family(family_path)
-    return family, [encode(family, text, max_new_tokens) for text in texts]
 
 
 def read_prompts(prompt_file: Path | None) -> list[str]:

@@ -28,17 +28,15 @@ class PardRows:
 
 @dataclass(frozen=True)
 class BlockRows:
-    """Rows of a batch of anchored blocks, `(batch, rows)` each.
+    """Rows of a batch of anchored blocks.
 
     Attributes:
-        anchor: where the row's block is anchored in the sequence; `PADDING` for padding blocks.
-        block: the number of the row's block.
-        index: the row's place in the sequence: its anchor's, and how far behind the anchor it stands.
+        anchor: `(batch, rows)`, where the row's block is anchored in the sequence; `PADDING` for padding blocks.
+        block: `(batch, rows)`, the number of the row's block.
     """
 
     anchor: torch.LongTensor
     block: torch.LongTensor
-    index: torch.LongTensor
 
 
 def pard_attends(query_block, query_index, query_document, key_block, key_index, key_document):
@@ -63,16 +61,6 @@ def block_attends_block(query_block, key_block):
     return query_block == key_block
 
 
-def in_causal_window(query_index, key_index, window):
-    """Whether a sliding layer of a causal model still sees a key that far back (transformers' convention)."""
-    return query_index - key_index < window
-
-
-def in_window(query_index, key_index, window):
-    """The same for a layer that sees both ways; transformers counts a distance equal to the window in."""
-    return (query_index - key_index).abs() <= window
-
-
 def pard_mask(rows: PardRows) -> torch.BoolTensor:
     """`(batch, rows, rows)`; a padding row sees itself, so that no softmax is over nothing."""
     query = [part[:, :, None] for part in (rows.block, rows.index, rows.document)]
@@ -81,24 +69,12 @@ def pard_mask(rows: PardRows) -> torch.BoolTensor:
     return pard_attends(*query, *key) | itself
 
 
-def pard_window(rows: PardRows, window: int) -> torch.BoolTensor:
-    """`(batch, rows, rows)`: what of [`pard_mask`] the sliding layers see."""
-    return in_causal_window(rows.index[:, :, None], rows.index[:, None, :], window)
-
-
 def block_mask(rows: BlockRows, context_is_real: torch.BoolTensor) -> torch.BoolTensor:
     """`(batch, rows, context + rows)`, from block rows and which context positions `(batch, context)` are not padding."""
     context_index = torch.arange(context_is_real.shape[1], device=context_is_real.device)
     on_context = block_attends_context(rows.anchor[:, :, None], context_index, context_is_real[:, None, :])
     on_blocks = block_attends_block(rows.block[:, :, None], rows.block[:, None, :])
     return torch.cat([on_context, on_blocks], dim=-1)
-
-
-def block_window(rows: BlockRows, context_length: int, window: int) -> torch.BoolTensor:
-    """`(batch, rows, context + rows)`: what of [`block_mask`] the sliding layers see."""
-    context_index = torch.arange(context_length, device=rows.index.device).expand(rows.index.shape[0], -1)
-    key_index = torch.cat([context_index, rows.index], dim=1)
-    return in_window(rows.index[:, :, None], key_index[:, None, :], window)
 
 
 def additive(mask: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
