@@ -1,12 +1,14 @@
-"""Acceptance and the cache, on trees, against brute force."""
+"""Acceptance and the cache, on trees, against brute force and the published walks."""
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
 
 from hf_pardraft.generation.cache import TargetCache
-from hf_pardraft.generation.tree import TokenTree, chain_tree, draft_chain
+from hf_pardraft.generation.tree import TokenTree, ancestors_of, chain_tree, draft_chain
 from hf_pardraft.generation.verify import NO_CHOICE, accept, plain_step
 from tiny_models import random_prompt, tiny_target
 
@@ -46,6 +48,36 @@ def walk(tree: TokenTree, choices: list[int]) -> tuple[list[int], list[int]]:
         slot = children[0]
         path.append(slot)
         committed.append(choices[slot])
+
+
+def published_tree(parents: list[int], tokens: list[int]) -> tuple[TokenTree, list[int]]:
+    """A tree of the fixtures, its nodes sorted by depth, and where each of our slots stands in the fixture."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    order = sorted(range(1, len(parents)), key=lambda node: depths[node])
+    slot = {0: 0} | {node: index for index, node in enumerate(order, start=1)}
+    slot_parents = torch.tensor([[slot[parents[node]] for node in order]], dtype=torch.long)
+    tree = TokenTree(
+        torch.tensor([[tokens[node - 1] for node in order]], dtype=torch.long),
+        slot_parents,
+        torch.tensor([[depths[node] for node in order]], dtype=torch.long),
+        ancestors_of(slot_parents, max(depths)),
+    )
+    return tree, [0, *order]
+
+
+WALKS = json.loads((Path(__file__).parent.parent / "fixtures/trees/greedy_walk.json").read_text())["cases"]
+
+
+@pytest.mark.parametrize("case", WALKS, ids=lambda case: case["name"])
+def test_acceptance_equals_the_published_greedy_walk(case):
+    tree, nodes = published_tree(case["parents"], case["tokens"])
+    choices = torch.tensor([[case["target_argmax"][node] for node in nodes]])
+    acceptance = accept(tree, choices)
+    count = int(acceptance.num_accepted[0])
+    assert [nodes[slot] for slot in acceptance.path[0, 1 : count + 1].tolist()] == case["accepted_nodes"]
+    assert acceptance.tokens[0, : count + 1].tolist() == case["emitted"]
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -1,9 +1,15 @@
 """Token trees: what a round proposes. A chain is a tree with one branch. Pure: tensors in, tensors out."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+
+# Continuation probabilities `(batch, prefixes, candidates)`, from contexts `(batch, prefixes, context)` (the root and what
+# was committed before it, then a drafted prefix) and candidate tokens `(batch, candidates)`.
+ContinuityModel = Callable[[torch.LongTensor, torch.LongTensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -54,3 +60,190 @@ def _chain_shape(depth: int, device: torch.device) -> tuple[torch.Tensor, torch.
 def draft_chain(draft_logits: torch.Tensor) -> TokenTree:
     """The chain of the most probable token at each position, from marginal logits `(batch, depth, vocab)`."""
     return chain_tree(draft_logits.argmax(dim=-1))
+
+
+@dataclass(frozen=True)
+class TreeScoring:
+    """How much a drafted token adds to the score of its prefix (dart.txt, appendix D, eq. Combine).
+
+    At level 0, 1, ... (level 0 is the first drafted token), with p the drafter's probability and g the n-gram model's:
+
+        (logit_decay^level log(p + epsilon) + ngram_weight log(g + epsilon)) (level + 1)^-level_exponent
+
+    The defaults leave log p, whose best prefixes are DDTree's; DART's values are [`DART_SCORING`].
+
+    Attributes:
+        logit_decay, ngram_weight, level_exponent, epsilon: as in the formula; with epsilon 0, p alone is exact.
+        first_ngram_level: the n-gram term is absent before this level (DART's code has 1, its paper 0).
+        softmax_over_top_k: p is the softmax over the `top_k` kept logits, as in DART's code; else over the vocabulary.
+    """
+
+    logit_decay: float = 1.0
+    ngram_weight: float = 0.5
+    level_exponent: float = 0.0
+    epsilon: float = 0.0
+    first_ngram_level: int = 0
+    softmax_over_top_k: bool = False
+
+
+LOG_PROBABILITY = TreeScoring()
+DART_SCORING = TreeScoring(logit_decay=0.9, ngram_weight=0.5, level_exponent=0.7, epsilon=1e-10)
+
+
+def build_tree(
+    draft_logits: torch.Tensor,
+    budget: int,
+    beam_width: int | None = None,
+    top_k: int | None = None,
+    ngram: ContinuityModel | None = None,
+    ngram_context: torch.LongTensor | None = None,
+    scoring: TreeScoring = LOG_PROBABILITY,
+    end_token_id: int | None = None,
+) -> TokenTree:
+    """The best `budget` prefixes of the drafter's factorised law, by level-wise beam search.
+
+    Every level extends the `beam_width` best prefixes of the level above by the `top_k` most probable tokens; the tree
+    is the best `budget` of all extensions (dart.txt, algorithm 1). A prefix never scores higher than its parent, so
+    ancestors are always in the tree, and with `beam_width >= budget`, `top_k >= budget` and no n-gram the tree is exactly
+    the `budget` most probable prefixes (DDTree; left_to_right.txt, section 6.4).
+
+    Args:
+        draft_logits: `(batch, depth, vocab)`, marginal logits.
+        budget: nodes besides the root; fewer if there are not as many. 0 asks for the chain of most probable tokens.
+        beam_width: prefixes to extend at each level; by default `budget`.
+        top_k: tokens to extend each prefix by; by default `budget`.
+        ngram: continuity model; its share of the score is `scoring`'s.
+        ngram_context: `(batch, context)`, the end of the committed text, the root last; needed with `ngram`.
+        scoring: weights of the score.
+        end_token_id: prefixes that end in this token are extended last.
+
+    Returns:
+        The tree; all rows have the same number of nodes.
+
+    Raises:
+        ValueError: for a negative budget, a width or top_k below 1, or an n-gram model without its context.
+    """
+    _check_search(budget, beam_width, top_k, ngram, ngram_context)
+    if budget == 0:
+        return draft_chain(draft_logits)
+    batch, depth, vocab = draft_logits.shape
+    beam_width = min(beam_width or budget, budget) if end_token_id is None else (beam_width or budget)
+    top_k = min(top_k or budget, vocab)
+    # A level's extensions beyond the best `budget` are in no tree. Prefixes that ended may each push one more out of the beam.
+    kept_per_level = budget if end_token_id is None else max(budget, 2 * beam_width)
+    gains, tokens = candidate_gains(draft_logits, top_k, scoring)
+    level_scores, level_tokens, level_parents = [], [], []
+    beam_scores = draft_logits.new_zeros(batch, 1, dtype=gains.dtype)
+    # Pool entries of the prefixes in the beam; the root is -1, so that node i of the pool is slot i + 1.
+    beam_entries = tokens.new_full((batch, 1), -1)
+    beam_prefixes, pool_size = ngram_context[:, None] if ngram is not None else None, 0
+    for level in range(depth):
+        gain = gains[:, level, None, :]
+        if ngram is not None and level >= scoring.first_ngram_level:
+            weight = scoring.ngram_weight * (level + 1) ** -scoring.level_exponent
+            probabilities = ngram(beam_prefixes, tokens[:, level]).to(gains.dtype)
+            gain = gain + weight * (probabilities + scoring.epsilon).log().clamp(max=0)
+        extended = (beam_scores[:, :, None] + gain).flatten(1)
+        scores, order = extended.topk(min(kept_per_level, extended.shape[1]), dim=1)
+        parents = order.div(top_k, rounding_mode="floor")
+        drafted = tokens[:, level].gather(1, order - parents * top_k)
+        level_scores.append(scores)
+        level_tokens.append(drafted)
+        level_parents.append(beam_entries.gather(1, parents))
+        chosen = _beam(drafted, beam_width, end_token_id)
+        beam_scores = scores[:, :beam_width] if chosen is None else scores.gather(1, chosen)
+        if ngram is not None:
+            beam_parents = parents[:, :beam_width] if chosen is None else parents.gather(1, chosen)
+            beam_tokens = drafted[:, :beam_width] if chosen is None else drafted.gather(1, chosen)
+            index = beam_parents[:, :, None].expand(-1, -1, beam_prefixes.shape[2])
+            beam_prefixes = torch.cat([beam_prefixes.gather(1, index), beam_tokens[:, :, None]], dim=2)
+        if chosen is None:
+            chosen = torch.arange(min(beam_width, scores.shape[1]), device=scores.device).expand(batch, -1)
+        beam_entries = chosen + pool_size
+        pool_size += scores.shape[1]
+    return _best_of_pool(level_scores, level_tokens, level_parents, budget)
+
+
+def candidate_gains(
+    draft_logits: torch.Tensor, top_k: int, scoring: TreeScoring
+) -> tuple[torch.Tensor, torch.LongTensor]:
+    """The drafter's share of the score of its `top_k` tokens at each level, and those tokens: `(batch, depth, top_k)` each."""
+    if scoring.softmax_over_top_k:
+        logits, tokens = draft_logits.topk(top_k, dim=-1)
+        log_probabilities = logits.log_softmax(dim=-1)
+    else:
+        # The k best are the same before and after the softmax, and rounding after it can't tie them.
+        log_probabilities, tokens = draft_logits.log_softmax(dim=-1).topk(top_k, dim=-1)
+    if scoring.epsilon:
+        log_probabilities = (log_probabilities.exp() + scoring.epsilon).log().clamp(max=0)
+    depth = draft_logits.shape[1]
+    if scoring.logit_decay == 1.0 and scoring.level_exponent == 0.0:
+        return log_probabilities, tokens
+    levels = torch.arange(depth, device=draft_logits.device, dtype=log_probabilities.dtype)
+    weights = scoring.logit_decay**levels * (levels + 1) ** -scoring.level_exponent
+    return log_probabilities * weights[:, None], tokens
+
+
+def _check_search(budget, beam_width, top_k, ngram, ngram_context) -> None:
+    if budget < 0:
+        raise ValueError(f"a tree's budget is its number of nodes besides the root (0 for a chain), got {budget}")
+    for name, value in (("beam_width", beam_width), ("top_k", top_k)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}: leave it out to use the budget")
+    if ngram is not None and ngram_context is None:
+        raise ValueError("an n-gram model needs ngram_context, the end of the committed text with the root last")
+
+
+def _beam(drafted: torch.LongTensor, beam_width: int, end_token_id: int | None) -> torch.LongTensor | None:
+    """Which of a level's extensions `(batch, kept)`, best first, to extend; `None` for simply the first ones."""
+    if end_token_id is None:
+        return None
+    return (drafted == end_token_id).long().argsort(dim=1, stable=True)[:, :beam_width]
+
+
+def _best_of_pool(
+    level_scores: list[torch.Tensor],
+    level_tokens: list[torch.LongTensor],
+    level_parents: list[torch.LongTensor],
+    budget: int,
+) -> TokenTree:
+    """The tree of the `budget` best entries of all levels; a parent is named by its place among all entries."""
+    scores, tokens = torch.cat(level_scores, dim=1), torch.cat(level_tokens, dim=1)
+    parents = torch.cat(level_parents, dim=1)
+    batch, pool_size = scores.shape
+    # Stable, so that among equal scores a parent, which lies in an earlier level, comes before its child.
+    best = scores.sort(dim=1, descending=True, stable=True).indices[:, : min(budget, pool_size)]
+    kept = best.sort(dim=1).values
+    num_nodes = kept.shape[1]
+    slots = torch.arange(1, num_nodes + 1, device=scores.device).expand(batch, -1)
+    slot_of = slots.new_zeros(batch, pool_size + 1).scatter(1, kept + 1, slots)
+    slot_parents = slot_of.gather(1, parents.gather(1, kept) + 1)
+    level_of = _levels(tuple(level.shape[1] for level in level_scores), scores.device)
+    ancestors = ancestors_of(slot_parents, len(level_scores))
+    return TokenTree(tokens.gather(1, kept), slot_parents, level_of[kept], ancestors)
+
+
+@lru_cache(maxsize=64)
+def _levels(sizes: tuple[int, ...], device: torch.device) -> torch.LongTensor:
+    """The depth of every pool entry, from the number of entries per level. `(pool,)`."""
+    with torch.inference_mode(False):
+        return torch.cat([torch.full((size,), level + 1, device=device) for level, size in enumerate(sizes)])
+
+
+def ancestors_of(parents: torch.LongTensor, depth: int) -> torch.BoolTensor:
+    """Which nodes are a node's ancestors, or itself, by repeated squaring of the parent relation.
+
+    Args:
+        parents: `(batch, nodes)`, slots (0 is the root).
+        depth: of the deepest node, or more.
+
+    Returns:
+        `(batch, nodes, nodes)`.
+    """
+    num_nodes = parents.shape[1]
+    # Floats, for matmul; they count paths, and stay far below infinity.
+    reach = torch.zeros(*parents.shape, num_nodes + 1, dtype=torch.float32, device=parents.device)
+    reach = reach.scatter_(2, parents[:, :, None], 1.0)[:, :, 1:] + torch.eye(num_nodes, device=parents.device)
+    for _ in range(math.ceil(math.log2(depth)) if depth > 1 else 0):
+        reach = reach @ reach
+    return reach > 0

@@ -1,0 +1,173 @@
+"""A tree is made of the best prefixes, whatever the shapes; against the published trees, and against brute force."""
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_pardraft.generation.tree import DART_SCORING, TreeScoring, ancestors_of, build_tree
+
+TREES = Path(__file__).parent.parent / "fixtures" / "trees"
+DDTREE = json.loads((TREES / "ddtree.json").read_text())["cases"]
+SEARCHES = {
+    form: json.loads((TREES / f"dart_search_{form}.json").read_text())["cases"] for form in ("paper", "reference")
+}
+
+
+def paths_of(tree, row=0):
+    """The tree's nodes as tuples of tokens from the root, in the order of the nodes."""
+    paths = [()]
+    for token, parent in zip(tree.tokens[row].tolist(), tree.parents[row].tolist(), strict=True):
+        paths.append((*paths[parent], token))
+    return paths[1:]
+
+
+def best_prefixes(logits, budget):
+    """Brute force: the `budget` most probable prefixes of every length, from `(depth, vocab)` logits."""
+    log_probabilities = logits.double().log_softmax(dim=-1)
+    depth, vocab = logits.shape
+    scored = [
+        (sum(log_probabilities[level, token].item() for level, token in enumerate(path)), path)
+        for length in range(1, depth + 1)
+        for path in itertools.product(range(vocab), repeat=length)
+    ]
+    return {path for _, path in sorted(scored, reverse=True)[:budget]}
+
+
+@pytest.mark.parametrize("case", DDTREE, ids=lambda case: case["name"])
+def test_the_tree_is_the_published_ddtree(case):
+    logits = load_file(TREES / "ddtree.safetensors")[f"{case['name']}.logits"]
+    if case["budget"] == 0:
+        assert case["paths"] == []  # There the root alone; here a budget of 0 asks for the chain.
+        return
+    tree = build_tree(logits[None], case["budget"])
+    assert set(paths_of(tree)) == {tuple(path) for path in case["paths"]}
+    reach = load_file(TREES / "ddtree.safetensors")[f"{case['name']}.ancestor_or_self"][1:, 1:].bool()
+    order = {tuple(path): index for index, path in enumerate(case["paths"])}
+    published = [order[path] for path in paths_of(tree)]
+    assert torch.equal(tree.ancestors[0], reach[published][:, published])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_tree_holds_the_most_probable_prefixes(seed):
+    generator = torch.Generator().manual_seed(seed)
+    depth, vocab = [(1, 7), (2, 6), (3, 5), (4, 4), (5, 3)][seed % 5]
+    logits = 3 * torch.randn(2, depth, vocab, generator=generator, dtype=torch.float64)
+    for budget in (1, 2, 3, 7, 12, 10_000):
+        tree = build_tree(logits, budget)
+        assert_well_formed(tree, depth)
+        for row in range(2):
+            assert set(paths_of(tree, row)) == best_prefixes(logits[row], budget)
+
+
+@pytest.mark.parametrize("logits", ["equal", "one_hot", "impossible"])
+def test_ties_never_lose_an_ancestor(logits):
+    tensor = torch.zeros(1, 4, 6)
+    if logits == "one_hot":
+        tensor[..., 2] = 1e4
+    if logits == "impossible":
+        tensor[..., 1:] = -torch.inf
+    for budget, beam_width in itertools.product((1, 3, 8, 20, 200), (None, 1, 2, 5, 50)):
+        assert_well_formed(build_tree(tensor, budget, beam_width), 4)
+
+
+def test_a_budget_of_zero_is_the_chain_of_most_probable_tokens():
+    logits = torch.randn(3, 5, 11)
+    assert torch.equal(build_tree(logits, 0).tokens, logits.argmax(-1))
+
+
+def test_a_narrow_beam_and_few_tokens_keep_their_limits():
+    tree = build_tree(torch.randn(1, 6, 50), 40, beam_width=2, top_k=3)
+    parents_per_level = [
+        tree.parents[0][tree.depths[0] == depth].unique().numel() for depth in range(1, tree.depths.max() + 1)
+    ]
+    assert max(parents_per_level) <= 2
+    assert max(Counter(tree.parents[0].tolist()).values()) <= 3
+    assert_well_formed(tree, 6)
+
+
+@pytest.mark.parametrize(
+    ("form", "case"),
+    [(form, case) for form, cases in SEARCHES.items() for case in cases],
+    ids=lambda value: value["name"] if isinstance(value, dict) else value,
+)
+def test_the_tree_with_an_ngram_term_is_darts(form, case):
+    logits = load_file(TREES / "dart_search.safetensors")[f"{case['name']}.logits"]
+    ngram = CountedNgram(case["ngram_model"])
+    scoring = TreeScoring(
+        logit_decay=DART_SCORING.logit_decay,
+        ngram_weight=case["w_ng"],
+        level_exponent=DART_SCORING.level_exponent,
+        epsilon=DART_SCORING.epsilon,
+        first_ngram_level=1 if form == "reference" else 0,
+        softmax_over_top_k=form == "reference",
+    )
+    tree = build_tree(
+        logits[None].to(torch.float32 if form == "reference" else torch.float64),
+        case.get("theta", case.get("remain_total")),
+        beam_width=case["beam"],
+        top_k=case["k"],
+        ngram=ngram,
+        ngram_context=torch.tensor([case["context_tail"]]),
+        scoring=scoring,
+        end_token_id=case.get("eos"),
+    )
+    assert_well_formed(tree, logits.shape[0])
+    assert set(paths_of(tree)) == {tuple(path) for path in case["paths"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": -1}, "budget"),
+        ({"budget": 4, "beam_width": 0}, "beam_width"),
+        ({"budget": 4, "top_k": 0}, "top_k"),
+        ({"budget": 4, "ngram": lambda context, tokens: tokens}, "ngram_context"),
+    ],
+)
+def test_bad_widths_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        build_tree(torch.zeros(1, 2, 3), **arguments)
+
+
+def assert_well_formed(tree, depth):
+    for row in range(tree.tokens.shape[0]):
+        paths = paths_of(tree, row)
+        assert len(set(paths)) == len(paths), "no prefix twice"
+        assert [len(path) for path in paths] == tree.depths[row].tolist() == sorted(tree.depths[row].tolist())
+        assert tree.depths.max() <= depth
+        expected = [[paths[i][: len(paths[j])] == paths[j] for j in range(len(paths))] for i in range(len(paths))]
+        assert tree.ancestors[row].tolist() == expected
+    assert torch.equal(ancestors_of(tree.parents, depth), tree.ancestors)
+
+
+class CountedNgram:
+    """A stand-in continuity model over the counts of the fixtures: longest matching context, relative counts."""
+
+    def __init__(self, name):
+        tables = load_file(TREES / "ngram.safetensors")
+        self.counts = {}
+        self.order = max(int(key[-1]) for key in tables if key.startswith(f"{name}.grams"))
+        for n in range(1, self.order + 1):
+            grams, counts = tables[f"{name}.grams{n}"].tolist(), tables[f"{name}.counts{n}"].tolist()
+            self.counts.update({tuple(gram): count for gram, count in zip(grams, counts, strict=True)})
+
+    def probability(self, context, token):
+        for length in range(min(self.order - 1, len(context)), 0, -1):
+            suffix = tuple(context[-length:])
+            if (*suffix, token) in self.counts:
+                return self.counts[(*suffix, token)] / self.counts[suffix]
+        return 0.0
+
+    def __call__(self, contexts, candidates):
+        return torch.tensor(
+            [
+                [[self.probability(context, token) for token in tokens] for context in row]
+                for row, tokens in zip(contexts.tolist(), candidates.tolist(), strict=True)
+            ],
+            dtype=torch.float64,
+        )
