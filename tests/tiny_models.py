@@ -73,30 +73,55 @@ def tiny_drafter(kind: str, target: PreTrainedModel, depth: int = 4, seed: int =
     return DFlashDrafter.for_target(target, num_layers=2, block_size=depth + 1, mask_token_id=vocab_size - 1)
 
 
-def make_oracle(drafter, continuation: torch.Tensor, rates: list[float], seed: int = 0):
+def make_oracle(drafter, continuation, rates: list[float], seed: int = 0, runner_up: float = 0.0):
     """Let `drafter` run as ever, but replace its logits: position k is right with probability `rates[k]`.
 
     Args:
         drafter: the drafter to change in place.
-        continuation: `(length,)`, the whole text, prompt included, that the target will write.
+        continuation: the whole text that the target will write, prompt included and padding not: `(length,)`, or a list of
+            one such tensor per row of the batch.
         rates: one probability per draft position.
+        runner_up: the share of wrong positions whose second choice is right, which a tree can make use of.
     """
     generator = torch.Generator().manual_seed(seed)
-    real_draft = drafter.draft
+    texts = list(continuation) if isinstance(continuation, (list, tuple)) else [continuation]
+    real_draft, real_new_state = drafter.draft, drafter.new_draft_state
+
+    def new_draft_state(target):
+        state = real_new_state(target)
+        follow_rows(state, len(texts))
+        return state
 
     def draft(context, state, depth):
         logits = real_draft(context, state, depth)
-        anchor = int(context.new_positions[0, -1])
-        for k in range(depth):
-            is_right = torch.rand((), generator=generator) < rates[k]
-            truth = int(continuation[anchor + 1 + k]) if anchor + 1 + k < len(continuation) else 0
-            token = truth if is_right else (truth + 1) % logits.shape[-1]
-            logits[:, k] = 0.0
-            logits[:, k, token] = 10.0
+        assert logits.shape[0] == len(state.oracle_rows)
+        logits.zero_()
+        for index, row in enumerate(state.oracle_rows):
+            anchor, text = int(context.new_positions[index, -1]), texts[row]
+            for k in range(depth):
+                truth = int(text[anchor + 1 + k]) if anchor + 1 + k < len(text) else 0
+                is_right = torch.rand((), generator=generator) < rates[k]
+                is_second = torch.rand((), generator=generator) < runner_up
+                token = truth if is_right else (truth + 1) % logits.shape[-1]
+                logits[index, k, token] = 10.0
+                if is_second and not is_right:
+                    logits[index, k, truth] = 9.5
         return logits
 
-    drafter.draft = draft
+    drafter.draft, drafter.new_draft_state = draft, new_draft_state
     return drafter
+
+
+def follow_rows(state, batch: int) -> None:
+    """Let a draft state remember which rows of the batch it still holds."""
+    state.oracle_rows = list(range(batch))
+    select_rows = state.cache.select_rows
+
+    def select_and_note(rows):
+        state.oracle_rows = [state.oracle_rows[row] for row in rows]
+        select_rows(rows)
+
+    state.cache.select_rows = select_and_note
 
 
 def random_prompt(length: int, seed: int = 0) -> torch.LongTensor:

@@ -130,7 +130,7 @@ def test_the_cache_keeps_exactly_the_entries_of_a_path(architecture, nodes):
     cache = TargetCache()
     target(ids, past_key_values=cache, use_cache=True)
     before = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
-    cache.keep_path(145, nodes)
+    cache.keep(145, [nodes])
     rows = [*range(145), *(145 + node for node in nodes)]
     assert cache.get_seq_length() == len(rows)
     for layer, (keys, values) in zip(cache.layers, before, strict=True):

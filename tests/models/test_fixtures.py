@@ -10,7 +10,8 @@ from torch import nn
 
 from hf_pardraft import AutoDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.models.configuration_dflash import default_target_layer_ids
-from hf_pardraft.models.drafting import DraftContext, DraftState, GrowingCache, layer_ids_to_hidden_state_indices
+from hf_pardraft.models.draft_cache import GrowingCache
+from hf_pardraft.models.drafting import DraftContext, DraftState, layer_ids_to_hidden_state_indices
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 

@@ -26,8 +26,8 @@ class ParallelCandidateGenerator(CandidateGenerator):
 
     def __init__(self, drafter: ParallelDrafter, target: PreTrainedModel, generation_config: GenerationConfig) -> None:
         self.drafter = drafter
-        self.settings: DraftSettings = read_settings(drafter.generation_config)
-        self.depth = drafter.draft_depth
+        self.settings: DraftSettings = read_settings(drafter, generation_config)
+        self.depth = self.settings.depth
         self.taps = drafter.tapped_hidden_states
         self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": self.taps} if self.taps else {}
         self.max_length = generation_config.max_length
@@ -38,15 +38,9 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self._first_unread = 0
         self._last_depth = 0
 
-    def observe(
-        self,
-        new_ids: torch.LongTensor,
-        new_positions: torch.LongTensor,
-        features: torch.Tensor | None = None,
-        feature_positions: torch.LongTensor | None = None,
-    ) -> None:
-        """Note newly committed tokens, and the tapped states of what the target has read; see [`DraftContext`]."""
-        self._pending.append(DraftContext(new_ids, new_positions, features, feature_positions))
+    def observe(self, context: DraftContext) -> None:
+        """Note newly committed tokens, and the tapped states of what the target has read."""
+        self._pending.append(context)
 
     def draft_logits(self, depth: int) -> torch.Tensor | None:
         """Marginal logits `(batch, depth, vocab)` behind the committed text, from one forward of the drafter.
@@ -54,38 +48,34 @@ class ParallelCandidateGenerator(CandidateGenerator):
         `None` where there is nothing to draft (`depth` is 0) or nothing to draft from: a drafter that taps the target has
         to wait until the target has read the prompt.
         """
-        context = self._pending_context()
-        if depth == 0 or (self.taps and context.features is None):
+        if depth == 0 or (self.taps and all(context.features is None for context in self._pending)):
             return None
-        self._pending.clear()
+        context = joined(self._pending)
+        self._pending = []
         return self.drafter.draft(context, self.state, depth)
 
-    def _pending_context(self) -> DraftContext:
-        """All that was observed since the last draft, as one context."""
-        if len(self._pending) == 1:
-            return self._pending[0]
+    def select_rows(self, rows: list[int]) -> None:
+        """Go on with only some rows of the batch."""
+        self.state.cache.select_rows(rows)
+        self._pending = [rows_of(context, rows) for context in self._pending]
 
-        def joined(name: str) -> torch.Tensor | None:
-            parts = [part for context in self._pending if (part := vars(context)[name]) is not None]
-            return torch.cat(parts, dim=1) if parts else None
+    def tapped(self, hidden_states: tuple[torch.Tensor | None, ...], rows: slice | torch.LongTensor) -> torch.Tensor:
+        """The tapped states, side by side, of some rows of a forward.
 
-        merged = DraftContext(
-            joined("new_ids"), joined("new_positions"), joined("features"), joined("feature_positions")
-        )
-        self._pending = [merged]
-        return merged
-
-    def tapped(self, hidden_states: tuple[torch.Tensor | None, ...], num_unread: int, nodes: list[int]) -> torch.Tensor:
-        """The tapped states, side by side, of a forward's unread rows and of some of the nodes behind them.
+        Args:
+            hidden_states: of the target's forward, `(batch, rows, hidden)` each.
+            rows: a slice, or `(batch, kept)` indices.
 
         Returns:
-            `(batch, num_unread + len(nodes), taps * hidden)`.
+            `(batch, kept, taps * hidden)`.
         """
-        rows = slice(0, num_unread + len(nodes))
-        if nodes != list(range(len(nodes))):
-            rows = [*range(num_unread), *(num_unread + node for node in nodes)]
         device = self.drafter.device
-        return torch.cat([hidden_states[tap][:, rows].to(device) for tap in self.taps], dim=-1)
+        if isinstance(rows, slice):
+            return torch.cat([hidden_states[tap][:, rows].to(device) for tap in self.taps], dim=-1)
+        states = [hidden_states[tap] for tap in self.taps]
+        return torch.cat(
+            [s.gather(1, rows.to(s.device)[:, :, None].expand(-1, -1, s.shape[2])).to(device) for s in states], dim=-1
+        )
 
     # transformers' assisted loop
 
@@ -124,9 +114,9 @@ class ParallelCandidateGenerator(CandidateGenerator):
         if model_outputs is not None and self.taps:
             # The last forward read, from the first token unread before it, all but the newest token.
             read = slice(self._first_unread, input_ids.shape[1] - 1)
-            features = self.tapped(model_outputs.hidden_states, read.stop - read.start, [])[:, real[read]]
+            features = self.tapped(model_outputs.hidden_states, slice(0, read.stop - read.start))[:, real[read]]
             feature_positions = positions[:, read][:, real[read]]
-        self.observe(input_ids[:, is_new], positions[:, is_new], features, feature_positions)
+        self.observe(DraftContext(input_ids[:, is_new], positions[:, is_new], features, feature_positions))
         if model_outputs is not None:
             self._first_unread = input_ids.shape[1] - 1
         self._num_seen = input_ids.shape[1]
@@ -134,4 +124,56 @@ class ParallelCandidateGenerator(CandidateGenerator):
     def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int) -> None:
         """Called by transformers' loop after each round: note what was accepted."""
         num_matches = int(num_matches)
-        self.stats.add_round(self._last_depth, num_matches, num_matches + 1)
+        self.stats.add_round([self._last_depth], [num_matches], [num_matches + 1])
+
+
+def joined(contexts: list[DraftContext]) -> DraftContext:
+    """Several rounds' news as one. Rows stay padded on the left, so padding between the parts moves to the front."""
+    if len(contexts) == 1:
+        return contexts[0]
+    ids, positions, counts = _joined_columns(
+        [(context.new_ids, context.new_positions) for context in contexts], [context.new_counts for context in contexts]
+    )
+    result = DraftContext(ids, positions, new_counts=counts)
+    read = [context for context in contexts if context.features is not None]
+    if read:
+        result.features, result.feature_positions, result.feature_counts = _joined_columns(
+            [(context.features, context.feature_positions) for context in read],
+            [context.feature_counts for context in read],
+        )
+    return result
+
+
+def _joined_columns(
+    parts: list[tuple[torch.Tensor, torch.Tensor]], counts: list[list[int] | None]
+) -> tuple[torch.Tensor, torch.Tensor, list[int] | None]:
+    """Join pairs of `(batch, columns, ...)` tensors along their columns, real ones last; and how many of them are real."""
+    first, second = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+    if all(count is None for count in counts):
+        return first, second, None
+    batch, widths = first.shape[0], [part[0].shape[1] for part in parts]
+    order, totals = [], []
+    for row in range(batch):
+        real, padding, start = [], [], 0
+        for width, count in zip(widths, counts, strict=True):
+            boundary = start + width - (width if count is None else count[row])
+            padding += range(start, boundary)
+            real += range(boundary, start + width)
+            start += width
+        order.append(padding + real)
+        totals.append(len(real))
+    widest = max(totals)
+    order = torch.tensor(order, device=first.device)[:, -widest:]
+    rows = torch.arange(batch, device=first.device)[:, None]
+    return first[rows, order], second[rows, order.to(second.device)], totals
+
+
+def rows_of(context: DraftContext, rows: list[int]) -> DraftContext:
+    """Only some rows of what was observed."""
+
+    def selected(value: Any) -> Any:
+        if isinstance(value, list):
+            return [value[row] for row in rows]
+        return value if value is None else value[torch.tensor(rows, device=value.device)]
+
+    return DraftContext(**{name: selected(value) for name, value in vars(context).items()})

@@ -4,25 +4,34 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.generation.streamers import BaseStreamer
 
+from ..models.drafting import DraftContext, last_columns
+from .cache import export_entries
 from .candidates import ParallelCandidateGenerator
-from .outputs import OutputRecorder
-from .reading import Prompt, TargetReader, read_prompt
-from .selection import choose_along_the_path, choose_everywhere, is_prefix_free
+from .depth import DepthSchedule
+from .outputs import OutputRecorder, RowRead
+from .reading import TargetReader, Unread, read_prompt
+from .selection import RowProcessors, choose_along_the_path, choose_everywhere, is_prefix_free
 from .stats import Stopwatch
 from .stopping import StopChecks
-from .tree import TokenTree, draft_chain
+from .text import Texts, stack_padded
+from .tree import TokenTree, build_tree, draft_chain
 from .verify import Acceptance, accept, plain_step
 
 
 class SpeculativeDecoding:
     """One generate call of a target with a drafter; see [`run`].
 
+    Rows of the batch go their own ways: each commits what it accepts, and leaves the batch when it is over. `rows` says
+    which of the caller's rows are still there; everything of a round has its rows in that order.
+
     Args:
         target: the model whose text is written.
         candidates: the drafter's side.
         logits_processor, stopping_criteria, generation_config, streamer, model_kwargs: as `generate` prepared them.
+        batch: number of rows.
     """
 
     def __init__(
@@ -34,14 +43,21 @@ class SpeculativeDecoding:
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None,
         model_kwargs: dict[str, Any],
+        batch: int = 1,
     ) -> None:
         self.candidates = candidates
+        self.settings = candidates.settings
         self.processors = logits_processor
+        self.process_row = RowProcessors(logits_processor, batch)
         self.processes_in_bulk = is_prefix_free(logits_processor)
         self.do_sample = bool(generation_config.do_sample)
-        self.stop = StopChecks(stopping_criteria)
+        self.stop = StopChecks(stopping_criteria, batch)
         self.streamer = streamer
-        self.recorder = OutputRecorder(generation_config)
+        padding = generation_config._pad_token_tensor
+        self.padding = 0 if padding is None else int(padding)
+        text_config = target.config.get_text_config(decoder=True)
+        windows = [kwargs.get("sliding_window") for kwargs in get_layer_types_and_kwargs(text_config)[1]]
+        self.recorder = OutputRecorder(generation_config, batch, windows)
         self.model_kwargs = model_kwargs
         requested = dict(candidates.model_kwargs_overrides)
         if self.recorder.hidden_states is not None:
@@ -49,102 +65,212 @@ class SpeculativeDecoding:
         if self.recorder.attentions is not None:
             requested["output_attentions"] = True
         self.reader = TargetReader(target, model_kwargs, requested)
-        self.stopwatch = Stopwatch(candidates.stats, candidates.settings.time_rounds, _synchronizer(target.device))
+        self.schedule = DepthSchedule(candidates.depth, self.settings.adaptive_depth)
+        self.stopwatch = Stopwatch(candidates.stats, self.settings.time_rounds, _synchronizer(target.device))
+        self.rows = list(range(batch))
+        self.finished_texts: dict[int, torch.LongTensor] = {}
+        self.finished_entries: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def run(self, input_ids: torch.LongTensor) -> Any:
-        """Continue `input_ids (1, length)`; returns what `generate` returns."""
-        self.text = input_ids
-        self.unread = read_prompt(input_ids, self.model_kwargs)
-        self.candidates.observe(self.unread.ids, self.unread.positions)
-        finished = False
-        while not finished:
-            finished = self.round()
+        """Continue `input_ids (batch, length)`; returns what `generate` returns."""
+        self.prompt_length = input_ids.shape[1]
+        self.texts = Texts(input_ids)
+        self._read_prompt(input_ids)
+        while self.rows:
+            self.round()
         if self.streamer is not None:
             self.streamer.end()
-        return self.recorder.result(self.text, self._returned_cache())
+        return self._result()
 
-    def round(self) -> bool:
-        """Draft, read, verify and commit once; say whether generation is over."""
+    def round(self) -> None:
+        """Draft, read, verify and commit once."""
         with self.stopwatch.part("draft"):
-            depth = self.stop.room(self.text.shape[1], self.candidates.depth)
-            draft_logits = self.candidates.draft_logits(depth)
+            draft_logits = self.candidates.draft_logits(self._depth())
         with self.stopwatch.part("tree"):
-            tree = None if draft_logits is None else draft_chain(draft_logits.to(self.text.device))
+            tree = None if draft_logits is None else self._tree(draft_logits.to(self.texts.ids.device))
         with self.stopwatch.part("verify"):
-            num_before = self.reader.cache.get_seq_length()
+            start = self.reader.cache.get_seq_length()
             outputs = self.reader.read(self.unread, tree)
             acceptance, scores, logits = self.verify(outputs.logits, tree)
-            path, new_tokens = path_on_host(acceptance)
+            paths, new_tokens = paths_on_host(acceptance)
         with self.stopwatch.part("commit"):
-            self.recorder.add_scores(path, scores, logits)
-            num_kept, finished = self.cut(new_tokens, acceptance)
-            self.recorder.add_states(outputs, self.unread.ids.shape[1], num_before, num_kept)
-            self.candidates.stats.add_round(tree.num_nodes if tree else 0, min(len(path) - 1, num_kept), num_kept)
-            self.commit(outputs, num_before, path[:num_kept], finished)
-        return finished
+            for index, row in enumerate(self.rows):
+                self.recorder.add_scores(row, index, paths[index], scores, logits)
+            counts = self.cut(new_tokens, acceptance)
+            self._note(tree, paths, counts)
+            self.commit(outputs, start, [path[:count] for path, count in zip(paths, counts, strict=True)])
+            self._drop_finished_rows()
 
     def verify(
         self, logits: torch.Tensor, tree: TokenTree | None
     ) -> tuple[Acceptance, torch.Tensor, torch.Tensor | None]:
         """Choose a token at every slot and accept; also the processed scores and, if they were asked for, raw logits."""
-        logits = logits.to(device=self.text.device, dtype=torch.float32)
+        logits = logits.to(device=self.texts.ids.device, dtype=torch.float32)
         raw_logits = logits.clone() if self.recorder.logits is not None else None
         if self.processes_in_bulk:
-            choices, scores = choose_everywhere(logits, self.processors, self.do_sample, self.text)
+            choices, scores = choose_everywhere(logits, self.processors, self.do_sample, self.texts.ids)
         else:
-            choices, scores = choose_along_the_path(logits, self.processors, self.do_sample, self.text, tree)
+            choices, scores = choose_along_the_path(
+                logits, self.process_row, self.do_sample, self.rows, self.texts, tree
+            )
         return (plain_step(choices) if tree is None else accept(tree, choices)), scores, raw_logits
 
-    def cut(self, new_tokens: list[int], acceptance: Acceptance) -> tuple[int, bool]:
-        """Append the new tokens up to the one at which generation stops; returns how many, and whether it is over."""
-        longer = torch.cat([self.text, acceptance.tokens[:, : len(new_tokens)]], dim=1)
-        num_kept, finished = self.stop.cut(longer, new_tokens, self.recorder.scores)
-        num_dropped = len(new_tokens) - num_kept
-        self.recorder.drop_last(num_dropped)
-        self.text = longer[:, : longer.shape[1] - num_dropped]
+    def cut(self, new_tokens: list[list[int]], acceptance: Acceptance) -> list[int]:
+        """Append the new tokens, up to those at which generation stops; returns how many each row got."""
+        before = self.texts.lengths
+        self.texts.append(acceptance.tokens, [len(tokens) for tokens in new_tokens])
+        counts = [
+            self.stop.cut(row, self.texts.row(index), new_tokens[index], self.recorder.scores_of(row))
+            for index, row in enumerate(self.rows)
+        ]
+        self.texts.lengths = [length + count for length, count in zip(before, counts, strict=True)]
+        for row, length in zip(self.rows, self.texts.lengths, strict=True):
+            self.recorder.keep_first(row, length - self.prompt_length)
         if self.streamer is not None:
-            self.streamer.put(self.text[:, -num_kept:].cpu())
-        return num_kept, finished
+            self.streamer.put(self.texts.row(0)[:, -counts[0] :].cpu())
+        return counts
 
-    def commit(self, outputs: Any, num_before: int, path: list[int], finished: bool) -> None:
+    def commit(self, outputs: Any, start: int, paths: list[list[int]]) -> None:
         """Keep the accepted part of the cache, and tell the drafter what is new.
 
         Args:
             outputs: of the target's forward.
-            num_before: cache entries before it.
-            path: the slots that were read and kept, the root's first; the text has grown by as many tokens.
-            finished: whether this was the last round.
+            start: cache columns before it.
+            paths: for each row, the slots that were read and kept, the root's first; its text has grown by as many tokens.
         """
-        num_unread, num_new = self.unread.ids.shape[1], len(path)
         # The bonus token was chosen, not read, so the cache is one entry short of the text.
-        nodes = [slot - 1 for slot in path[1:]]
-        self.reader.cache.keep_path(num_before + num_unread, nodes)
-        new_ids = self.text[:, -num_new:]
-        new_positions = self.unread.positions[:, -1:] + torch.arange(1, num_new + 1, device=new_ids.device)
-        if not finished:
-            features = (
-                self.candidates.tapped(outputs.hidden_states, num_unread, nodes) if self.candidates.taps else None
-            )
-            read_positions = torch.cat([self.unread.positions, new_positions[:, :-1]], dim=1)
-            self.candidates.observe(new_ids, new_positions, features, None if features is None else read_positions)
-        self.unread = Prompt(new_ids[:, -1:], new_positions[:, -1:])
+        nodes = [[slot - 1 for slot in path[1:]] for path in paths]
+        self._record_states(outputs, start, nodes)
+        self.reader.keep(start, self.unread, nodes)
+        counts = [len(path) for path in paths]
+        most, device = max(counts), self.texts.ids.device
+        new_ids = self.texts.last(most)
+        uneven = None if min(counts) == most else counts
+        ahead = torch.arange(1, most + 1, device=device)
+        if uneven is not None:
+            ahead = ahead - (most - torch.tensor(counts, device=device)[:, None])
+        new_positions = self.unread.positions[:, -1:] + ahead
+        context = DraftContext(new_ids, new_positions, new_counts=uneven)
+        if self.candidates.taps:
+            self._add_features(context, outputs, nodes)
+        self.candidates.observe(context)
+        self.unread = Unread(new_ids[:, -1:], new_positions[:, -1:])
 
-    def _returned_cache(self) -> Any:
-        """The cache in the form that plain `generate` leaves it, if anybody will see it."""
+    def _read_prompt(self, input_ids: torch.LongTensor) -> None:
+        """Set out what the target and the drafter have to read, and what an earlier call's cache spares the target."""
+        prompt = read_prompt(input_ids, self.model_kwargs)
+        text, self.columns = prompt.text, prompt.columns
+        self.candidates.observe(DraftContext(text.ids, text.positions, new_counts=text.counts))
         given = self.model_kwargs["past_key_values"]
-        # generate marks a cache that the caller passed in, and so keeps.
-        if not self.recorder.enabled and "_is_user_defined" not in vars(given):
-            return None
-        return self.reader.cache.export_to(given)
+        self.num_cached_columns = int(given.get_seq_length())
+        if self.num_cached_columns:
+            real = torch.zeros(self.num_cached_columns, dtype=torch.bool)
+            real[[column for column in self.columns[0] if column < self.num_cached_columns]] = True
+            self.reader.cache.import_from(given, real)
+            num_cached = int(real.sum())
+            text = Unread(text.ids[:, num_cached:], text.positions[:, num_cached:])
+        self.unread = text
+
+    def _depth(self) -> int:
+        """How many tokens to draft in this round."""
+        if self.unread.ids.shape[1] > 1 and len(self.rows) > 1:
+            # Prompts of several rows are read with the target's own mask, which has no room for drafts.
+            return 0
+        return self.stop.room(min(self.texts.lengths), self.schedule.next_depth())
+
+    def _tree(self, draft_logits: torch.Tensor) -> TokenTree:
+        settings = self.settings
+        if settings.tree_budget and self.unread.ids.shape[1] == 1:
+            return build_tree(draft_logits.float(), settings.tree_budget, settings.tree_beam_width, settings.tree_top_k)
+        return draft_chain(draft_logits)
+
+    def _note(self, tree: TokenTree | None, paths: list[list[int]], counts: list[int]) -> None:
+        """Tell the statistics and the depth schedule how the round went."""
+        num_drafted = tree.num_nodes if tree else 0
+        accepted = [min(len(path) - 1, count) for path, count in zip(paths, counts, strict=True)]
+        self.candidates.stats.add_round([num_drafted] * len(counts), accepted, counts)
+        if tree is not None:
+            self.schedule.note(sum(accepted) / len(accepted))
+
+    def _add_features(self, context: DraftContext, outputs: Any, nodes: list[list[int]]) -> None:
+        """Add the tapped states of what the target has just read, and where it stands."""
+        length = self.unread.ids.shape[1]
+        if len(nodes) == 1 and nodes[0] == list(range(len(nodes[0]))):
+            rows = slice(0, length + len(nodes[0]))
+            positions = torch.cat([self.unread.positions, context.new_positions[:, :-1]], dim=1)
+        else:
+            read = last_columns(self.unread.counts, len(nodes), length)
+            kept = [row + [length + node for node in chosen] for row, chosen in zip(read, nodes, strict=True)]
+            counts, most = list(map(len, kept)), max(map(len, kept))
+            context.feature_counts = None if min(counts) == most else counts
+            rows = torch.tensor([row[:1] * (most - len(row)) + row for row in kept])
+            # What is read ends one place before the newest token. A prompt has positions of its own.
+            last = context.new_positions[:, -1:]
+            positions = last - torch.arange(most, 0, -1, device=last.device) if length == 1 else self.unread.positions
+        context.features = self.candidates.tapped(outputs.hidden_states, rows)
+        context.feature_positions = positions
+
+    def _record_states(self, outputs: Any, start: int, nodes: list[list[int]]) -> None:
+        """Hand this round's hidden states and attentions to the recorder."""
+        length, is_first = self.unread.ids.shape[1], self.candidates.stats.rounds == 1
+        read = last_columns(self.unread.counts, len(self.rows), length)
+        for index, row in enumerate(self.rows):
+            num_past = (self.reader.cache.row_lengths or [start] * len(self.rows))[index]
+            places = self._places(row, self.texts.lengths[index])
+            first_place = self.num_cached_columns if is_first else places[num_past]
+            read_nodes = [length + node for node in nodes[index]]
+            self.recorder.add_states(
+                outputs, RowRead(row, index, num_past, read[index], read_nodes, start, places, first_place)
+            )
+
+    def _places(self, row: int, length: int) -> list[int]:
+        """Where, in the caller's layout, the tokens of a row's text of `length` columns stand, padding left out."""
+        return [*self.columns[row], *range(self.prompt_length, length)]
+
+    def _drop_finished_rows(self) -> None:
+        """Set finished rows aside, and go on with the others."""
+        over = self.stop.over(self.rows, self.texts.lengths)
+        if not any(over):
+            return
+        for index, row in enumerate(self.rows):
+            if over[index]:
+                self.finished_texts[row] = self.texts.row(index).clone()
+                if self._returns_cache():
+                    self.finished_entries[row] = self.reader.cache.entries_of(index)
+        kept = [index for index, is_over in enumerate(over) if not is_over]
+        self.rows = [self.rows[index] for index in kept]
+        if self.rows:
+            self.texts.select_rows(kept)
+            self.reader.cache.select_rows(kept)
+            self.candidates.select_rows(kept)
+            self.unread = Unread(self.unread.ids[kept], self.unread.positions[kept])
+
+    def _returns_cache(self) -> bool:
+        """Whether anybody will see the cache: generate marks one that the caller passed in, and so keeps."""
+        return self.recorder.enabled or "_is_user_defined" in vars(self.model_kwargs["past_key_values"])
+
+    def _result(self) -> Any:
+        """What `generate` returns, rows in the caller's order; its cache is the kind that plain `generate` leaves."""
+        length = self.stop.common_length()
+        texts = [self.finished_texts[row][:, :length] for row in sorted(self.finished_texts)]
+        cache = None
+        if self._returns_cache():
+            places = [self._places(row, text.shape[1])[:-1] for row, text in enumerate(texts)]
+            entries = [self.finished_entries[row] for row in range(len(texts))]
+            cache = export_entries(entries, places, self.model_kwargs["past_key_values"])
+        text = stack_padded(texts, self.padding)
+        return self.recorder.result(text, text.shape[1] - self.prompt_length, cache)
 
 
-def path_on_host(acceptance: Acceptance) -> tuple[list[int], list[int]]:
-    """The accepted slots, the root's first, and the tokens to commit (as many), in one transfer. Batch 1."""
-    num_accepted, *rest = torch.cat([acceptance.num_accepted[:, None], acceptance.path, acceptance.tokens], 1)[
-        0
-    ].tolist()
-    num_slots = len(rest) // 2
-    return rest[: num_accepted + 1], rest[num_slots : num_slots + num_accepted + 1]
+def paths_on_host(acceptance: Acceptance) -> tuple[list[list[int]], list[list[int]]]:
+    """For each row the accepted slots, the root's first, and the tokens to commit (as many), in one transfer."""
+    packed = torch.cat([acceptance.num_accepted[:, None], acceptance.path, acceptance.tokens], 1).tolist()
+    paths, tokens = [], []
+    for num_accepted, *rest in packed:
+        num_slots = len(rest) // 2
+        paths.append(rest[: num_accepted + 1])
+        tokens.append(rest[num_slots : num_slots + num_accepted + 1])
+    return paths, tokens
 
 
 def _synchronizer(device: torch.device):

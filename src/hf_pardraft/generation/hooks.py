@@ -1,5 +1,6 @@
 """The one place that touches `GenerationMixin`: `generate(..., assistant_model=drafter)` reaches our loop from here."""
 
+import copy
 from typing import Any
 
 from transformers import GenerationMixin
@@ -8,9 +9,14 @@ from transformers.generation import GenerationMode
 from .candidates import ParallelCandidateGenerator
 from .decode import SpeculativeDecoding
 from .reading import check_request
-from .settings import read_settings
+from .settings import REQUESTED_DEPTH, read_settings
 
-HOOKED = ("_assisted_decoding", "_get_candidate_generator", "_validate_generation_mode")
+HOOKED = (
+    "_assisted_decoding",
+    "_get_candidate_generator",
+    "_prepare_generation_config",
+    "_validate_generation_mode",
+)
 _originals: dict[str, Any] = {}
 
 
@@ -28,13 +34,14 @@ def is_ours(assistant: Any, generation_config: Any) -> bool:
 
 
 def install() -> None:
-    """Wrap the three methods of `GenerationMixin`. Calling it again changes nothing."""
+    """Wrap the four methods of `GenerationMixin`. Calling it again changes nothing."""
     if _originals:
         return
     for name in HOOKED:
         _originals[name] = vars(GenerationMixin)[name]
     GenerationMixin._assisted_decoding = _assisted_decoding
     GenerationMixin._get_candidate_generator = _get_candidate_generator
+    GenerationMixin._prepare_generation_config = _prepare_generation_config
     GenerationMixin._validate_generation_mode = _validate_generation_mode
 
 
@@ -42,6 +49,17 @@ def uninstall() -> None:
     """Put transformers' own methods back."""
     for name in list(_originals):
         setattr(GenerationMixin, name, _originals.pop(name))
+
+
+def _prepare_generation_config(self, generation_config, **kwargs):
+    """transformers' own, with a note of the draft depth that the call asks for: it fills in one where there is none."""
+    requested = kwargs.get("num_assistant_tokens")
+    for config in (generation_config, self.generation_config):
+        if requested is None and config is not None:
+            requested = config.num_assistant_tokens
+    prepared, model_kwargs = _originals["_prepare_generation_config"](self, generation_config, **kwargs)
+    setattr(prepared, REQUESTED_DEPTH, requested)
+    return prepared, model_kwargs
 
 
 def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
@@ -62,9 +80,12 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
             raise ValueError(
                 "drafters don't work with synced_gpus (FSDP or ZeRO-3 sharded targets): gather the target first"
             )
-        read_settings(drafter.generation_config)
-        drafter.draft_depth  # noqa: B018 - reading it checks it
+        settings = read_settings(drafter, generation_config)
         drafter.check_target(self)
+        if settings.decode_loop == "native":
+            # transformers refuses several return sequences here, which its own loop can't do and ours can.
+            generation_config = copy.copy(generation_config)
+            generation_config.num_return_sequences = 1
     return _originals["_validate_generation_mode"](self, generation_mode, generation_config, generation_mode_kwargs)
 
 
@@ -94,8 +115,10 @@ def _assisted_decoding(
     **model_kwargs,
 ):
     """Our loop for our drafters, unless they ask for transformers' own."""
-    ours = is_ours(assistant_model, generation_config)
-    if not ours or read_settings(assistant_model.generation_config).decode_loop == "stock":
+    settings = (
+        read_settings(assistant_model, generation_config) if is_ours(assistant_model, generation_config) else None
+    )
+    if settings is None or settings.decode_loop == "stock":
         return _originals["_assisted_decoding"](
             self,
             input_ids,
@@ -110,7 +133,7 @@ def _assisted_decoding(
             tokenizer=tokenizer,
             **model_kwargs,
         )
-    check_request(self, input_ids, model_kwargs)
+    check_request(self, input_ids, model_kwargs, settings)
     candidates = self._get_candidate_generator(
         generation_config=generation_config,
         input_ids=input_ids,
@@ -119,7 +142,18 @@ def _assisted_decoding(
         model_kwargs=model_kwargs,
         assistant_model=assistant_model,
     )
+    if streamer is not None and input_ids.shape[0] > 1:
+        raise ValueError(
+            f"a streamer shows one sequence, got a batch of {input_ids.shape[0]}: call generate for each row, or without streamer"
+        )
     decoding = SpeculativeDecoding(
-        self, candidates, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs
+        self,
+        candidates,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        streamer,
+        model_kwargs,
+        batch=input_ids.shape[0],
     )
     return decoding.run(input_ids)

@@ -1,5 +1,6 @@
 """What a caller asked `generate` to return besides the text: scores, logits, hidden states, attentions, the cache."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -7,61 +8,149 @@ from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
 
 
-class OutputRecorder:
-    """Collects one entry per generated token, in the shapes of plain `generate`.
+@dataclass
+class RowRead:
+    """What one forward read of one row, on the path that was accepted.
 
-    Plain `generate` reads one token per forward, and its first forward reads the prompt. A round here reads several rows,
-    so they are handed out one token at a time; the rows before the root's belong to the first token.
+    Attributes:
+        row: the row, as the caller numbers them.
+        index: the same row, in this forward's batch.
+        num_past: tokens of the row in the cache before this forward.
+        unread: the forward's rows that held unread tokens, the root's last.
+        nodes: the forward's rows of the accepted nodes.
+        start: columns in the cache before this forward.
+        places: where each token of the row stands in the caller's layout, padding counted.
+        first_place: the first column that this forward accounts for.
     """
 
-    def __init__(self, generation_config: GenerationConfig) -> None:
-        wanted = bool(generation_config.return_dict_in_generate)
-        self.enabled = wanted
-        self.scores = () if wanted and generation_config.output_scores else None
-        self.logits = () if wanted and generation_config.output_logits else None
-        self.hidden_states = () if wanted and generation_config.output_hidden_states else None
-        self.attentions = () if wanted and generation_config.output_attentions else None
+    row: int
+    index: int
+    num_past: int
+    unread: list[int]
+    nodes: list[int]
+    start: int
+    places: list[int]
+    first_place: int
 
-    def add_scores(self, path: list[int], scores: torch.Tensor, logits: torch.Tensor | None) -> None:
-        """Take the processed `scores` and raw `logits`, `(1, slots, vocab)`, of the slots on the accepted path."""
-        if self.scores is not None:
-            self.scores += tuple(scores[:, slot] for slot in path)
-        if self.logits is not None:
-            self.logits += tuple(logits[:, slot] for slot in path)
 
-    def add_states(self, outputs: Any, num_unread: int, num_before: int, num_tokens: int) -> None:
-        """Take hidden states and attentions of a chain's forward.
+class OutputRecorder:
+    """Collects one entry per generated token and row, in the shapes of plain `generate`.
 
-        Args:
-            outputs: of the target's forward.
-            num_unread: rows up to and including the root's.
-            num_before: cache entries before this forward.
-            num_tokens: tokens that the round committed.
-        """
-        first = 0
-        for index in range(num_tokens):
-            end = num_unread + index
+    Plain `generate` reads one token per forward, and its first forward reads the prompt. A round here reads several rows,
+    so they are handed out one token at a time; the rows before the root's belong to the first token. Entries of a row that
+    ended before the others are zeros.
+
+    Args:
+        generation_config: of the call.
+        batch: number of rows.
+        layer_windows: for each layer, the size of its attention window, or `None`.
+    """
+
+    def __init__(self, generation_config: GenerationConfig, batch: int, layer_windows: list[int | None]) -> None:
+        self.enabled = bool(generation_config.return_dict_in_generate)
+        self.layer_windows = layer_windows
+
+        def rows_if(wanted: bool | None) -> list[list[Any]] | None:
+            return [[] for _ in range(batch)] if self.enabled and wanted else None
+
+        self.scores = rows_if(generation_config.output_scores)
+        self.logits = rows_if(generation_config.output_logits)
+        self.hidden_states = rows_if(generation_config.output_hidden_states)
+        self.attentions = rows_if(generation_config.output_attentions)
+
+    def add_scores(
+        self, row: int, index: int, path: list[int], scores: torch.Tensor, logits: torch.Tensor | None
+    ) -> None:
+        """Take the processed `scores` and raw `logits`, `(batch, slots, vocab)`, of the slots on a row's accepted path."""
+        for collected, values in ((self.scores, scores), (self.logits, logits)):
+            if collected is not None:
+                collected[row] += [values[index : index + 1, slot] for slot in path]
+
+    def add_states(self, outputs: Any, read: RowRead) -> None:
+        """Take a row's hidden states and attentions: one entry for the root, and one for each accepted node."""
+        if self.hidden_states is None and self.attentions is None:
+            return
+        for count in range(len(read.nodes) + 1):
+            rows = read.unread if count == 0 else read.nodes[count - 1 : count]
+            num_seen = read.num_past + len(read.unread) + count
+            end = read.places[num_seen - 1] + 1
+            row_places = [place - read.first_place for place in read.places[read.num_past : num_seen]]
+            row_places, height = (row_places, end - read.first_place) if count == 0 else ([0], 1)
             if self.hidden_states is not None:
-                self.hidden_states += (tuple(state[:, first:end] for state in outputs.hidden_states),)
+                self.hidden_states[read.row].append(
+                    tuple(_placed_rows(s[read.index, rows], row_places, height) for s in outputs.hidden_states)
+                )
             if self.attentions is not None:
-                self.attentions += (tuple(a[:, :, first:end, : num_before + end] for a in outputs.attentions),)
-            first = end
+                new = [*read.unread, *read.nodes[:count]]
+                columns = [*range(read.num_past), *(read.start + row for row in new)]
+                self.attentions[read.row].append(
+                    tuple(
+                        self._placed_attention(
+                            layer, a[read.index][:, rows][:, :, columns], row_places, height, read, end
+                        )
+                        for layer, a in enumerate(outputs.attentions)
+                    )
+                )
 
-    def drop_last(self, count: int) -> None:
-        """Forget the scores and logits of tokens that were cut off by a stopping criterion."""
-        if count:
-            self.scores = self.scores[:-count] if self.scores is not None else None
-            self.logits = self.logits[:-count] if self.logits is not None else None
+    def _placed_attention(self, layer, attention, row_places, height, read: RowRead, end: int) -> torch.Tensor:
+        """Lay `(heads, rows, seen)` out as plain `generate` does, whose cache forgets what a window has left behind."""
+        placed = attention.new_zeros(1, attention.shape[0], height, end)
+        columns = torch.tensor(read.places[: attention.shape[2]], device=attention.device)
+        placed[0, :, torch.tensor(row_places, device=attention.device)[:, None], columns] = attention
+        window = self.layer_windows[layer]
+        return placed if window is None else placed[..., -(window - 1 + height) :]
 
-    def result(self, text: torch.LongTensor, past_key_values: Any) -> GenerateDecoderOnlyOutput | torch.LongTensor:
-        """The return value of `generate`."""
+    def keep_first(self, row: int, count: int) -> None:
+        """Forget the scores and logits of a row beyond its first `count` tokens."""
+        for collected in (self.scores, self.logits):
+            if collected is not None:
+                del collected[row][count:]
+
+    def scores_of(self, row: int) -> tuple[torch.Tensor, ...] | None:
+        """One `(1, vocab)` entry per token generated so far."""
+        return None if self.scores is None else tuple(self.scores[row])
+
+    def result(
+        self, text: torch.LongTensor, num_new: int, past_key_values: Any
+    ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
+        """The return value of `generate`, for a `text` with `num_new` generated tokens in its longest row."""
         if not self.enabled:
             return text
         return GenerateDecoderOnlyOutput(
             sequences=text,
-            scores=self.scores,
-            logits=self.logits,
-            hidden_states=self.hidden_states,
-            attentions=self.attentions,
+            scores=_stacked(self.scores, num_new),
+            logits=_stacked(self.logits, num_new),
+            hidden_states=_stacked(self.hidden_states, num_new),
+            attentions=_stacked(self.attentions, num_new),
             past_key_values=past_key_values,
         )
+
+
+def _placed_rows(states: torch.Tensor, places: list[int], height: int) -> torch.Tensor:
+    """`(rows, hidden)` at some places of `(1, height, hidden)`."""
+    if len(places) == height:
+        return states[None]
+    placed = states.new_zeros(1, height, states.shape[1])
+    placed[0, places] = states
+    return placed
+
+
+def _stacked(rows: list[list[Any]] | None, num_new: int) -> tuple[Any, ...] | None:
+    """Entries per row and token as one entry per token, with the rows of the batch in it."""
+    if rows is None:
+        return None
+    longest = max(rows, key=len)
+    return tuple(
+        _joined([row[step] if step < len(row) else _zeros_like(longest[step]) for row in rows])
+        for step in range(min(num_new, len(longest)))
+    )
+
+
+def _joined(entries: list[Any]) -> Any:
+    if isinstance(entries[0], tuple):
+        return tuple(_joined(list(layer)) for layer in zip(*entries, strict=True))
+    return entries[0] if len(entries) == 1 else torch.cat(entries, dim=0)
+
+
+def _zeros_like(entry: Any) -> Any:
+    return tuple(map(_zeros_like, entry)) if isinstance(entry, tuple) else torch.zeros_like(entry)

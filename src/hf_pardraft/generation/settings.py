@@ -1,11 +1,16 @@
-"""The settings of `drafter.generation_config` that the decode loops read, checked."""
+"""The settings of `drafter.generation_config` that the decode loops read, checked; a call's own config overrides them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import GenerationConfig
 
+from ..models.drafting import ParallelDrafter
+
 DECODE_LOOPS = ("native", "stock")
 VERIFICATIONS = ("match",)
+# Where the hook notes what a call itself asks for: transformers fills in a default that looks like a request.
+REQUESTED_DEPTH = "_requested_num_assistant_tokens"
 
 
 @dataclass(frozen=True)
@@ -13,32 +18,65 @@ class DraftSettings:
     """How to decode with a drafter.
 
     Attributes:
+        depth: tokens to draft a round (`num_assistant_tokens`, by default what the drafter was trained for).
+        tree_budget: nodes of the token tree besides the root; 0 drafts a chain.
+        tree_beam_width: prefixes that are extended at each level; by default the budget.
+        tree_top_k: tokens by which each is extended; by default the budget.
+        adaptive_depth: whether to draft less while little is accepted, and nothing for a while if nothing is.
         decode_loop: "native" for this package's loop, "stock" for transformers' own assisted decoding.
         verification: "match": draw the target's token, and keep a draft while it equals it.
         time_rounds: whether to measure the seconds that each part of a round takes.
     """
 
+    depth: int
+    tree_budget: int = 0
+    tree_beam_width: int | None = None
+    tree_top_k: int | None = None
+    adaptive_depth: bool = False
     decode_loop: str = "native"
     verification: str = "match"
     time_rounds: bool = False
 
 
-def read_settings(generation_config: GenerationConfig) -> DraftSettings:
-    """The draft settings among the attributes of a generation config (it keeps the ones that it doesn't know).
+def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig) -> DraftSettings:
+    """The settings for one call.
+
+    Args:
+        drafter: its `generation_config` holds its own settings, under the names of [`DraftSettings`] (the depth under
+            `num_assistant_tokens`); a generation config keeps attributes that it doesn't know, and saves them.
+        generation_config: that of the `generate` call, whose attributes of these names take precedence.
 
     Raises:
-        ValueError: for a value that this version can't honour.
+        ValueError: for a value that can't be honoured.
     """
-    given = generation_config.to_dict()
-    settings = DraftSettings(
-        decode_loop=given.get("decode_loop") or "native",
-        verification=given.get("verification") or "match",
-        time_rounds=bool(given.get("time_rounds")),
-    )
-    if settings.decode_loop not in DECODE_LOOPS:
-        raise ValueError(f"decode_loop must be one of {DECODE_LOOPS}, got {settings.decode_loop!r}")
-    if settings.verification not in VERIFICATIONS:
-        raise ValueError(f"verification must be one of {VERIFICATIONS}, got {settings.verification!r}")
-    if given.get("tree_budget"):
-        raise ValueError(f"this version drafts chains: tree_budget must be 0, got {given['tree_budget']}")
+    given = {**settings_in(drafter.generation_config), **settings_in(generation_config)}
+    requested_depth = vars(generation_config).get(REQUESTED_DEPTH)
+    settings = DraftSettings(depth=drafter.checked_depth(requested_depth), **given)
+    for name, choices in (("decode_loop", DECODE_LOOPS), ("verification", VERIFICATIONS)):
+        if getattr(settings, name) not in choices:
+            raise ValueError(f"{name} must be one of {choices}, got {getattr(settings, name)!r}")
+    check_whole_number("tree_budget", settings.tree_budget, 0)
+    for name in ("tree_beam_width", "tree_top_k"):
+        if getattr(settings, name) is not None:
+            check_whole_number(name, getattr(settings, name), 1)
+    if settings.tree_budget and settings.decode_loop == "stock":
+        raise ValueError(
+            f"transformers' own loop verifies chains only, got tree_budget={settings.tree_budget} with decode_loop='stock': "
+            "set one of them back in drafter.generation_config"
+        )
     return settings
+
+
+def settings_in(generation_config: GenerationConfig) -> dict[str, Any]:
+    """The draft settings among the attributes of a generation config, those that were left at `None` excepted."""
+    names = DraftSettings.__dataclass_fields__.keys() - {"depth"}
+    attributes = vars(generation_config)
+    return {name: attributes[name] for name in names if attributes.get(name) is not None}
+
+
+def check_whole_number(name: str, value: Any, least: int) -> None:
+    """Raise a `ValueError` unless `value` is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(
+            f"{name} must be a whole number of at least {least}, got {value!r}: set it in the generation config"
+        )

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 class DecodeStats:
     """One generate call, round by round. A round is one target forward; the first one reads the prompt.
 
+    With a batch, the lists have one entry for each row that took part in a round.
+
     Attributes:
+        rounds: target forwards.
         drafted_per_round: tokens that were proposed.
         accepted_per_round: proposed tokens that were committed.
         tokens_per_round: tokens committed, the bonus token counted.
@@ -18,19 +21,16 @@ class DecodeStats:
             `drafter.generation_config.time_rounds` asked for it. On an accelerator this waits for the device.
     """
 
+    rounds: int = 0
     drafted_per_round: list[int] = field(default_factory=list)
     accepted_per_round: list[int] = field(default_factory=list)
     tokens_per_round: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
-    def rounds(self) -> int:
-        return len(self.tokens_per_round)
-
-    @property
     def tau(self) -> float:
-        """Mean number of tokens committed per target forward, the bonus token counted."""
-        return sum(self.tokens_per_round) / self.rounds if self.rounds else 0.0
+        """Mean number of tokens that a target forward committed to a row, the bonus token counted."""
+        return sum(self.tokens_per_round) / len(self.tokens_per_round) if self.tokens_per_round else 0.0
 
     @property
     def per_position_acceptance(self) -> list[float]:
@@ -44,10 +44,12 @@ class DecodeStats:
             rates.append(sum(accepted >= position for accepted in proposed) / len(proposed))
         return rates
 
-    def add_round(self, drafted: int, accepted: int, committed: int) -> None:
-        self.drafted_per_round.append(drafted)
-        self.accepted_per_round.append(accepted)
-        self.tokens_per_round.append(committed)
+    def add_round(self, drafted: list[int], accepted: list[int], committed: list[int]) -> None:
+        """Note a round: for each row, the tokens that were proposed, accepted of them, and committed."""
+        self.rounds += 1
+        self.drafted_per_round += drafted
+        self.accepted_per_round += accepted
+        self.tokens_per_round += committed
 
 
 class Stopwatch:

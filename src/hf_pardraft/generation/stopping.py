@@ -12,7 +12,7 @@ class StopChecks:
     once per token, with the text up to that token, exactly as plain `generate` asks it.
     """
 
-    def __init__(self, criteria: StoppingCriteriaList) -> None:
+    def __init__(self, criteria: StoppingCriteriaList, batch: int = 1) -> None:
         lengths = [criterion for criterion in criteria if type(criterion) is MaxLengthCriteria]
         ends = [criterion for criterion in criteria if type(criterion) is EosTokenCriteria]
         known = {id(criterion) for criterion in lengths + ends}
@@ -20,27 +20,28 @@ class StopChecks:
         self.length_criteria = lengths
         self.max_length = min((criterion.max_length for criterion in lengths), default=None)
         self.eos_token_ids = {token for criterion in ends for token in criterion.eos_token_id.flatten().tolist()}
+        self.end_of_row: list[int | None] = [None] * batch
 
     def room(self, length: int, depth: int) -> int:
         """How many tokens are worth drafting behind a text of `length` tokens: a round commits one more than it drafts."""
         return depth if self.max_length is None else max(0, min(depth, self.max_length - length - 1))
 
     def cut(
-        self,
-        text: torch.LongTensor,
-        new_tokens: list[int],
-        scores: tuple[torch.Tensor, ...] | None,
-    ) -> tuple[int, bool]:
+        self, row: int, text: torch.LongTensor, new_tokens: list[int], scores: tuple[torch.Tensor, ...] | None
+    ) -> int:
         """Where to cut a run of new tokens.
 
         Args:
+            row: which row of the caller's batch it is.
             text: `(1, length)`, the text with all new tokens at its end.
             new_tokens: the same new tokens, on the host.
             scores: one entry per generated token with the new ones at its end, or `None`: what criteria get as scores.
 
         Returns:
-            How many of the new tokens to keep, and whether generation is over after them.
+            How many of the new tokens to keep.
         """
+        if self.end_of_row[row] is not None:
+            return len(new_tokens)
         before = text.shape[1] - len(new_tokens)
         scores_before = len(scores) - len(new_tokens) if scores is not None else 0
         for kept, token in enumerate(new_tokens, start=1):
@@ -52,8 +53,24 @@ class StopChecks:
                 seen_scores = scores[: scores_before + kept] if scores is not None else None
                 is_over = bool(self.others(text[:, :length], seen_scores).all()) or is_over
             if is_over:
-                return kept, True
-        return len(new_tokens), False
+                self.end_of_row[row] = length
+                return kept
+        return len(new_tokens)
+
+    def over(self, rows: list[int], lengths: list[int]) -> list[bool]:
+        """Which rows need no further tokens.
+
+        Plain `generate` fills up a finished row with padding if there is an end-of-text token, and otherwise goes on writing
+        it until all rows are finished.
+        """
+        if self.eos_token_ids:
+            return [self.end_of_row[row] is not None for row in rows]
+        common = self.common_length()
+        return [common is not None and length >= common for length in lengths]
+
+    def common_length(self) -> int | None:
+        """The length at which a batch without an end-of-text token ends; `None` until all rows are finished."""
+        return None if None in self.end_of_row else max(self.end_of_row)
 
     def _remind_of_long_text(self, text: torch.LongTensor, length: int) -> None:
         """Let the length criterion log its reminder once the text outgrows the model's positions."""

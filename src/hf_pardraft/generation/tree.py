@@ -23,12 +23,14 @@ class TokenTree:
         parents: `(batch, nodes)`, the slot of each node's parent; always smaller than the node's own slot.
         depths: `(batch, nodes)`, distance from the root, never decreasing along the nodes.
         ancestors: `(batch, nodes, nodes)` bool; `[b, i, j]` says whether node j is node i or one of its ancestors.
+        is_chain: whether each node is the child of the one before it, known without looking.
     """
 
     tokens: torch.LongTensor
     parents: torch.LongTensor
     depths: torch.LongTensor
     ancestors: torch.BoolTensor
+    is_chain: bool = False
 
     @property
     def num_nodes(self) -> int:
@@ -44,6 +46,7 @@ def chain_tree(tokens: torch.LongTensor) -> TokenTree:
         parents.expand(batch, -1),
         depths.expand(batch, -1),
         ancestors.expand(batch, -1, -1),
+        is_chain=True,
     )
 
 

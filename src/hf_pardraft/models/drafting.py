@@ -1,6 +1,6 @@
-"""What every parallel drafter shares: the `draft` contract, its inputs, its key/value cache, and the checks on a target.
+"""What every parallel drafter shares: the `draft` contract, its inputs, and the checks on a target.
 
-This file travels with every drafter that is pushed to the Hub, so it imports torch and transformers only.
+This file travels with every drafter that is pushed to the Hub, so it imports torch, transformers and siblings only.
 """
 
 import warnings
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+
+from .draft_cache import GrowingCache
 
 # Layers of a target are named by what a published config calls them; `hidden_states` has the embeddings at index 0.
 FIRST_LAYER_OUTPUT = 1
@@ -28,7 +29,7 @@ class DraftContext:
     """What has happened since the drafter's last call: the newly committed text, and what the target thought of it.
 
     The last of `new_ids` is the *anchor*: committed, but not yet read by the target. On the first call `new_ids` holds
-    the whole text so far.
+    the whole text so far. Rows of a batch that have less to tell are padded on the left.
 
     Attributes:
         new_ids: `(batch, new)`, the tokens committed since the last call, oldest first.
@@ -36,89 +37,37 @@ class DraftContext:
         features: `(batch, read, taps * target_hidden)` or `None`, the tapped hidden states of the tokens that the target
             has read since the last call. They end just before the anchor.
         feature_positions: `(batch, read)` or `None`, the positions of those tokens.
+        new_counts: how many of `new_ids` are real in each row, at least one; `None` if all are.
+        feature_counts: how many of `features` are real in each row; `None` if all are.
     """
 
     new_ids: torch.LongTensor
     new_positions: torch.LongTensor
     features: torch.Tensor | None = None
     feature_positions: torch.LongTensor | None = None
+    new_counts: list[int] | None = None
+    feature_counts: list[int] | None = None
+
+
+def last_columns(counts: list[int] | None, batch: int, width: int) -> list[list[int]]:
+    """The columns of the real entries of rows that are padded on the left to `width`."""
+    return [list(range(width - count, width)) for count in counts or [width] * batch]
+
+
+def are_real(counts: list[int] | None, batch: int, width: int, device: torch.device) -> torch.BoolTensor:
+    """Which entries of such rows are real: `(batch, width)`."""
+    if counts is None:
+        return torch.ones(batch, width, dtype=torch.bool, device=device)
+    return torch.arange(width, device=device) >= width - torch.tensor(counts, device=device)[:, None]
 
 
 @dataclass
 class DraftState:
     """One generate call's memory of a drafter: its cache, and what it borrows from the target."""
 
-    cache: Cache
+    cache: GrowingCache
     embed_tokens: nn.Module | None = None
     lm_head: nn.Module | None = None
-
-
-class GrowingLayer(DynamicLayer):
-    """A cache layer that writes into a pre-allocated buffer, and doubles it when it is full.
-
-    To transformers it is a `DynamicLayer`: `keys` and `values` are views of shape `(batch, heads, length, head_dim)`. It
-    keeps the whole past for sliding-window layers too, since a rejected draft must be able to roll back; the window is
-    then the attention mask's business.
-    """
-
-    MIN_CAPACITY = 128
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.length = 0
-        self.key_buffer = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[-1])
-        self.value_buffer = value_states.new_empty(*value_states.shape[:2], 0, value_states.shape[-1])
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append `(batch, heads, new, head_dim)` entries; return all entries."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        end = self.length + key_states.shape[-2]
-        if end > self.key_buffer.shape[-2]:
-            self._grow(end)
-        self.key_buffer[:, :, self.length : end] = key_states
-        self.value_buffer[:, :, self.length : end] = value_states
-        self._set_length(end)
-        return self.keys, self.values
-
-    def _grow(self, needed: int) -> None:
-        capacity = max(self.MIN_CAPACITY, self.key_buffer.shape[-2])
-        while capacity < needed:
-            capacity *= 2
-        self.key_buffer = _enlarged(self.key_buffer, capacity, self.length)
-        self.value_buffer = _enlarged(self.value_buffer, capacity, self.length)
-
-    def _set_length(self, length: int) -> None:
-        self.length = length
-        self.keys = self.key_buffer[:, :, :length]
-        self.values = self.value_buffer[:, :, :length]
-
-    def get_seq_length(self) -> int:
-        return self.length if self.is_initialized else 0
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` entries (transformers' sign convention); nothing is copied."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop takes minus the number of entries to forget, got {tokens_to_remove}")
-        if tokens_to_remove and self.is_initialized:
-            self._set_length(self.length + tokens_to_remove)
-
-
-def _enlarged(buffer: torch.Tensor, capacity: int, length: int) -> torch.Tensor:
-    """A buffer of `(batch, heads, capacity, head_dim)` that starts with the first `length` entries of `buffer`."""
-    larger = buffer.new_empty(*buffer.shape[:2], capacity, buffer.shape[-1])
-    larger[:, :, :length] = buffer[:, :, :length]
-    return larger
-
-
-class GrowingCache(Cache):
-    """A cache of [`GrowingLayer`], one per model layer."""
-
-    def __init__(self) -> None:
-        super().__init__(layer_class_to_replicate=GrowingLayer)
 
 
 class ParallelDrafter:
@@ -149,8 +98,12 @@ class ParallelDrafter:
         Raises:
             ValueError: if the setting is below 1 or beyond what the drafter can do.
         """
+        return self.checked_depth()
+
+    def checked_depth(self, requested: int | None = None) -> int:
+        """The depth that a call asks for, or else [`draft_depth`]; raises what that raises."""
         limit = self.max_draft_depth
-        depth = self.generation_config.num_assistant_tokens
+        depth = self.generation_config.num_assistant_tokens if requested is None else requested
         if depth is None:
             return self.DEFAULT_DEPTH if limit is None else limit
         if depth < 1 or (limit is not None and depth > limit):

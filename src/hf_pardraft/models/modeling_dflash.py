@@ -20,18 +20,21 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from .configuration_dflash import DFlashConfig
+from .draft_cache import GrowingLayer, RowEntries
 from .drafting import (
     DraftContext,
     DraftState,
-    GrowingLayer,
     ParallelDrafter,
+    are_real,
     describe_target,
     differing_weights,
+    last_columns,
     layer_ids_to_hidden_state_indices,
     load_generation_config,
     public_name,
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
+from .row_masks import additive, token_indices, visible_columns
 
 
 class DFlashAttention(nn.Module):
@@ -91,6 +94,14 @@ class DFlashAttention(nn.Module):
             **kwargs,
         )
         return self.o_proj(output.reshape(batch, num_rows, -1))
+
+
+class BlockCache(RowEntries, DFlashCache):
+    """A growing cache for attention whose keys come from context and block, and whose queries come from the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_class_to_replicate = GrowingLayer
 
 
 class DFlashLayer(GradientCheckpointingLayer):
@@ -208,26 +219,42 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
         return None
 
     def new_draft_state(self, target: PreTrainedModel) -> DraftState:
-        cache = DFlashCache()
-        cache.layer_class_to_replicate = GrowingLayer
-        return DraftState(cache, target.get_input_embeddings(), target.get_output_embeddings())
+        return DraftState(BlockCache(), target.get_input_embeddings(), target.get_output_embeddings())
 
     def draft(self, context: DraftContext, state: DraftState, depth: int) -> torch.Tensor:
         """Denoise one block after the anchor. The whole block is always run, as in training; see [`ParallelDrafter.draft`]."""
         anchor, block_size = context.new_ids[:, -1:], self.config.block_size
-        masks = anchor.new_full((anchor.shape[0], block_size - 1), self.config.mask_token_id)
+        batch, num_read = context.features.shape[:2]
+        masks = anchor.new_full((batch, block_size - 1), self.config.mask_token_id)
         block_positions = context.new_positions[:, -1:] + torch.arange(block_size, device=context.new_positions.device)
-        state.cache.set_previous_accepted_tokens(context.features.shape[1])
+        state.cache.set_previous_accepted_tokens(num_read)
+        start = state.cache.get_seq_length()
         block_ids = torch.cat([anchor, masks], dim=1).to(state.embed_tokens.weight.device)
         hidden_states = self(
             noise_embeds=state.embed_tokens(block_ids).to(self.device, self.dtype),
             context_hidden_states=context.features.to(self.device, self.dtype),
             position_ids=torch.cat([context.feature_positions, block_positions], dim=1).to(self.device),
+            attention_mask=self._row_masks(context, state) if batch > 1 else None,
             past_key_values=state.cache,
         ).last_hidden_state
-        state.cache.crop(-block_size)
+        state.cache.keep(start, last_columns(context.feature_counts, batch, num_read))
         head = state.lm_head
         return head(hidden_states[:, 1 : depth + 1].to(head.weight.device, head.weight.dtype))
+
+    def _row_masks(self, context: DraftContext, state: DraftState) -> dict[str, torch.Tensor]:
+        """Masks for rows of different lengths: a block sees all of its row's context, and all of itself."""
+        batch, num_read = context.features.shape[:2]
+        block_size, start = self.config.block_size, state.cache.get_seq_length()
+        real = are_real(context.feature_counts, batch, num_read, self.device)
+        real = torch.nn.functional.pad(real, (0, block_size), value=True)
+        row_lengths = state.cache.row_lengths
+        visible = visible_columns(row_lengths, start, real[:, None].expand(-1, block_size, -1))
+        masks = {"full_attention": additive(visible, self.dtype)}
+        if "sliding_attention" in self.config.layer_types:
+            new, columns = token_indices(row_lengths, start, real.cumsum(dim=1) - 1)
+            distance = (new[:, num_read:, None] - columns[:, None]).abs()
+            masks["sliding_attention"] = additive(visible & (distance <= self.config.sliding_window), self.dtype)
+        return masks
 
     def forward(
         self,

@@ -13,8 +13,9 @@ from transformers import (
 )
 
 from .configuration_pard import PardConfig, PardLlamaConfig, PardQwen2Config, PardQwen3Config, config_class_of
-from .drafting import DraftContext, DraftState, ParallelDrafter
+from .drafting import DraftContext, DraftState, ParallelDrafter, are_real, last_columns
 from .mask_token import choose_mask_token_id, find_tokenizer
+from .row_masks import additive_masks, attention_windows, token_indices, visible_columns
 
 
 class PardDrafter(ParallelDrafter, PreTrainedModel):
@@ -106,19 +107,43 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
 
         `depth` may exceed the K of training: all masks share one id. Shapes as in [`ParallelDrafter.draft`].
         """
-        masks = context.new_ids.new_full((context.new_ids.shape[0], depth - 1), self.config.pard_token)
+        batch, num_new = context.new_ids.shape
+        masks = context.new_ids.new_full((batch, depth - 1), self.config.pard_token)
         ahead = torch.arange(1, depth, device=context.new_positions.device)
+        start = state.cache.get_seq_length()
         outputs = self(
             input_ids=torch.cat([context.new_ids, masks], dim=1).to(self.device),
             position_ids=torch.cat([context.new_positions, context.new_positions[:, -1:] + ahead], dim=1).to(
                 self.device
             ),
+            attention_mask=self._row_masks(context, state, depth) if batch > 1 else None,
             past_key_values=state.cache,
             use_cache=True,
             logits_to_keep=depth,
         )
-        state.cache.crop(1 - depth)
+        state.cache.keep(start, last_columns(context.new_counts, batch, num_new))
         return outputs.logits
+
+    def _row_masks(self, context: DraftContext, state: DraftState, depth: int) -> Any:
+        """Masks for rows of different lengths: a row sees its own committed text, and is causal behind it."""
+        batch, num_new = context.new_ids.shape
+        num_rows, start = num_new + depth - 1, state.cache.get_seq_length()
+        real = torch.nn.functional.pad(
+            are_real(context.new_counts, batch, num_new, self.device), (0, depth - 1), value=True
+        )
+        if start == 0:
+            # The model's own masks for a padded prompt cost less memory than these.
+            return real.long()
+        # Padding sees itself, since a row that sees nothing is a row of NaN in some attention implementations.
+        own = torch.eye(num_rows, dtype=torch.bool, device=self.device)
+        within = (own.new_ones(own.shape).tril() & real[:, None]) | own
+        row_lengths = state.cache.row_lengths
+        return additive_masks(
+            visible_columns(row_lengths, start, within),
+            attention_windows(self.config),
+            token_indices(row_lengths, start, real.cumsum(dim=1) - 1),
+            self.dtype,
+        )
 
 
 class PardLlama(PardDrafter, LlamaForCausalLM):

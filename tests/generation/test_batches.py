@@ -1,0 +1,192 @@
+"""Whole batches at once: every row is written as if it were alone."""
+
+import pytest
+import torch
+
+from tiny_models import ARCHITECTURES, make_oracle, random_prompt, tiny_drafter, tiny_target
+
+KINDS = ("pard", "dflash")
+LONGEST = 20
+LENGTHS = (9, 3, 6, 1)
+RATES = [0.7, 0.6, 0.6, 0.5]
+
+
+def padded_batch(lengths=LENGTHS):
+    """Prompts of different lengths, padded on the left, and the same prompts one by one."""
+    prompts = [random_prompt(length, seed=seed) for seed, length in enumerate(lengths)]
+    longest = max(lengths)
+    ids = torch.cat([torch.nn.functional.pad(p, (longest - p.shape[1], 0), value=0) for p in prompts])
+    mask = torch.cat([torch.nn.functional.pad(torch.ones_like(p), (longest - p.shape[1], 0)) for p in prompts])
+    return {"input_ids": ids, "attention_mask": mask}, prompts
+
+
+def greedy_alone(target, prompt, **options):
+    return target.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **options)
+
+
+def batch_drafter(kind, target, continuations, budget, runner_up=0.7):
+    drafter = tiny_drafter(kind, target)
+    drafter.generation_config.tree_budget = budget
+    return make_oracle(drafter, continuations, RATES, runner_up=runner_up)
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_row_is_written_as_if_it_were_alone(architecture, kind, budget):
+    target = tiny_target(architecture)
+    batch, prompts = padded_batch()
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    untrained = tiny_drafter(kind, target)
+    untrained.generation_config.tree_budget = budget
+    for drafter in (untrained, batch_drafter(kind, target, alone, budget)):
+        out = target.generate(**batch, assistant_model=drafter, do_sample=False, max_new_tokens=LONGEST)
+        for row, (prompt, expected) in enumerate(zip(prompts, alone, strict=True)):
+            assert torch.equal(out[row, 9:], expected[prompt.shape[1] :])
+    assert drafter.last_stats.tau > 1.4
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_end_at_different_times_and_are_padded_as_plain_generate_pads_them(kind, budget):
+    target = tiny_target("qwen3")
+    batch, prompts = padded_batch()
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    ends = [
+        int(text[len(prompt[0]) + offset]) for text, prompt, offset in zip(alone, prompts, (2, 7, 11, 4), strict=True)
+    ]
+    for eos in (ends[:1], ends, ends[1:3]):
+        options = {"do_sample": False, "max_new_tokens": LONGEST, "eos_token_id": eos, "pad_token_id": 0}
+        expected = target.generate(**batch, **options)
+        drafter = batch_drafter(kind, target, alone, budget)
+        assert torch.equal(target.generate(**batch, assistant_model=drafter, **options), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_finished_rows_cost_nothing(kind):
+    target = tiny_target("llama")
+    batch, prompts = padded_batch((5, 5, 5))
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    sizes = []
+    handle = target.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(kwargs["input_ids"].shape[0]), with_kwargs=True
+    )
+    drafter = batch_drafter(kind, target, alone, 0)
+    eos = [int(alone[0][7])]
+    target.generate(**batch, assistant_model=drafter, do_sample=False, max_new_tokens=LONGEST, eos_token_id=eos)
+    handle.remove()
+    assert sizes[0] == 3
+    assert sizes[-1] < 3
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(drafter.last_stats.tokens_per_round) == sum(sizes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_return_sequences_are_several_rows(kind):
+    target, prompt = tiny_target("llama"), random_prompt(5)
+    expected = greedy_alone(target, prompt, max_new_tokens=LONGEST)
+    drafter = tiny_drafter(kind, target)
+    torch.manual_seed(0)
+    options = {"do_sample": True, "top_k": 1, "num_return_sequences": 3, "max_new_tokens": LONGEST}
+    out = target.generate(prompt, attention_mask=torch.ones_like(prompt), assistant_model=drafter, **options)
+    assert torch.equal(out, expected.expand(3, -1))
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+def test_processors_that_read_the_text_see_each_row_with_its_padding(budget):
+    target = tiny_target("llama")
+    batch, prompts = padded_batch()
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    bias = torch.randn(len(prompts), 64, generator=torch.Generator().manual_seed(0))
+
+    def own_processor(input_ids, scores):
+        assert input_ids.shape[0] == scores.shape[0] == len(bias)
+        return scores + bias * (input_ids.sum(dim=1, keepdim=True) % 5)
+
+    for options in (
+        {"repetition_penalty": 1.4},
+        {"no_repeat_ngram_size": 2, "min_new_tokens": 9, "eos_token_id": [5, 6]},
+        {"logits_processor": [own_processor]},
+        {"prefix_allowed_tokens_fn": lambda row, text: [3 + row, 9, 20 + int(text[-1]) % 7]},
+    ):
+        expected = target.generate(**batch, do_sample=False, max_new_tokens=LONGEST, **options)
+        drafter = batch_drafter("pard", target, alone, budget)
+        out = target.generate(**batch, assistant_model=drafter, do_sample=False, max_new_tokens=LONGEST, **options)
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+def test_criteria_are_met_at_the_same_token_with_and_without_an_end_of_text(budget):
+    target = tiny_target("llama")
+    batch, prompts = padded_batch()
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+
+    def criterion(input_ids, scores, **kwargs):
+        return input_ids[:, 9:].sum(dim=1) > 200
+
+    for options in ({"eos_token_id": 7}, {}):
+        options = {**options, "stopping_criteria": [criterion], "do_sample": False, "max_new_tokens": LONGEST}
+        expected = target.generate(**batch, **options)
+        drafter = batch_drafter("dflash", target, alone, budget)
+        assert torch.equal(target.generate(**batch, assistant_model=drafter, **options), expected)
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+def test_scores_and_states_have_plain_generates_shapes_and_values(budget):
+    target = tiny_target("mistral")
+    target.set_attn_implementation("eager")
+    batch, prompts = padded_batch()
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    options = {
+        "do_sample": False,
+        "max_new_tokens": LONGEST,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+        "output_hidden_states": True,
+        "output_attentions": True,
+    }
+    expected = target.generate(**batch, **options)
+    drafter = batch_drafter("dflash", target, alone, budget)
+    found = target.generate(**batch, assistant_model=drafter, **options)
+    assert torch.equal(found.sequences, expected.sequences)
+    for name in ("scores", "logits"):
+        for ours, plain in zip(found[name], expected[name], strict=True):
+            torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-4)
+    # What plain generate computes for padding is of no use to anybody, and here is zero.
+    for step, (ours, plain) in enumerate(zip(found.hidden_states, expected.hidden_states, strict=True)):
+        for mine, theirs in zip(ours, plain, strict=True):
+            assert mine.shape == theirs.shape
+            real = batch["attention_mask"].bool() if step == 0 else slice(None)
+            torch.testing.assert_close(mine[real], theirs[real], rtol=1e-3, atol=1e-4)
+    for step, (ours, plain) in enumerate(zip(found.attentions, expected.attentions, strict=True)):
+        for mine, theirs in zip(ours, plain, strict=True):
+            assert mine.shape == theirs.shape
+            torch.testing.assert_close(mine[0], theirs[0], rtol=1e-3, atol=1e-4)
+            if step > 0:
+                torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+    assert found.past_key_values.get_seq_length() == expected.past_key_values.get_seq_length()
+
+
+def test_prompts_padded_on_the_right_are_refused():
+    target = tiny_target("llama")
+    batch, _ = padded_batch()
+    flipped = {name: value.flip(1) for name, value in batch.items()}
+    with pytest.raises(ValueError, match="padding_side"):
+        target.generate(**flipped, assistant_model=tiny_drafter("pard", target), max_new_tokens=4)
+
+
+def test_a_streamer_takes_one_sequence():
+    from transformers.generation.streamers import BaseStreamer
+
+    class Silent(BaseStreamer):
+        def put(self, value):
+            pass
+
+        def end(self):
+            pass
+
+    target = tiny_target("llama")
+    batch, _ = padded_batch()
+    with pytest.raises(ValueError, match="streamer"):
+        target.generate(**batch, assistant_model=tiny_drafter("pard", target), streamer=Silent(), max_new_tokens=4)

@@ -1,0 +1,179 @@
+"""Decoding with token trees: the same text, the same cache, for every kind of attention."""
+
+import pytest
+import torch
+
+from hf_pardraft.generation.tree import build_tree
+from tiny_models import ARCHITECTURES, make_oracle, random_prompt, tiny_drafter, tiny_target
+
+KINDS = ("pard", "dflash")
+LONGEST = 24
+
+
+def greedy(target, prompt, **options):
+    return target.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **options)
+
+
+def tree_drafter(kind, target, budget=14, depth=5, **settings):
+    drafter = tiny_drafter(kind, target, depth=depth)
+    drafter.generation_config.tree_budget = budget
+    for name, value in settings.items():
+        setattr(drafter.generation_config, name, value)
+    return drafter
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_trees_leave_the_text_as_it_is(architecture, kind, attention):
+    if (architecture, attention) == ("gpt_oss", "sdpa"):
+        pytest.skip("its attention sinks have no sdpa implementation")
+    target = tiny_target(architecture)
+    target.set_attn_implementation(attention)
+    prompt = random_prompt(9)
+    expected = greedy(target, prompt, max_new_tokens=LONGEST)
+    untrained = tree_drafter(kind, target)
+    assert torch.equal(greedy(target, prompt, assistant_model=untrained, max_new_tokens=LONGEST), expected)
+    oracle = make_oracle(tree_drafter(kind, target), expected[0], [0.6] * 5, runner_up=0.8)
+    assert torch.equal(greedy(target, prompt, assistant_model=oracle, max_new_tokens=LONGEST), expected)
+    assert oracle.last_stats.tau > 1.8
+
+
+@pytest.mark.parametrize("settings", [{"tree_beam_width": 2}, {"tree_top_k": 3}, {"budget": 1}, {"budget": 60}])
+def test_any_shape_of_tree_leaves_the_text_as_it_is(settings):
+    target, prompt = tiny_target("llama"), random_prompt(5)
+    expected = greedy(target, prompt, max_new_tokens=LONGEST)
+    drafter = make_oracle(tree_drafter("pard", target, **settings), expected[0], [0.5] * 5, runner_up=0.9)
+    assert torch.equal(greedy(target, prompt, assistant_model=drafter, max_new_tokens=LONGEST), expected)
+
+
+def test_a_tree_accepts_more_than_a_chain_of_the_same_drafts():
+    target, prompt = tiny_target("qwen3"), random_prompt(5)
+    expected = greedy(target, prompt, max_new_tokens=64)
+    taus = []
+    for budget in (0, 20):
+        drafter = make_oracle(tree_drafter("pard", target, budget), expected[0], [0.5] * 5, runner_up=0.9)
+        assert torch.equal(greedy(target, prompt, assistant_model=drafter, max_new_tokens=64), expected)
+        taus.append(drafter.last_stats.tau)
+    assert taus[1] > 1.3 * taus[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_length_and_end_of_text_is_cut_at_the_same_token(kind):
+    target, prompt = tiny_target("gemma3"), random_prompt(5)
+    reference = greedy(target, prompt, max_new_tokens=LONGEST)
+    drafter = make_oracle(tree_drafter(kind, target), reference[0], [0.7] * 5, runner_up=0.7)
+    for length in range(1, LONGEST + 1):
+        out = greedy(target, prompt, assistant_model=drafter, max_new_tokens=length)
+        assert torch.equal(out, reference[:, : 5 + length])
+    for token in set(reference[0, 5:].tolist()):
+        options = {"max_new_tokens": LONGEST, "eos_token_id": token}
+        expected = greedy(target, prompt, **options)
+        assert torch.equal(greedy(target, prompt, assistant_model=drafter, **options), expected)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("budget", [0, 14])
+def test_the_committed_cache_is_the_cache_of_the_committed_text(architecture, budget):
+    target, prompt = tiny_target(architecture), random_prompt(9)
+    options = {"max_new_tokens": LONGEST, "return_dict_in_generate": True}
+    expected = greedy(target, prompt, **options)
+    drafter = make_oracle(tree_drafter("dflash", target, budget), expected.sequences[0], [0.6] * 5, runner_up=0.8)
+    found = greedy(target, prompt, assistant_model=drafter, **options)
+    assert found.past_key_values.get_seq_length() == expected.past_key_values.get_seq_length()
+    for ours, plain in zip(found.past_key_values.layers, expected.past_key_values.layers, strict=True):
+        torch.testing.assert_close(ours.keys, plain.keys, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.values, plain.values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[5], [7, 9]]},
+        {"min_new_tokens": 10, "eos_token_id": [4, 11, 17, 23]},
+        {"forced_eos_token_id": 8, "eos_token_id": 8},
+        {"sequence_bias": [[[12], 4.0], [[3, 5], -6.0]]},
+        {"suppress_tokens": [6, 7, 8], "begin_suppress_tokens": [9]},
+        {"exponential_decay_length_penalty": (3, 1.5), "eos_token_id": 8},
+        {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[5]], "renormalize_logits": True},
+    ],
+)
+@pytest.mark.parametrize("budget", [0, 14])
+def test_processors_see_the_true_prefix_of_every_node(options, budget):
+    target, prompt = tiny_target("llama"), random_prompt(6)
+    expected = greedy(target, prompt, max_new_tokens=LONGEST, **options)
+    drafter = make_oracle(tree_drafter("pard", target, budget), expected[0], [0.6] * 5, runner_up=0.8)
+    assert torch.equal(greedy(target, prompt, assistant_model=drafter, max_new_tokens=LONGEST, **options), expected)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral"])
+@pytest.mark.parametrize("budget", [0, 14])
+def test_scores_logits_states_and_attentions_are_those_of_plain_generate(architecture, budget):
+    target, prompt = tiny_target(architecture), random_prompt(6)
+    target.set_attn_implementation("eager")
+    options = {
+        "max_new_tokens": LONGEST,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+        "output_hidden_states": True,
+        "output_attentions": True,
+        "no_repeat_ngram_size": 3,
+    }
+    expected = greedy(target, prompt, **options)
+    for kind in KINDS:
+        drafter = make_oracle(tree_drafter(kind, target, budget), expected.sequences[0], [0.6] * 5, runner_up=0.8)
+        found = greedy(target, prompt, assistant_model=drafter, **options)
+        assert torch.equal(found.sequences, expected.sequences)
+        for name in ("scores", "logits", "hidden_states", "attentions"):
+            assert_alike(found[name], expected[name], name)
+
+
+def assert_alike(found, expected, name):
+    """Nested tuples of tensors agree in shape and value."""
+    if isinstance(expected, torch.Tensor):
+        assert found.shape == expected.shape, name
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        return
+    assert len(found) == len(expected), name
+    for ours, plain in zip(found, expected, strict=True):
+        assert_alike(ours, plain, name)
+
+
+def test_a_call_can_override_what_the_drafter_was_saved_with():
+    from transformers import GenerationConfig
+
+    target, prompt = tiny_target("llama"), random_prompt(5)
+    drafter = tree_drafter("pard", target, budget=14, depth=5)
+    expected = greedy(target, prompt, max_new_tokens=LONGEST)
+    for settings, most in (({"tree_budget": 0}, 5), ({"tree_budget": 3, "num_assistant_tokens": 2}, 3), ({}, 14)):
+        config = GenerationConfig(max_new_tokens=LONGEST, do_sample=False, **settings)
+        out = target.generate(
+            prompt, attention_mask=torch.ones_like(prompt), assistant_model=drafter, generation_config=config
+        )
+        assert torch.equal(out, expected)
+        assert max(drafter.last_stats.drafted_per_round[1:]) == most
+
+
+def test_the_tree_settings_are_saved_with_the_drafter(tmp_path):
+    from hf_pardraft import AutoDrafter
+
+    drafter = tree_drafter("dflash", tiny_target("llama"), budget=14, tree_beam_width=3, adaptive_depth=True)
+    drafter.save_pretrained(tmp_path)
+    config = AutoDrafter.from_pretrained(tmp_path).generation_config
+    assert (config.tree_budget, config.tree_beam_width, config.adaptive_depth) == (14, 3, True)
+
+
+def test_attention_without_masks_refuses_trees():
+    target = tiny_target("llama")
+    target.config._attn_implementation = "flash_attention_2"
+    drafter = tree_drafter("pard", target)
+    with pytest.raises(ValueError, match="attn_implementation"):
+        greedy(target, random_prompt(4), assistant_model=drafter, max_new_tokens=4)
+
+
+def test_trees_are_built_in_half_precision_too():
+    logits = torch.randn(1, 5, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert build_tree(logits.float(), 12).num_nodes == 12
