@@ -69,22 +69,34 @@ def test_an_encoder_decoder_target(target):
     ("options", "match"),
     [
         ({"num_beams": 2}, "beam_search"),
-        ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences"),
         ({"use_cache": False}, "use_cache=True"),
-        ({"cache_implementation": "static"}, "DynamicCache"),
-        ({"prompt": random_prompt(4).repeat(2, 1)}, "batch of 2"),
+        ({"cache_implementation": "offloaded"}, "not offloaded"),
     ],
 )
 def test_generate_options_that_drafting_can_not_serve(target, kind, options, match):
     assert_refused(target, tiny_drafter(kind, target), match, **options)
 
 
-def test_a_cache_that_already_holds_text(target):
+def test_a_cache_that_leaves_nothing_to_read(target):
     cache = DynamicCache(config=target.config)
-    target(random_prompt(3), past_key_values=cache)
-    prompt = random_prompt(5)
-    with pytest.raises(ValueError, match="3 tokens of an earlier call"):
-        target.generate(prompt, past_key_values=cache, assistant_model=tiny_drafter("pard", target), max_new_tokens=2)
+    target(random_prompt(5), past_key_values=cache)
+    drafter = tiny_drafter("pard", target)
+    assert_refused(target, drafter, "5 tokens and input_ids 5", prompt=random_prompt(5), past_key_values=cache)
+
+
+def test_a_batch_that_goes_on_from_a_cache(target):
+    cache = DynamicCache(config=target.config)
+    target(random_prompt(3).repeat(2, 1), past_key_values=cache)
+    drafter = tiny_drafter("pard", target)
+    assert_refused(target, drafter, "batch of 2", prompt=random_prompt(5).repeat(2, 1), past_key_values=cache)
+
+
+def test_drafts_in_the_stock_loop_are_chains_that_match(target):
+    for settings in ({"tree_budget": 4}, {"verification": "rejection"}):
+        drafter = tiny_drafter("pard", target)
+        for name, value in {"decode_loop": "stock", **settings}.items():
+            setattr(drafter.generation_config, name, value)
+        assert_refused(target, drafter, "decode_loop='stock'")
 
 
 @pytest.mark.parametrize("kind", ["pard", "dflash"])
@@ -97,7 +109,10 @@ def test_a_drafter_without_weights(target, kind):
     [
         ("decode_loop", "fast", "decode_loop must be one of"),
         ("verification", "hope", "verification must be one of"),
-        ("tree_budget", 12, "tree_budget must be 0"),
+        ("tree_budget", -1, "tree_budget must be a whole number"),
+        ("tree_budget", 2.5, "tree_budget must be a whole number"),
+        ("tree_beam_width", 0, "tree_beam_width must be a whole number"),
+        ("tree_top_k", 0, "tree_top_k must be a whole number"),
         ("num_assistant_tokens", 0, "between 1 and"),
         ("num_assistant_tokens", 9, "between 1 and 4"),
     ],

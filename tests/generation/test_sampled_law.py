@@ -8,6 +8,7 @@ from scipy.stats import chi2
 from transformers import set_seed
 from transformers.generation.logits_process import (
     LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -17,7 +18,9 @@ from tiny_models import make_oracle, tiny_drafter, tiny_target
 
 VOCAB_SIZE = 5
 NEW_TOKENS = 3
-NUM_SAMPLES = 1000
+NUM_SAMPLES = 3000
+# Rows of a batch go their own ways, so they are as independent as calls.
+BATCH = 60
 # A right sampler fails one seed in a million; a bonus token drawn from the wrong row gives p < 1e-20 (see the last test).
 SIGNIFICANCE = 1e-6
 
@@ -54,19 +57,21 @@ def exact_law(target, warpers) -> dict[tuple[int, ...], float]:
     return law
 
 
-def sampled_counts(target, drafter, options) -> dict[tuple[int, ...], int]:
+def sampled_counts(target, drafter, options, at_once=BATCH, num_samples=NUM_SAMPLES) -> dict[tuple[int, ...], int]:
     counts = dict.fromkeys(product(range(VOCAB_SIZE), repeat=NEW_TOKENS), 0)
     set_seed(0)
-    for _ in range(NUM_SAMPLES):
+    for _ in range(num_samples // at_once):
         out = target.generate(
             PROMPT,
             attention_mask=torch.ones_like(PROMPT),
             do_sample=True,
             max_new_tokens=NEW_TOKENS,
+            num_return_sequences=at_once,
             assistant_model=drafter,
             **options,
         )
-        counts[tuple(out[0, PROMPT.shape[1] :].tolist())] += 1
+        for text in out[:, PROMPT.shape[1] :].tolist():
+            counts[tuple(text)] += 1
     return counts
 
 
@@ -74,9 +79,10 @@ def p_value(counts: dict, law: dict) -> float:
     """Of Pearson's chi-square test, texts expected less than five times pooled; a text of probability 0 gives 0."""
     if any(counts[text] for text, probability in law.items() if probability == 0):
         return 0.0
+    num_samples = sum(counts.values())
     statistic, cells, pooled_count, pooled_expected = 0.0, 0, 0, 0.0
     for text, probability in law.items():
-        expected = probability * NUM_SAMPLES
+        expected = probability * num_samples
         if expected < 5:
             pooled_count, pooled_expected = pooled_count + counts[text], pooled_expected + expected
             continue
@@ -86,26 +92,68 @@ def p_value(counts: dict, law: dict) -> float:
     return float(chi2.sf(statistic, cells - 1))
 
 
-def drafter_for(kind, target):
+def drafter_for(kind, target, rows=BATCH, **settings):
     """Right half of the time about one fixed likely text, so that acceptance and rejection both happen often."""
     greedy = target.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=False, max_new_tokens=NEW_TOKENS)
-    return make_oracle(tiny_drafter(kind, target, depth=3), greedy[0], rates=[0.7, 0.7, 0.7])
+    drafter = tiny_drafter(kind, target, depth=3)
+    for name, value in settings.items():
+        setattr(drafter.generation_config, name, value)
+    if settings.get("verification") == "rejection":
+        # An untrained drafter's law is far from a certainty, and so is what becomes of its drafts.
+        return drafter
+    return make_oracle(drafter, [greedy[0]] * rows, rates=[0.7, 0.7, 0.7], runner_up=0.8)
 
 
+PROPOSALS = {"chain": {}, "tree": {"tree_budget": 7}, "rejection": {"verification": "rejection"}}
+
+
+@pytest.mark.parametrize("proposal", PROPOSALS)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("kind", ["pard", "dflash"])
-def test_sampled_chain_decoding_has_the_target_law(target, kind, setting):
+def test_sampled_decoding_has_the_target_law(target, kind, setting, proposal):
     options, warpers = SETTINGS[setting]
-    drafter = drafter_for(kind, target)
+    drafter = drafter_for(kind, target, **PROPOSALS[proposal])
     counts = sampled_counts(target, drafter, options)
     assert p_value(counts, exact_law(target, warpers)) > SIGNIFICANCE
 
 
+@pytest.mark.parametrize("proposal", PROPOSALS)
+def test_one_sequence_at_a_time_has_it_too(target, proposal):
+    options, warpers = SETTINGS["temperature"]
+    drafter = drafter_for("pard", target, rows=1, **PROPOSALS[proposal])
+    counts = sampled_counts(target, drafter, options, at_once=1, num_samples=600)
+    assert p_value(counts, exact_law(target, warpers)) > SIGNIFICANCE
+
+
+def test_the_law_holds_behind_processors_that_read_the_text(target):
+    options = {"repetition_penalty": 1.8, "top_k": 0}
+    law = exact_law(target, [RepetitionPenaltyLogitsProcessor(1.8)])
+    for settings in PROPOSALS.values():
+        counts = sampled_counts(target, drafter_for("pard", target, **settings), options)
+        assert p_value(counts, law) > SIGNIFICANCE
+
+
 def test_the_stock_loop_has_the_target_law_too(target):
     options, warpers = SETTINGS["temperature"]
-    drafter = drafter_for("pard", target)
+    drafter = drafter_for("pard", target, rows=1)
     drafter.generation_config.decode_loop = "stock"
-    assert p_value(sampled_counts(target, drafter, options), exact_law(target, warpers)) > SIGNIFICANCE
+    counts = sampled_counts(target, drafter, options, at_once=1, num_samples=600)
+    assert p_value(counts, exact_law(target, warpers)) > SIGNIFICANCE
+
+
+def test_a_forgotten_residual_is_noticed(target, monkeypatch):
+    from hf_pardraft.generation import selection
+
+    def wrong(scores, drawn):
+        law = scores.softmax(dim=-1)
+        odds = law.gather(2, drawn.tokens[..., None]) / drawn.law.gather(2, drawn.tokens[..., None])
+        redrawn = torch.multinomial(law.flatten(0, 1), 1).view(drawn.tokens.shape)
+        return torch.where((torch.rand_like(odds) < odds).squeeze(-1), drawn.tokens, redrawn)
+
+    monkeypatch.setattr(selection, "keep_or_redraw", wrong)
+    options, warpers = SETTINGS["temperature"]
+    counts = sampled_counts(target, drafter_for("pard", target, verification="rejection"), options)
+    assert p_value(counts, exact_law(target, warpers)) < SIGNIFICANCE
 
 
 @pytest.mark.parametrize("planted", ["bonus from the root's row", "drafts always accepted", "bonus is the argmax"])

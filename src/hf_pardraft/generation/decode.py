@@ -13,11 +13,18 @@ from .candidates import ParallelCandidateGenerator
 from .depth import DepthSchedule
 from .outputs import OutputRecorder, RowRead
 from .reading import TargetReader, Unread, read_prompt
-from .selection import RowProcessors, choose_along_the_path, choose_everywhere, is_prefix_free
+from .selection import (
+    DrawnChain,
+    RowProcessors,
+    choose_along_the_path,
+    choose_everywhere,
+    draw_chain,
+    is_prefix_free,
+)
 from .stats import Stopwatch
 from .stopping import StopChecks
 from .text import Texts, stack_padded
-from .tree import TokenTree, build_tree, draft_chain
+from .tree import TokenTree, build_tree, chain_tree, draft_chain
 from .verify import Acceptance, accept, plain_step
 
 
@@ -87,11 +94,11 @@ class SpeculativeDecoding:
         with self.stopwatch.part("draft"):
             draft_logits = self.candidates.draft_logits(self._depth())
         with self.stopwatch.part("tree"):
-            tree = None if draft_logits is None else self._tree(draft_logits.to(self.texts.ids.device))
+            tree, drawn = self._proposal(draft_logits)
         with self.stopwatch.part("verify"):
             start = self.reader.cache.get_seq_length()
             outputs = self.reader.read(self.unread, tree)
-            acceptance, scores, logits = self.verify(outputs.logits, tree)
+            acceptance, scores, logits = self.verify(outputs.logits, tree, drawn)
             paths, new_tokens = paths_on_host(acceptance)
         with self.stopwatch.part("commit"):
             for index, row in enumerate(self.rows):
@@ -102,16 +109,16 @@ class SpeculativeDecoding:
             self._drop_finished_rows()
 
     def verify(
-        self, logits: torch.Tensor, tree: TokenTree | None
+        self, logits: torch.Tensor, tree: TokenTree | None, drawn: DrawnChain | None
     ) -> tuple[Acceptance, torch.Tensor, torch.Tensor | None]:
         """Choose a token at every slot and accept; also the processed scores and, if they were asked for, raw logits."""
         logits = logits.to(device=self.texts.ids.device, dtype=torch.float32)
         raw_logits = logits.clone() if self.recorder.logits is not None else None
         if self.processes_in_bulk:
-            choices, scores = choose_everywhere(logits, self.processors, self.do_sample, self.texts.ids)
+            choices, scores = choose_everywhere(logits, self.processors, self.do_sample, self.texts.ids, drawn)
         else:
             choices, scores = choose_along_the_path(
-                logits, self.process_row, self.do_sample, self.rows, self.texts, tree
+                logits, self.process_row, self.do_sample, self.rows, self.texts, tree, drawn
             )
         return (plain_step(choices) if tree is None else accept(tree, choices)), scores, raw_logits
 
@@ -178,11 +185,19 @@ class SpeculativeDecoding:
             return 0
         return self.stop.room(min(self.texts.lengths), self.schedule.next_depth())
 
-    def _tree(self, draft_logits: torch.Tensor) -> TokenTree:
-        settings = self.settings
+    def _proposal(self, draft_logits: torch.Tensor | None) -> tuple[TokenTree | None, DrawnChain | None]:
+        """What to propose, from marginal logits `(batch, depth, vocab)`; and the law that it was drawn from, if it was."""
+        if draft_logits is None:
+            return None, None
+        draft_logits, settings = draft_logits.to(self.texts.ids.device), self.settings
+        if self.do_sample and settings.verification == "rejection":
+            drawn = draw_chain(draft_logits, self.processors, self.texts.ids)
+            return chain_tree(drawn.tokens), drawn
+        # A prompt is read with the target's own mask, which has no room for branches.
         if settings.tree_budget and self.unread.ids.shape[1] == 1:
-            return build_tree(draft_logits.float(), settings.tree_budget, settings.tree_beam_width, settings.tree_top_k)
-        return draft_chain(draft_logits)
+            widths = (settings.tree_budget, settings.tree_beam_width, settings.tree_top_k)
+            return build_tree(draft_logits.float(), *widths), None
+        return draft_chain(draft_logits), None
 
     def _note(self, tree: TokenTree | None, paths: list[list[int]], counts: list[int]) -> None:
         """Tell the statistics and the depth schedule how the round went."""

@@ -1,5 +1,7 @@
 """The target's choice of a token at every slot of a tree, after the caller's logits processors."""
 
+from dataclasses import dataclass
+
 import torch
 from transformers import (
     EpsilonLogitsWarper,
@@ -75,8 +77,63 @@ def pick(scores: torch.Tensor, do_sample: bool) -> torch.LongTensor:
     return scores.argmax(dim=-1)
 
 
+@dataclass(frozen=True)
+class DrawnChain:
+    """A chain whose tokens were drawn from the drafter's law, to be kept with the odds of the target's.
+
+    Attributes:
+        tokens: `(batch, depth)`.
+        law: `(batch, depth, vocab)`, what they were drawn from.
+    """
+
+    tokens: torch.LongTensor
+    law: torch.Tensor
+
+
+def draw_chain(draft_logits: torch.Tensor, processors: LogitsProcessorList, text: torch.LongTensor) -> DrawnChain:
+    """Draw a token at each position from the drafter's marginals, warped as the target's law is.
+
+    Any law will do for [`keep_or_redraw`]; processors that read the text are left out. Shapes as in [`choose_everywhere`].
+    """
+    batch, depth, vocab = draft_logits.shape
+    scores = draft_logits.float().reshape(batch * depth, vocab)
+    for processor in processors:
+        if type(processor) in PREFIX_FREE:
+            scores = processor(text, scores)
+    law = scores.softmax(dim=-1)
+    tokens = torch.multinomial(law, num_samples=1)
+    return DrawnChain(tokens.view(batch, depth), law.view(batch, depth, vocab))
+
+
+def keep_or_redraw(scores: torch.Tensor, drawn: DrawnChain) -> torch.LongTensor:
+    """The target's choice by speculative sampling: the drawn token with probability min(1, p / q), else one of the residual.
+
+    With p the target's law and q the drafter's, the residual is max(p - q, 0), normalised (left_to_right.txt, eq. 1-2), so
+    that the choice has the law p, and equals the drawn token as often as it can.
+
+    Args:
+        scores: `(batch, depth, vocab)`, the target's processed scores at the slots before the drawn tokens.
+        drawn: the drawn chain.
+
+    Returns:
+        `(batch, depth)`.
+    """
+    law = scores.softmax(dim=-1)
+    odds = law.gather(2, drawn.tokens[..., None]) / drawn.law.gather(2, drawn.tokens[..., None])
+    is_kept = torch.rand_like(odds) < odds
+    residual = (law - drawn.law).clamp(min=0)
+    # Where the laws are equal, rounding may leave no residual, and nothing is ever redrawn.
+    residual = torch.where(residual.sum(dim=-1, keepdim=True) > 0, residual, law)
+    redrawn = torch.multinomial(residual.flatten(0, 1), num_samples=1).view(drawn.tokens.shape)
+    return torch.where(is_kept.squeeze(-1), drawn.tokens, redrawn)
+
+
 def choose_everywhere(
-    logits: torch.Tensor, processors: LogitsProcessorList, do_sample: bool, text: torch.LongTensor
+    logits: torch.Tensor,
+    processors: LogitsProcessorList,
+    do_sample: bool,
+    text: torch.LongTensor,
+    drawn: DrawnChain | None = None,
 ) -> tuple[torch.LongTensor, torch.Tensor]:
     """Choose at all slots at once, for prefix-free processors.
 
@@ -85,6 +142,7 @@ def choose_everywhere(
         processors: prefix-free ones.
         do_sample: draw, or take the argmax.
         text: `(batch, length)`, passed on to the processors, which don't read it.
+        drawn: the proposed chain, if its tokens were drawn from the drafter's law.
 
     Returns:
         choices `(batch, slots)` and processed scores `(batch, slots, vocab)`.
@@ -93,7 +151,10 @@ def choose_everywhere(
     scores = logits.reshape(batch * slots, vocab)
     for processor in processors:
         scores = processor(text, scores)
-    return pick(scores, do_sample).view(batch, slots), scores.view(batch, slots, vocab)
+    choices, scores = pick(scores, do_sample).view(batch, slots), scores.view(batch, slots, vocab)
+    if drawn is not None:
+        choices = torch.cat([keep_or_redraw(scores[:, :-1], drawn), choices[:, -1:]], dim=1)
+    return choices, scores
 
 
 class RowProcessors:
@@ -137,6 +198,7 @@ def choose_along_the_path(
     rows: list[int],
     texts: Texts,
     tree: TokenTree | None,
+    drawn: DrawnChain | None = None,
 ) -> tuple[torch.LongTensor, torch.Tensor]:
     """Walk down from the root: process a slot with its true prefix, choose, go on to the child that carries the choice.
 
@@ -150,6 +212,7 @@ def choose_along_the_path(
         rows: for each row of `logits`, which row of the caller's batch it is.
         texts: what is committed.
         tree: what was proposed.
+        drawn: the same, if it is a chain whose tokens were drawn from the drafter's law.
 
     Returns:
         As [`choose_everywhere`]; slots off the path are left at `NO_CHOICE` and zeros.
@@ -161,7 +224,11 @@ def choose_along_the_path(
         while slot is not None:
             processed = process(row, text, logits[index : index + 1, slot])
             scores[index, slot] = processed[0]
-            choice = pick(processed, do_sample)
+            if drawn is None or slot == drawn.tokens.shape[1]:
+                choice = pick(processed, do_sample)
+            else:
+                here = (slice(index, index + 1), slice(slot, slot + 1))
+                choice = keep_or_redraw(processed[:, None], DrawnChain(drawn.tokens[here], drawn.law[here]))[:, 0]
             choices[index, slot] = choice[0]
             text = torch.cat([text, choice[:, None]], dim=1)
             slot = children.get((slot, choice.item()))

@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 from ..models.drafting import ParallelDrafter
 
 DECODE_LOOPS = ("native", "stock")
-VERIFICATIONS = ("match",)
+VERIFICATIONS = ("match", "rejection")
 # Where the hook notes what a call itself asks for: transformers fills in a default that looks like a request.
 REQUESTED_DEPTH = "_requested_num_assistant_tokens"
 
@@ -24,7 +24,8 @@ class DraftSettings:
         tree_top_k: tokens by which each is extended; by default the budget.
         adaptive_depth: whether to draft less while little is accepted, and nothing for a while if nothing is.
         decode_loop: "native" for this package's loop, "stock" for transformers' own assisted decoding.
-        verification: "match": draw the target's token, and keep a draft while it equals it.
+        verification: "match": draw the target's token, and keep a draft while it equals it. "rejection": draw the drafts
+            too, and keep each with the odds of the target's law to the drafter's; chains only.
         time_rounds: whether to measure the seconds that each part of a round takes.
     """
 
@@ -63,6 +64,12 @@ def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig)
         raise ValueError(
             f"transformers' own loop verifies chains only, got tree_budget={settings.tree_budget} with decode_loop='stock': "
             "set one of them back in drafter.generation_config"
+        )
+    if settings.verification == "rejection" and (settings.tree_budget or settings.decode_loop == "stock"):
+        raise ValueError(
+            "verification='rejection' works with chains in this package's loop, got "
+            f"tree_budget={settings.tree_budget} and decode_loop={settings.decode_loop!r}: set verification to 'match', or "
+            "tree_budget to 0 and decode_loop to 'native'"
         )
     return settings
 

@@ -1,0 +1,88 @@
+"""Chat over several turns, on the cache that an earlier call returned; and the caches a caller may bring."""
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
+
+NEW = 14
+RATES = [0.7, 0.6, 0.6, 0.5]
+
+
+def greedy(target, ids, **options):
+    return target.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW, **options)
+
+
+def drafter_for(kind, target, text, budget=0):
+    drafter = make_oracle(tiny_drafter(kind, target), text, RATES, runner_up=0.7)
+    drafter.generation_config.tree_budget = budget
+    return drafter
+
+
+def three_turns(target, prompts, kinds, budget=0, texts=None, make_cache=None):
+    """A chat: each turn appends a prompt to the text so far. `kinds` names each turn's drafter, or `None` for none."""
+    cache = (make_cache or (lambda: DynamicCache(config=target.config)))()
+    ids, found = None, []
+    for turn, (prompt, kind) in enumerate(zip(prompts, kinds, strict=True)):
+        ids = prompt if ids is None else torch.cat([ids, prompt], dim=1)
+        drafter = None if kind is None else drafter_for(kind, target, texts[turn][0], budget)
+        ids = greedy(target, ids, past_key_values=cache, assistant_model=drafter)
+        found.append(ids)
+        if drafter is not None:
+            assert drafter.last_stats.tau > 1.2
+    return found
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+@pytest.mark.parametrize("kinds", [("pard",) * 3, ("dflash",) * 3, ("dflash", None, "pard"), (None, "dflash", None)])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
+def test_each_turn_equals_decoding_from_scratch(architecture, kinds, budget):
+    target = tiny_target(architecture)
+    prompts = [random_prompt(length, seed=seed) for seed, length in enumerate((7, 4, 1))]
+    ids, expected = None, []
+    for prompt in prompts:
+        ids = greedy(target, prompt if ids is None else torch.cat([ids, prompt], dim=1))
+        expected.append(ids)
+    for found, text in zip(three_turns(target, prompts, kinds, budget, expected), expected, strict=True):
+        assert torch.equal(found, text)
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_static_caches_are_filled_as_plain_generate_fills_them(architecture, budget):
+    target = tiny_target(architecture)
+    prompts = [random_prompt(length, seed=seed) for seed, length in enumerate((7, 4, 1))]
+    ids, expected = None, []
+    for prompt in prompts:
+        ids = greedy(target, prompt if ids is None else torch.cat([ids, prompt], dim=1))
+        expected.append(ids)
+
+    def static():
+        return StaticCache(config=target.config, max_cache_len=80)
+
+    found = three_turns(target, prompts, ("pard", "dflash", "pard"), budget, expected, static)
+    assert all(map(torch.equal, found, expected))
+    drafter = drafter_for("dflash", target, expected[0][0], budget)
+    assert torch.equal(greedy(target, prompts[0], cache_implementation="static", assistant_model=drafter), expected[0])
+
+
+def test_a_turn_behind_a_padded_prompt_keeps_its_padding():
+    target = tiny_target("llama")
+    prompt, mask = random_prompt(8), torch.ones(1, 8, dtype=torch.long)
+    mask[0, :3] = 0
+    options = {"do_sample": False, "max_new_tokens": NEW}
+    texts = []
+    for drafted in (False, True):
+        cache = DynamicCache(config=target.config)
+        ids, attention_mask = prompt, mask
+        for _ in range(2):
+            drafter = tiny_drafter("pard", target) if drafted else None
+            ids = target.generate(
+                ids, attention_mask=attention_mask, past_key_values=cache, assistant_model=drafter, **options
+            )
+            ids = torch.cat([ids, random_prompt(3, seed=5)], dim=1)
+            attention_mask = torch.nn.functional.pad(mask, (0, ids.shape[1] - 8), value=1)
+        texts.append(ids)
+        assert cache.get_seq_length() == ids.shape[1] - 4
+    assert torch.equal(*texts)
