@@ -10,7 +10,7 @@ from rich.console import Console
 
 from .commands import Completion, complete, describe_environment, read_prompt
 from .demo.family import SHIPPED_FAMILY
-from .demo.show import demo_json, show_demo
+from .demo.show import DemoOptions, demo_json, show_demo
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 TextFile = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Read the prompt from this file.")]
@@ -31,13 +31,18 @@ def demo(
     family: Annotated[
         Path, typer.Option(help="Folder with a target and its drafters.", show_default="the one shipped")
     ] = SHIPPED_FAMILY,
+    tree_budget: Annotated[
+        int, typer.Option(min=0, help="Nodes of the token trees to compare with chains; 0: chains alone.")
+    ] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts to decode at once.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table only, as JSON.")] = False,
 ) -> None:
     """Complete Python code with a tiny target and its drafters, and compare them with plain generate."""
+    options = DemoOptions(family, prompt_file, max_new_tokens, tree_budget, batch_size)
     if as_json:
-        print(demo_json(family, prompt_file, max_new_tokens))
+        print(demo_json(options))
     else:
-        show_demo(family, prompt_file, max_new_tokens, Console())
+        show_demo(options, Console())
 
 
 @app.command()

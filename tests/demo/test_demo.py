@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 
 from hf_pardraft.demo.display import RunStreamer, last_lines, results_table
 from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
-from hf_pardraft.demo.prompts import PROMPTS
-from hf_pardraft.demo.show import demo_json, show_demo
+from hf_pardraft.demo.prompts import built_in_prompts
+from hf_pardraft.demo.show import DemoOptions, demo_json, show_demo
 from hf_pardraft.evaluation.metrics import ComparisonRow
 
 
@@ -61,7 +61,7 @@ def test_the_table_says_what_was_measured():
 
 def test_the_demo_shows_both_drafters_and_a_table(tiny_family):
     console = plain_console()
-    show_demo(tiny_family, None, 8, console)
+    show_demo(DemoOptions(tiny_family, None, 8), console)
     text = printed(console)
     assert all(word in text for word in ("PARD", "DFlash", "plain", "tokens/s", "tau", "|"))
 
@@ -69,10 +69,25 @@ def test_the_demo_shows_both_drafters_and_a_table(tiny_family):
 def test_the_json_is_the_table(tiny_family, tmp_path):
     file = tmp_path / "x.py"
     file.write_text("def main():\n")
-    rows = json.loads(demo_json(tiny_family, file, 8))
+    rows = json.loads(demo_json(DemoOptions(tiny_family, file, 8)))
     assert [row["name"] for row in rows] == ["plain", "PARD", "DFlash"]
     assert all(set(row) == {"name", "tokens_per_second", "speedup", "tau", "identical"} for row in rows)
     assert all(row["identical"] for row in rows)
+
+
+def test_trees_and_batches_are_compared_too(tiny_family):
+    rows = json.loads(demo_json(DemoOptions(tiny_family, None, 8, tree_budget=6, batch_size=3)))
+    names = ["plain", "PARD", "PARD, tree of 6", "DFlash", "DFlash, tree of 6"]
+    assert [row["name"] for row in rows] == names
+    assert all(row["identical"] for row in rows)
+
+
+def test_the_prompts_are_beginnings_of_code_from_this_pythons_library():
+    prompts = built_in_prompts()
+    assert len(prompts) >= 4
+    for prompt in prompts:
+        assert prompt == prompt.rstrip()
+        assert any(line.strip().startswith(("def ", "class ")) for line in prompt.split("\n"))
 
 
 def test_what_is_missing_is_said(tiny_family, tmp_path):
@@ -81,16 +96,16 @@ def test_what_is_missing_is_said(tiny_family, tmp_path):
     empty = tmp_path / "empty.py"
     empty.write_text("\n")
     with pytest.raises(ValueError, match="holds no text"):
-        demo_json(tiny_family, empty, 8)
+        demo_json(DemoOptions(tiny_family, empty, 8))
     with pytest.raises(ValueError, match="leave no room"):
-        demo_json(tiny_family, None, 256)
+        demo_json(DemoOptions(tiny_family, None, 256))
 
 
 def test_the_shipped_family_writes_identical_text_with_long_runs():
     if not (SHIPPED_FAMILY / "target" / "config.json").exists():
         pytest.skip("the demo family has not been trained: python examples/train_demo.py")
     family = load_family(SHIPPED_FAMILY)
-    prompt = family.tokenizer(PROMPTS[0], return_tensors="pt")
+    prompt = family.tokenizer(built_in_prompts()[0], return_tensors="pt")
     options = {**prompt, "do_sample": False, "max_new_tokens": 64}
     expected = family.target.generate(**options)
     assert list(family.drafters) == ["PARD", "DFlash"]

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_pardraft import AutoDrafter
-from hf_pardraft.evaluation.benchmark import PLAIN, compare
+from hf_pardraft.evaluation.benchmark import PLAIN, Contender, compare, without_padding
 from hf_pardraft.evaluation.metrics import TimedRun, summarise
 
 
@@ -25,20 +25,27 @@ def test_one_other_token_in_one_repeat_is_not_identical():
     assert not summarise("drafted", drafted, plain).identical
 
 
-def test_a_comparison_runs_every_contender(tiny_family):
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_comparison_runs_every_contender(tiny_family, batch_size):
     target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
-    drafters = {name: AutoDrafter.from_pretrained(tiny_family / name) for name in ("pard", "dflash")}
-    rows = compare(target, drafters, [torch.tensor([[7, 8, 9]]), torch.tensor([[5]])], max_new_tokens=6, repeats=2)
+    drafters = {name: Contender(AutoDrafter.from_pretrained(tiny_family / name)) for name in ("pard", "dflash")}
+    prompts = [torch.tensor([[7, 8, 9]]), torch.tensor([[5]])]
+    rows = compare(target, drafters, prompts, max_new_tokens=6, repeats=2, batch_size=batch_size)
     assert [row.name for row in rows] == [PLAIN, "pard", "dflash"]
     assert rows[0].speedup == 1.0
     assert rows[0].tau == 1.0
     assert all(row.identical and row.tokens_per_second > 0 and row.tau >= 1 for row in rows)
     # The tiny PARD drafter is its target, so each of its first guesses is right.
-    assert rows[1].tau > 1.5
+    assert rows[1].tau >= 1.5
 
 
 def test_a_comparison_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one prompt"):
         compare(None, {}, [], max_new_tokens=4)
     with pytest.raises(ValueError, match="'plain' is that of generate"):
-        compare(None, {PLAIN: None}, [torch.tensor([[1]])], max_new_tokens=4)
+        compare(None, {PLAIN: Contender(None)}, [torch.tensor([[1]])], max_new_tokens=4)
+
+
+def test_padding_behind_an_end_of_text_is_not_counted():
+    assert without_padding([4, 5, 2, 0, 0], {2}) == [4, 5, 2]
+    assert without_padding([4, 5], {2}) == [4, 5]

@@ -127,7 +127,7 @@ def test_a_step_without_a_draft_commits_one_token():
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_the_cache_keeps_exactly_the_entries_of_a_path(architecture, nodes):
     target, ids = tiny_target(architecture), random_prompt(150)
-    cache = TargetCache()
+    cache = TargetCache(target.config)
     target(ids, past_key_values=cache, use_cache=True)
     before = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
     cache.keep(145, [nodes])

@@ -1,51 +1,89 @@
 """`pardraft demo`: complete Python code with every drafter of a family, then compare them with plain `generate`."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from transformers import GenerationConfig
 
-from ..evaluation.benchmark import compare
+from ..evaluation.benchmark import Contender, compare
 from ..evaluation.metrics import ComparisonRow
 from .display import RunStreamer, can_shade, results_table
-from .family import Family, load_family
-from .prompts import PROMPTS
+from .family import SHIPPED_FAMILY, Family, load_family
+from .prompts import built_in_prompts
 
 REPEATS = 2
 
 
-def show_demo(family_path: Path, prompt_file: Path | None, max_new_tokens: int, console: Console) -> None:
+@dataclass(frozen=True)
+class DemoOptions:
+    """What `pardraft demo` is asked to show.
+
+    Attributes:
+        family_path: folder of the family.
+        prompt_file: Python code to complete; `None` for the built-in prompts.
+        max_new_tokens: tokens to write per prompt.
+        tree_budget: nodes of the token trees that are compared with chains; 0 for chains alone.
+        batch_size: prompts to decode at once.
+    """
+
+    family_path: Path = SHIPPED_FAMILY
+    prompt_file: Path | None = None
+    max_new_tokens: int = 96
+    tree_budget: int = 0
+    batch_size: int = 1
+
+
+def show_demo(options: DemoOptions, console: Console) -> None:
     """Print each drafter's text as it appears, then the table.
 
     Raises:
         FileNotFoundError: if there is no family in `family_path`.
         ValueError: if the prompt file holds no text, or `max_new_tokens` leaves no room for a prompt.
     """
-    texts = read_prompts(prompt_file)
-    family = load_family(family_path)
-    prompts = [encode(family, text, max_new_tokens) for text in texts]
+    family, prompts = load(options)
     mark = "Each coloured stretch" if can_shade(console) else "Between two bars"
     console.print(f"{mark}: what one draft and one forward of the target added.")
     for name in family.drafters:
-        stream_completion(family, name, prompts[0], max_new_tokens, console)
+        stream_completion(family, name, prompts[0], options, console)
     # A line that stands still: a spinner's thread would take its share of the time that is measured.
     console.print("\nMeasuring ...")
-    console.print(results_table(compare(family.target, family.drafters, prompts, max_new_tokens, REPEATS)))
+    console.print(results_table(measured(family, prompts, options)))
+    at_once = f", {options.batch_size} at once" if options.batch_size > 1 else ""
     console.print(
-        f"Greedy, float32, up to {max_new_tokens} new tokens. Prompts: {len(prompts)}, best of {REPEATS} runs, "
-        f"threads: {torch.get_num_threads()}.\ntau: mean tokens committed per forward of the target.",
+        f"Greedy, float32, up to {options.max_new_tokens} new tokens. Prompts: {len(prompts)}{at_once}, best of {REPEATS} "
+        f"runs, threads: {torch.get_num_threads()}.\ntau: mean tokens that a forward of the target commits to a text.",
         highlight=False,
     )
 
 
-def demo_json(family_path: Path, prompt_file: Path | None, max_new_tokens: int) -> str:
+def demo_json(options: DemoOptions) -> str:
     """The table of [`show_demo`] alone, as a JSON list of rows. Raises what `show_demo` raises."""
-    texts = read_prompts(prompt_file)
-    family = load_family(family_path)
-    prompts = [encode(family, text, max_new_tokens) for text in texts]
-    return rows_to_json(compare(family.target, family.drafters, prompts, max_new_tokens, REPEATS))
+    family, prompts = load(options)
+    return rows_to_json(measured(family, prompts, options))
+
+
+def load(options: DemoOptions) -> tuple[Family, list[torch.LongTensor]]:
+    """The family, and the prompts' token ids, `(1, length)` each."""
+    texts = read_prompts(options.prompt_file)
+    family = load_family(options.family_path)
+    return family, [encode(family, text, options.max_new_tokens) for text in texts]
+
+
+def measured(family: Family, prompts: list[torch.LongTensor], options: DemoOptions) -> list[ComparisonRow]:
+    """Each drafter with chains, and with trees if there is a budget for them."""
+    contenders = {}
+    for name, drafter in family.drafters.items():
+        contenders[name] = Contender(drafter)
+        if options.tree_budget:
+            contenders[f"{name}, tree of {options.tree_budget}"] = Contender(drafter, tree_settings(options))
+    return compare(family.target, contenders, prompts, options.max_new_tokens, REPEATS, options.batch_size)
+
+
+def tree_settings(options: DemoOptions) -> dict[str, int]:
+    return {"tree_budget": options.tree_budget} if options.tree_budget else {}
 
 
 def rows_to_json(rows: list[ComparisonRow]) -> str:
@@ -55,7 +93,7 @@ def rows_to_json(rows: list[ComparisonRow]) -> str:
 def read_prompts(prompt_file: Path | None) -> list[str]:
     """The text of the user's file, or the built-in prompts."""
     if prompt_file is None:
-        return list(PROMPTS)
+        return built_in_prompts()
     text = prompt_file.read_text(encoding="utf-8")
     if not text.strip():
         raise ValueError(f"{prompt_file} holds no text: give a file with the beginning of some Python code")
@@ -75,17 +113,17 @@ def encode(family: Family, text: str, max_new_tokens: int) -> torch.LongTensor:
 
 
 def stream_completion(
-    family: Family, name: str, prompt: torch.LongTensor, max_new_tokens: int, console: Console
+    family: Family, name: str, prompt: torch.LongTensor, options: DemoOptions, console: Console
 ) -> None:
     """Complete one prompt with one drafter, while printing."""
     drafter = family.drafters[name]
     console.rule(name, align="left")
+    config = GenerationConfig(do_sample=False, max_new_tokens=options.max_new_tokens, **tree_settings(options))
     output_ids = family.target.generate(
         input_ids=prompt,
         attention_mask=torch.ones_like(prompt),
         assistant_model=drafter,
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
+        generation_config=config,
         streamer=RunStreamer(family.tokenizer, console),
     )
     num_tokens = output_ids.shape[1] - prompt.shape[1]

@@ -1,9 +1,11 @@
 """Run plain `generate` and several drafters side by side on the same prompts, and time them fairly."""
 
 import time
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..models.drafting import ParallelDrafter
 from .metrics import ComparisonRow, TimedRun, summarise
@@ -12,65 +14,106 @@ PLAIN = "plain"
 WARM_UP_TOKENS = 8
 
 
+@dataclass(frozen=True)
+class Contender:
+    """A drafter, and how it is to draft.
+
+    Attributes:
+        drafter: `None` for plain `generate`.
+        settings: generation settings that differ from the drafter's own, such as `tree_budget`.
+    """
+
+    drafter: ParallelDrafter | None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
 def compare(
     target: PreTrainedModel,
-    drafters: dict[str, ParallelDrafter],
+    contenders: dict[str, Contender],
     prompts: list[torch.LongTensor],
     max_new_tokens: int,
     repeats: int = 3,
+    batch_size: int = 1,
 ) -> list[ComparisonRow]:
-    """Decode every prompt greedily with plain `generate` and with each drafter.
+    """Decode every prompt greedily with plain `generate` and with each contender.
 
-    Every contender is warmed up first. The contenders then take turns on each prompt, so that a machine that slows down
-    slows all of them down, and each prompt counts with its fastest repeat.
+    Every contender is warmed up first. The contenders then take turns on each batch of prompts, so that a machine that
+    slows down slows all of them down, and each batch counts with its fastest repeat.
 
     Args:
         target: the model whose text it is.
-        drafters: contenders, by the name that their row shall bear.
+        contenders: by the name that their row shall bear.
         prompts: token ids, each `(1, length)`, on the target's device.
         max_new_tokens: tokens to write per prompt; fewer if the target ends its text.
         repeats: how often each contender does each prompt.
+        batch_size: prompts to decode at once.
 
     Returns:
         One row per contender, plain `generate` first.
 
     Raises:
-        ValueError: if there is no prompt, or no repeat, or a drafter bears the name of plain `generate`.
+        ValueError: if there is no prompt, no repeat or no room in a batch, or a contender bears the name of plain
+            `generate`.
     """
-    if not prompts or repeats < 1:
-        raise ValueError(f"a comparison needs at least one prompt and one repeat, got {len(prompts)} and {repeats}")
-    if PLAIN in drafters:
+    if not prompts or repeats < 1 or batch_size < 1:
+        raise ValueError(
+            "a comparison needs at least one prompt, one repeat and a batch size of one, got "
+            f"{len(prompts)}, {repeats} and {batch_size}"
+        )
+    if PLAIN in contenders:
         raise ValueError(f"the name {PLAIN!r} is that of generate without a drafter: give the drafter another one")
-    contenders: dict[str, ParallelDrafter | None] = {PLAIN: None, **drafters}
-    for drafter in contenders.values():
-        timed_run(target, drafter, prompts[0], min(WARM_UP_TOKENS, max_new_tokens))
-    runs: dict[str, list[list[TimedRun]]] = {name: [[] for _ in prompts] for name in contenders}
+    contenders = {PLAIN: Contender(None), **contenders}
+    batches = [padded_batch(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)]
+    for contender in contenders.values():
+        timed_run(target, contender, batches[0], min(WARM_UP_TOKENS, max_new_tokens))
+    runs: dict[str, list[list[TimedRun]]] = {name: [[] for _ in batches] for name in contenders}
     for _ in range(repeats):
-        for index, prompt in enumerate(prompts):
-            for name, drafter in contenders.items():
-                runs[name][index].append(timed_run(target, drafter, prompt, max_new_tokens))
+        for index, batch in enumerate(batches):
+            for name, contender in contenders.items():
+                runs[name][index].append(timed_run(target, contender, batch, max_new_tokens))
     return [summarise(name, runs[name], runs[PLAIN]) for name in contenders]
 
 
+def padded_batch(prompts: list[torch.LongTensor]) -> dict[str, torch.LongTensor]:
+    """Prompts of `(1, length)` as `input_ids` and `attention_mask` of `(batch, longest)`, padded on the left."""
+    longest = max(prompt.shape[1] for prompt in prompts)
+
+    def stacked(rows: list[torch.LongTensor]) -> torch.LongTensor:
+        return torch.cat([torch.nn.functional.pad(row, (longest - row.shape[1], 0)) for row in rows])
+
+    return {"input_ids": stacked(prompts), "attention_mask": stacked([torch.ones_like(prompt) for prompt in prompts])}
+
+
 def timed_run(
-    target: PreTrainedModel, drafter: ParallelDrafter | None, prompt: torch.LongTensor, max_new_tokens: int
+    target: PreTrainedModel, contender: Contender, batch: dict[str, torch.LongTensor], max_new_tokens: int
 ) -> TimedRun:
-    """One greedy `generate` call on a prompt of `(1, length)`, by the clock."""
+    """One greedy `generate` call on a batch, see [`padded_batch`], by the clock."""
+    config = GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens, **contender.settings)
     wait_for_device(target.device)
     started = time.perf_counter()
-    output_ids = target.generate(
-        input_ids=prompt,
-        attention_mask=torch.ones_like(prompt),
-        assistant_model=drafter,
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-    )
+    output_ids = target.generate(**batch, assistant_model=contender.drafter, generation_config=config)
     wait_for_device(target.device)
     seconds = time.perf_counter() - started
-    new_ids = tuple(output_ids[0, prompt.shape[1] :].tolist())
+    ends = end_of_text_ids(target)
+    new_ids = tuple(
+        token for row in output_ids[:, batch["input_ids"].shape[1] :].tolist() for token in without_padding(row, ends)
+    )
     # Without a drafter every forward commits one token.
+    drafter = contender.drafter
     tokens_per_round = [1] * len(new_ids) if drafter is None else drafter.last_stats.tokens_per_round
     return TimedRun(new_ids, tuple(tokens_per_round), seconds)
+
+
+def end_of_text_ids(target: PreTrainedModel) -> set[int]:
+    """The token ids that end a text of `target`."""
+    ids = target.generation_config.eos_token_id
+    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+
+
+def without_padding(row: list[int], ends: set[int]) -> list[int]:
+    """A row of new tokens up to its end of text."""
+    length = next((index + 1 for index, token in enumerate(row) if token in ends), len(row))
+    return row[:length]
 
 
 def wait_for_device(device: torch.device) -> None:

@@ -8,8 +8,8 @@ class TimedRun:
     """One `generate` call.
 
     Attributes:
-        new_ids: the tokens that it added to the prompt.
-        tokens_per_round: how many of them each round (one forward of the target) committed.
+        new_ids: the tokens that it added to the prompts, one prompt after the other, padding left out.
+        tokens_per_round: how many of them each round (one forward of the target) committed to a row.
         seconds: wall-clock time of the call, the prompt's own forward included.
     """
 

@@ -1,16 +1,48 @@
 """The target's key/value cache: what comes in from an earlier call, and what is handed back. See models/draft_cache.py."""
 
+import copy
+
 import torch
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
-from transformers.cache_utils import get_layer_types_and_kwargs
+from transformers.cache_utils import LinearAttentionLayer, get_layer_types_and_kwargs
 
-from ..models.draft_cache import GrowingCache
+from ..models.draft_cache import GrowingCache, GrowingLayer
 
 ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+# Layers whose state has no entry per token: what they have read can only be forgotten by going back to a snapshot.
+RECURRENT_LAYER_TYPES = {"linear_attention", "conv"}
+Snapshot = list[tuple[LinearAttentionLayer, dict[int, torch.Tensor], dict[int, torch.Tensor]]]
 
 
 class TargetCache(GrowingCache):
-    """Entries of the committed text, then those of the tree that is being verified."""
+    """Entries of the committed text, then those of the tree that is being verified.
+
+    Args:
+        config: the target's text config.
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        if is_hybrid(config):
+            self.layers = [
+                LinearAttentionLayer(**kwargs) if layer_type in RECURRENT_LAYER_TYPES else GrowingLayer()
+                for layer_type, kwargs in zip(*get_layer_types_and_kwargs(config), strict=True)
+            ]
+
+    def snapshot(self) -> Snapshot:
+        """A copy of what the recurrent layers hold."""
+        return [
+            (layer, _copied(layer.conv_states), _copied(layer.recurrent_states))
+            for layer in self.layers
+            if isinstance(layer, LinearAttentionLayer)
+        ]
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put the recurrent layers back to an earlier state."""
+        for layer, conv_states, recurrent_states in snapshot:
+            for states, saved in ((layer.conv_states, conv_states), (layer.recurrent_states, recurrent_states)):
+                for index, state in saved.items():
+                    states[index].copy_(state)
 
     def import_from(self, cache: Cache, real: torch.BoolTensor) -> None:
         """Take over the entries that an earlier call left in `cache`.
@@ -20,6 +52,10 @@ class TargetCache(GrowingCache):
             real: `(columns,)`, which of its columns are no padding.
         """
         for index, layer in enumerate(cache.layers):
+            if isinstance(layer, LinearAttentionLayer):
+                # Copied: the states of a caller's cache are changed when this one's are handed back, not before.
+                self.layers[index] = copy.deepcopy(layer)
+                continue
             if not layer.is_initialized:
                 continue
             stored = stored_entries(layer)
@@ -39,10 +75,20 @@ class TargetCache(GrowingCache):
         length = self.row_lengths[row]
         return [
             tuple(part[row : row + 1, :, :length].clone() for part in (layer.keys, layer.values))
-            if layer.is_initialized
+            if isinstance(layer, GrowingLayer) and layer.is_initialized
             else None
             for layer in self.layers
         ]
+
+    def export_recurrent_to(self, cache: Cache) -> None:
+        """Hand the recurrent layers over to a caller's cache."""
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, LinearAttentionLayer):
+                cache.layers[index] = layer
+
+
+def _copied(states: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
+    return {index: state.clone() for index, state in states.items() if state is not None}
 
 
 def export_entries(
@@ -71,14 +117,22 @@ def export_entries(
     return cache
 
 
+def is_hybrid(config: PreTrainedConfig) -> bool:
+    """Whether a target with this text config has recurrent layers besides attention."""
+    layer_types = set(get_layer_types_and_kwargs(config)[0])
+    return bool(layer_types & RECURRENT_LAYER_TYPES and layer_types & ROLLBACK_LAYER_TYPES)
+
+
 def check_can_roll_back(config: PreTrainedConfig) -> None:
     """Raise a `ValueError` if a target with this text config keeps state that a rejected draft can't be removed from."""
-    layer_types, _ = get_layer_types_and_kwargs(config)
-    others = sorted(set(layer_types) - ROLLBACK_LAYER_TYPES)
+    layer_types = set(get_layer_types_and_kwargs(config)[0])
+    known = ROLLBACK_LAYER_TYPES | (RECURRENT_LAYER_TYPES if is_hybrid(config) else set()) | {"dummy"}
+    others = sorted(layer_types - known)
     if others:
         raise ValueError(
             f"this target has layers of type {', '.join(others)}; drafting works with {', '.join(sorted(ROLLBACK_LAYER_TYPES))} "
-            "layers, whose cache can forget a rejected token. Call generate without assistant_model"
+            "layers, whose cache can forget a rejected token, alone or together with "
+            f"{', '.join(sorted(RECURRENT_LAYER_TYPES))} layers. Call generate without assistant_model"
         )
 
 

@@ -8,11 +8,11 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.generation.streamers import BaseStreamer
 
 from ..models.drafting import DraftContext, last_columns
-from .cache import export_entries
+from .cache import Snapshot, export_entries
 from .candidates import ParallelCandidateGenerator
 from .depth import DepthSchedule
 from .outputs import OutputRecorder, RowRead
-from .reading import TargetReader, Unread, read_prompt
+from .reading import Prompt, TargetReader, Unread, read_prompt
 from .selection import (
     DrawnChain,
     RowProcessors,
@@ -96,8 +96,9 @@ class SpeculativeDecoding:
         with self.stopwatch.part("tree"):
             tree, drawn = self._proposal(draft_logits)
         with self.stopwatch.part("verify"):
-            start = self.reader.cache.get_seq_length()
-            outputs = self.reader.read(self.unread, tree)
+            start, root = self.reader.cache.get_seq_length(), self.unread
+            snapshot = self.reader.cache.snapshot() if self.reader.is_hybrid and tree is not None else None
+            outputs = self._read(tree)
             acceptance, scores, logits = self.verify(outputs.logits, tree, drawn)
             paths, new_tokens = paths_on_host(acceptance)
         with self.stopwatch.part("commit"):
@@ -106,6 +107,8 @@ class SpeculativeDecoding:
             counts = self.cut(new_tokens, acceptance)
             self._note(tree, paths, counts)
             self.commit(outputs, start, [path[:count] for path, count in zip(paths, counts, strict=True)])
+            if snapshot is not None and counts[0] <= tree.num_nodes:
+                self._forget_rejected(snapshot, start, root, counts[0])
             self._drop_finished_rows()
 
     def verify(
@@ -174,16 +177,49 @@ class SpeculativeDecoding:
             real = torch.zeros(self.num_cached_columns, dtype=torch.bool)
             real[[column for column in self.columns[0] if column < self.num_cached_columns]] = True
             self.reader.cache.import_from(given, real)
-            num_cached = int(real.sum())
-            text = Unread(text.ids[:, num_cached:], text.positions[:, num_cached:])
-        self.unread = text
+            prompt = prompt.after(int(real.sum()))
+        self.prompt: Prompt | None = prompt
+        self.unread = prompt.text
+
+    def _read(self, tree: TokenTree | None) -> Any:
+        """The target's forward of this round."""
+        if self.prompt is None:
+            return self.reader.read(self.unread, tree)
+        prompt, self.prompt = self.prompt, None
+        return self.reader.read_prompt(prompt, tree)
+
+    def _forget_rejected(self, snapshot: Snapshot, start: int, root: Unread, num_new: int) -> None:
+        """Go back to before this round where rejected tokens can't be removed: the next round reads the accepted ones again.
+
+        It then drafts nothing, so that the state behind them is never mixed with that of a draft. Batch 1.
+        """
+        self.reader.cache.restore(snapshot)
+        self.reader.cache.forget_from(start)
+        ids = torch.cat([root.ids, self.texts.last(num_new)], dim=1)
+        positions = root.positions + torch.arange(num_new + 1, device=ids.device)
+        self.unread = Unread(ids, positions, num_reread=num_new)
+
+    def _catch_up(self) -> None:
+        """Let the target read again what it had to forget, so that its cache is that of the text."""
+        if self.unread.num_reread:
+            behind = Unread(self.unread.ids[:, :-1], self.unread.positions[:, :-1])
+            start = self.reader.cache.get_seq_length()
+            self.reader.read(behind, None)
+            self.reader.keep(start, behind, [[]])
 
     def _depth(self) -> int:
         """How many tokens to draft in this round."""
-        if self.unread.ids.shape[1] > 1 and len(self.rows) > 1:
-            # Prompts of several rows are read with the target's own mask, which has no room for drafts.
+        if (self.prompt or self.unread.ids.shape[1] > 1) and not self._drafts_behind_a_prompt():
             return 0
         return self.stop.room(min(self.texts.lengths), self.schedule.next_depth())
+
+    def _drafts_behind_a_prompt(self) -> bool:
+        """Whether the target can read a draft together with a longer text.
+
+        Several rows are read with the target's own mask, which has no room for drafts. A snapshot has to be of the state
+        behind all that is committed. And an image's tokens are counted by the target.
+        """
+        return len(self.rows) == 1 and not self.reader.is_hybrid and not (self.prompt and self.prompt.extra)
 
     def _proposal(self, draft_logits: torch.Tensor | None) -> tuple[TokenTree | None, DrawnChain | None]:
         """What to propose, from marginal logits `(batch, depth, vocab)`; and the law that it was drawn from, if it was."""
@@ -194,7 +230,7 @@ class SpeculativeDecoding:
             drawn = draw_chain(draft_logits, self.processors, self.texts.ids)
             return chain_tree(drawn.tokens), drawn
         # A prompt is read with the target's own mask, which has no room for branches.
-        if settings.tree_budget and self.unread.ids.shape[1] == 1:
+        if settings.tree_budget and not self.prompt and not self.reader.is_hybrid:
             widths = (settings.tree_budget, settings.tree_beam_width, settings.tree_top_k)
             return build_tree(draft_logits.float(), *widths), None
         return draft_chain(draft_logits), None
@@ -209,10 +245,10 @@ class SpeculativeDecoding:
 
     def _add_features(self, context: DraftContext, outputs: Any, nodes: list[list[int]]) -> None:
         """Add the tapped states of what the target has just read, and where it stands."""
-        length = self.unread.ids.shape[1]
+        length, num_reread = self.unread.ids.shape[1], self.unread.num_reread
         if len(nodes) == 1 and nodes[0] == list(range(len(nodes[0]))):
-            rows = slice(0, length + len(nodes[0]))
-            positions = torch.cat([self.unread.positions, context.new_positions[:, :-1]], dim=1)
+            rows = slice(num_reread, length + len(nodes[0]))
+            positions = torch.cat([self.unread.positions[:, num_reread:], context.new_positions[:, :-1]], dim=1)
         else:
             read = last_columns(self.unread.counts, len(nodes), length)
             kept = [row + [length + node for node in chosen] for row, chosen in zip(read, nodes, strict=True)]
@@ -230,12 +266,13 @@ class SpeculativeDecoding:
         length, is_first = self.unread.ids.shape[1], self.candidates.stats.rounds == 1
         read = last_columns(self.unread.counts, len(self.rows), length)
         for index, row in enumerate(self.rows):
-            num_past = (self.reader.cache.row_lengths or [start] * len(self.rows))[index]
+            num_reread = self.unread.num_reread
+            num_past = num_reread + (self.reader.cache.row_lengths or [start] * len(self.rows))[index]
             places = self._places(row, self.texts.lengths[index])
             first_place = self.num_cached_columns if is_first else places[num_past]
             read_nodes = [length + node for node in nodes[index]]
             self.recorder.add_states(
-                outputs, RowRead(row, index, num_past, read[index], read_nodes, start, places, first_place)
+                outputs, RowRead(row, index, num_past, read[index][num_reread:], read_nodes, start, places, first_place)
             )
 
     def _places(self, row: int, length: int) -> list[int]:
@@ -247,6 +284,8 @@ class SpeculativeDecoding:
         over = self.stop.over(self.rows, self.texts.lengths)
         if not any(over):
             return
+        if self._returns_cache():
+            self._catch_up()
         for index, row in enumerate(self.rows):
             if over[index]:
                 self.finished_texts[row] = self.texts.row(index).clone()
@@ -256,7 +295,7 @@ class SpeculativeDecoding:
         self.rows = [self.rows[index] for index in kept]
         if self.rows:
             self.texts.select_rows(kept)
-            self.reader.cache.select_rows(kept)
+            self.reader.select_rows(kept)
             self.candidates.select_rows(kept)
             self.unread = Unread(self.unread.ids[kept], self.unread.positions[kept])
 
@@ -273,6 +312,7 @@ class SpeculativeDecoding:
             places = [self._places(row, text.shape[1])[:-1] for row, text in enumerate(texts)]
             entries = [self.finished_entries[row] for row in range(len(texts))]
             cache = export_entries(entries, places, self.model_kwargs["past_key_values"])
+            self.reader.cache.export_recurrent_to(cache)
         text = stack_padded(texts, self.padding)
         return self.recorder.result(text, text.shape[1] - self.prompt_length, cache)
 

@@ -1,11 +1,11 @@
 """The one place that touches `GenerationMixin`: `generate(..., assistant_model=drafter)` reaches our loop from here."""
 
-import copy
 from typing import Any
 
 from transformers import GenerationMixin
 from transformers.generation import GenerationMode
 
+from .cache import is_hybrid
 from .candidates import ParallelCandidateGenerator
 from .decode import SpeculativeDecoding
 from .reading import check_request
@@ -76,6 +76,11 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
                 f"drafters work with greedy decoding and sampling, got {generation_mode.value}: set num_beams=1 and leave out "
                 "the options of other decoding modes"
             )
+        if self._is_stateful and not is_hybrid(self.config.get_text_config(decoder=True)):
+            raise ValueError(
+                f"drafters work with targets whose cache can forget a rejected token, and {type(self).__name__} keeps a "
+                "recurrent state only: call generate without assistant_model"
+            )
         if generation_mode_kwargs.get("synced_gpus"):
             raise ValueError(
                 "drafters don't work with synced_gpus (FSDP or ZeRO-3 sharded targets): gather the target first"
@@ -83,9 +88,9 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
         settings = read_settings(drafter, generation_config)
         drafter.check_target(self)
         if settings.decode_loop == "native":
-            # transformers refuses several return sequences here, which its own loop can't do and ours can.
-            generation_config = copy.copy(generation_config)
-            generation_config.num_return_sequences = 1
+            # What transformers' own loop refuses (several return sequences, recurrent layers) ours can do, or checks itself.
+            generation_mode_kwargs = {k: v for k, v in generation_mode_kwargs.items() if k != "assistant_model"}
+            generation_mode = GenerationMode.SAMPLE if generation_config.do_sample else GenerationMode.GREEDY_SEARCH
     return _originals["_validate_generation_mode"](self, generation_mode, generation_config, generation_mode_kwargs)
 
 

@@ -1,16 +1,19 @@
 """The target's side of a round: one forward over the unread text and a tree, on a cache that can roll back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from ..models.drafting import are_real, last_columns
 from ..models.row_masks import additive_masks, attention_windows, token_indices, visible_columns
-from .cache import TargetCache, check_cache, check_can_roll_back
+from .cache import TargetCache, check_cache, check_can_roll_back, is_hybrid
 from .settings import DraftSettings
 from .tree import TokenTree
+
+logger = logging.get_logger(__name__)
 
 # What `generate` prepares and this room handles itself; anything else goes to the target's forward as it is.
 HANDLED = {
@@ -23,6 +26,8 @@ HANDLED = {
     "output_attentions",
     "return_dict",
 }
+# Where `generate` puts what a target's own encoders made of images, videos and sound.
+ENCODED_MEDIA = "mm_encoder_outputs"
 # Attention kernels that take no mask of their own choosing.
 MASKLESS_ATTENTION = ("flash", "paged")
 
@@ -34,11 +39,13 @@ class Unread:
     Attributes:
         ids, positions: `(batch, length)`, padded on the left.
         counts: how many are real in each row; `None` if all are.
+        num_reread: how many of them, the first ones, the target has read before and then had to forget.
     """
 
     ids: torch.LongTensor
     positions: torch.LongTensor
     counts: list[int] | None = None
+    num_reread: int = 0
 
 
 @dataclass
@@ -48,37 +55,65 @@ class Prompt:
     Attributes:
         text: what the target and the drafter read, rows of different lengths padded on the left.
         columns: for each row, where in the caller's prompt its tokens stand.
+        axes: `(axes, batch, length)` or `None`, the positions of a target that has several per token (M-RoPE).
+        extra: what else the target's first forward needs (an image, say), laid out as the text is.
     """
 
     text: Unread
     columns: list[list[int]]
+    axes: torch.LongTensor | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def after(self, num_cached: int) -> "Prompt":
+        """Without the first tokens of each row, which an earlier call's cache holds."""
+        length = self.text.ids.shape[1]
+        text = Unread(self.text.ids[:, num_cached:], self.text.positions[:, num_cached:])
+        axes = None if self.axes is None else self.axes[:, :, num_cached - length :]
+        extra = {
+            name: value[:, num_cached:] if has_a_column_per_token(value, self.text.ids) else value
+            for name, value in self.extra.items()
+        }
+        return Prompt(text, self.columns, axes, extra)
 
 
 def read_prompt(input_ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> Prompt:
     """Drop masked-out columns: no token attends to them, so a row decodes the same without them."""
     batch, length = input_ids.shape
-    device = input_ids.device
     attention_mask = model_kwargs.get("attention_mask")
     real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-    positions = model_kwargs.get("position_ids")
-    if positions is None:
-        positions = (real.long().cumsum(dim=1) - 1).clamp(min=0)
-    if positions.ndim != 2:
-        raise ValueError(
-            f"this target takes position_ids of {positions.ndim} dimensions; drafting works with (batch, length) only. Call "
-            "generate without assistant_model"
-        )
-    if attention_mask is None or bool(real.all()):
-        return Prompt(Unread(input_ids, positions.expand(batch, -1)), [list(range(length))] * batch)
+    positions, axes = model_kwargs.get("position_ids"), None
+    if positions is None or positions.ndim == 3:
+        positions, axes = (real.long().cumsum(dim=1) - 1).clamp(min=0), positions
+    positions = positions.expand(batch, -1)
+    extra = first_inputs(model_kwargs)
+    if bool(real.all()):
+        return Prompt(Unread(input_ids, positions), [list(range(length))] * batch, axes, extra)
     counts = real.sum(dim=1).tolist()
     order = real.long().argsort(dim=1, stable=True)[:, length - max(counts) :]
     columns = [row[len(row) - count :] for row, count in zip(order.tolist(), counts, strict=True)]
     text = Unread(
-        input_ids.gather(1, order),
-        positions.expand(batch, -1).gather(1, order).to(device),
-        None if min(counts) == max(counts) else counts,
+        input_ids.gather(1, order), positions.gather(1, order), None if min(counts) == max(counts) else counts
     )
-    return Prompt(text, columns)
+    if axes is not None:
+        axes = axes[:, :, order[0]] if batch == 1 else axes.gather(2, order.expand(len(axes), -1, -1))
+    extra = {
+        name: value.gather(1, order) if has_a_column_per_token(value, input_ids) else value
+        for name, value in extra.items()
+    }
+    return Prompt(text, columns, axes, extra)
+
+
+def first_inputs(model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What besides the text goes into the target's first forward: an image (or what an encoder made of it), and where it is."""
+    return {
+        name: value
+        for name, value in model_kwargs.items()
+        if name not in HANDLED and (isinstance(value, torch.Tensor) or (name == ENCODED_MEDIA and value))
+    }
+
+
+def has_a_column_per_token(value: Any, ids: torch.LongTensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == ids.shape
 
 
 def check_request(
@@ -98,15 +133,30 @@ def check_request(
         )
     check_cache(model_kwargs.get("past_key_values"), batch, length)
     check_can_roll_back(target.config.get_text_config(decoder=True))
-    if batch > 1 or settings.tree_budget:
+    text_config = target.config.get_text_config(decoder=True)
+    if is_hybrid(text_config):
+        check_hybrid(batch, settings)
+    elif batch > 1 or settings.tree_budget:
         check_takes_masks(target, model_kwargs)
-    tensors = sorted(
-        name for name, value in model_kwargs.items() if isinstance(value, torch.Tensor) and name not in HANDLED
-    )
-    if tensors:
+    others = sorted(first_inputs(model_kwargs))
+    if others and text_config is target.config:
         raise ValueError(
-            f"drafting works with text alone, got {', '.join(tensors)}: leave them out, or call generate without "
-            "assistant_model"
+            f"a {type(target).__name__} drafts with text alone, got {', '.join(others)}: leave them out, or call generate "
+            "without assistant_model"
+        )
+
+
+def check_hybrid(batch: int, settings: DraftSettings) -> None:
+    """Raise a `ValueError` for a batch, and warn of a tree, where the target's recurrent layers allow neither."""
+    if batch > 1:
+        raise ValueError(
+            "a target with recurrent layers reads its drafts one sequence at a time, since its rows would go back to "
+            f"different states; got a batch of {batch}: call generate for each row, or without assistant_model"
+        )
+    if settings.tree_budget:
+        logger.warning_once(
+            "This target has recurrent layers, which read one branch only: drafting chains instead of trees of "
+            f"{settings.tree_budget} nodes. Set tree_budget to 0 to avoid this warning."
         )
 
 
@@ -135,16 +185,44 @@ class TargetReader:
     """
 
     def __init__(self, target: PreTrainedModel, model_kwargs: dict[str, Any], requested: dict[str, Any]) -> None:
+        text_config = target.config.get_text_config(decoder=True)
         self.target = target
-        self.cache = TargetCache()
+        self.cache = TargetCache(text_config)
+        self.is_hybrid = is_hybrid(text_config)
         self.takes_positions = model_kwargs.get("position_ids") is not None
         self.keeps_logits = target._supports_logits_to_keep()
-        self.windows = attention_windows(target.config.get_text_config(decoder=True))
-        extra = {name: value for name, value in model_kwargs.items() if name not in HANDLED and value is not None}
-        self.arguments = {**extra, **requested, "use_cache": True, "return_dict": True, "past_key_values": self.cache}
+        self.windows = attention_windows(text_config)
+        # How far the positions on each axis are ahead of the token's index, once the prompt is read.
+        self.axis_shift: torch.LongTensor | None = None
+        others = {
+            name: value
+            for name, value in model_kwargs.items()
+            if name not in HANDLED
+            and name != ENCODED_MEDIA
+            and value is not None
+            and not isinstance(value, torch.Tensor)
+        }
+        self.arguments = {**others, **requested, "use_cache": True, "return_dict": True, "past_key_values": self.cache}
 
-    def read(self, unread: Unread, tree: TokenTree | None) -> Any:
+    def read_prompt(self, prompt: Prompt, tree: TokenTree | None) -> Any:
+        """The first forward, which may need more than the text; see [`read`]."""
+        if prompt.axes is not None:
+            self.axis_shift = prompt.axes[:, :, -1:] - prompt.text.positions[:, -1:]
+        return self.read(prompt.text, tree, prompt.axes, prompt.extra)
+
+    def read(
+        self,
+        unread: Unread,
+        tree: TokenTree | None,
+        axes: torch.LongTensor | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> Any:
         """Forward over the unread tokens, whose last is the root, and the nodes behind it.
+
+        Args:
+            unread, tree: what to read.
+            axes: `(axes, batch, length)`, the positions of unread tokens that are not their index.
+            extra: other inputs of the forward.
 
         Returns:
             The target's outputs; `logits` are `(batch, slots, vocab)`, one row for the root and each node.
@@ -154,7 +232,11 @@ class TargetReader:
             ids = torch.cat([ids, tree.tokens], dim=1)
             positions = torch.cat([positions, positions[:, -1:] + tree.depths], dim=1)
             num_slots += tree.num_nodes
-        arguments = dict(self.arguments)
+        arguments = {**self.arguments, **(extra or {})}
+        if self.axis_shift is not None:
+            positions = positions + self.axis_shift
+            if axes is not None:
+                positions[:, :, : axes.shape[2]] = axes
         if self.takes_positions:
             arguments["position_ids"] = positions.to(self.target.device)
         if self.keeps_logits:
@@ -185,6 +267,12 @@ class TargetReader:
                 depths = torch.cat([depths, tree.depths.to(depths.device)], dim=1)
             indices = token_indices(row_lengths, start, depths)
         return additive_masks(visible_columns(row_lengths, start, within), self.windows, indices, self.target.dtype)
+
+    def select_rows(self, rows: list[int]) -> None:
+        """Go on with only some rows of the batch."""
+        self.cache.select_rows(rows)
+        if self.axis_shift is not None:
+            self.axis_shift = self.axis_shift[:, rows]
 
     def keep(self, start: int, unread: Unread, nodes: list[list[int]]) -> None:
         """Of what the last forward appended to the cache, keep the unread tokens and, for each row, some nodes."""

@@ -119,25 +119,32 @@ class RowEntries:
             indices = torch.tensor([source, destination])
             moving = torch.tensor(moving)[:, None]
         by_device: dict[torch.device, tuple[torch.Tensor, ...]] = {}
-        for layer in self.layers:
-            if not layer.is_initialized:
-                continue
+        for layer in self.growing_layers():
             if count:
                 if layer.device not in by_device:
                     by_device[layer.device] = (moving.to(layer.device), *indices.to(layer.device))
                 layer.move(*by_device[layer.device])
             layer.crop(end - layer.get_seq_length())
 
+    def forget_from(self, start: int) -> None:
+        """Forget the columns from `start` on, in all rows."""
+        self.row_lengths = [min(length, start) for length in self.row_lengths or [start]]
+        for layer in self.growing_layers():
+            layer.crop(start - layer.get_seq_length())
+
     def select_rows(self, rows: list[int]) -> None:
         """Keep only some rows of the batch, and forget the columns that none of them uses."""
         if self.row_lengths is not None:
             self.row_lengths = [self.row_lengths[row] for row in rows]
         index = torch.tensor(rows)
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.select_rows(index.to(layer.device))
-                if self.row_lengths is not None:
-                    layer.crop(max(self.row_lengths) - layer.get_seq_length())
+        for layer in self.growing_layers():
+            layer.select_rows(index.to(layer.device))
+            if self.row_lengths is not None:
+                layer.crop(max(self.row_lengths) - layer.get_seq_length())
+
+    def growing_layers(self) -> list[GrowingLayer]:
+        """The layers that hold entries per token; a target may have others."""
+        return [layer for layer in self.layers if isinstance(layer, GrowingLayer) and layer.is_initialized]
 
 
 class GrowingCache(RowEntries, Cache):

@@ -1,0 +1,209 @@
+"""Targets with recurrent layers, whose state can't forget a rejected draft; and those with several positions per token."""
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    DynamicCache,
+    Lfm2Config,
+    MambaConfig,
+    Qwen2_5_VLConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+    Qwen3VLConfig,
+)
+
+from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
+
+LONGEST = 24
+RATES = [0.8, 0.7, 0.6, 0.5]
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+HYBRIDS = {
+    "qwen3_next": (Qwen3NextConfig, {**LINEAR, **EXPERTS}),
+    "qwen3_5": (Qwen3_5TextConfig, LINEAR),
+    "lfm2": (Lfm2Config, {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False}),
+}
+
+
+def hybrid_target(name):
+    config_class, fields = HYBRIDS[name]
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config_class(**SIZES, **fields)).eval()
+
+
+def greedy(target, prompt, **options):
+    return target.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **options)
+
+
+def oracle(kind, target, text):
+    return make_oracle(tiny_drafter(kind, target), text, RATES)
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrid_targets_write_what_they_write_alone(name, kind):
+    target = hybrid_target(name)
+    for length in (1, 9):
+        prompt = random_prompt(length)
+        expected = greedy(target, prompt, max_new_tokens=LONGEST)
+        for drafter in (tiny_drafter(kind, target), oracle(kind, target, expected[0])):
+            assert torch.equal(greedy(target, prompt, assistant_model=drafter, max_new_tokens=LONGEST), expected)
+        # A round that rejects is followed by one that drafts nothing.
+        assert drafter.last_stats.tau > 1.2
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_scores_states_and_cache_of_a_hybrid_are_those_of_plain_generate(name):
+    target, prompt = hybrid_target(name), random_prompt(7)
+    options = {
+        "max_new_tokens": LONGEST,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_hidden_states": True,
+    }
+    expected = greedy(target, prompt, **options)
+    found = greedy(target, prompt, assistant_model=oracle("dflash", target, expected.sequences[0]), **options)
+    for ours, plain in zip(found.scores, expected.scores, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-4)
+    for ours, plain in zip(found.hidden_states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(torch.stack(ours), torch.stack(plain), rtol=1e-3, atol=1e-4)
+    follow_up = torch.cat([expected.sequences, random_prompt(4, seed=3)], dim=1)
+    text = greedy(target, follow_up, max_new_tokens=LONGEST)
+    for drafter in (None, oracle("pard", target, text[0])):
+        cache = DynamicCache(config=target.config)
+        first = greedy(
+            target,
+            prompt,
+            max_new_tokens=LONGEST,
+            past_key_values=cache,
+            assistant_model=oracle("dflash", target, expected.sequences[0]),
+        )
+        assert torch.equal(first, expected.sequences)
+        second = greedy(target, follow_up, max_new_tokens=LONGEST, past_key_values=cache, assistant_model=drafter)
+        assert torch.equal(second, text)
+
+
+def test_a_hybrid_target_takes_chains_for_one_sequence(caplog):
+    target, prompt = hybrid_target("qwen3_5"), random_prompt(5)
+    expected = greedy(target, prompt, max_new_tokens=12)
+    drafter = tiny_drafter("pard", target)
+    drafter.generation_config.tree_budget = 8
+    assert torch.equal(greedy(target, prompt, assistant_model=drafter, max_new_tokens=12), expected)
+    assert max(drafter.last_stats.drafted_per_round) <= 4
+    with pytest.raises(ValueError, match="one sequence at a time"):
+        greedy(target, prompt.repeat(2, 1), assistant_model=drafter, max_new_tokens=4)
+
+
+def test_purely_recurrent_targets_are_refused():
+    config = MambaConfig(
+        vocab_size=64, hidden_size=32, state_size=4, num_hidden_layers=2, pad_token_id=0, eos_token_id=None
+    )
+    target = AutoModelForCausalLM.from_config(config).eval()
+    drafter = tiny_drafter("pard", tiny_target("llama"))
+    with pytest.raises(ValueError, match="recurrent state only"):
+        target.generate(random_prompt(4), assistant_model=drafter, max_new_tokens=4)
+
+
+VISION = {
+    "qwen2_5_vl": (
+        Qwen2_5_VLConfig,
+        {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0},
+        {
+            "depth": 2,
+            "hidden_size": 16,
+            "num_heads": 2,
+            "intermediate_size": 24,
+            "out_hidden_size": 32,
+            "fullatt_block_indexes": [1],
+        },
+    ),
+    "qwen3_vl": (
+        Qwen3VLConfig,
+        {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0},
+        {
+            "depth": 2,
+            "hidden_size": 16,
+            "num_heads": 2,
+            "intermediate_size": 24,
+            "out_hidden_size": 32,
+            "deepstack_visual_indexes": [0],
+            "num_position_embeddings": 16,
+        },
+    ),
+}
+IMAGE_TOKEN = 61
+
+
+def vision_target(name):
+    config_class, rope, vision = VISION[name]
+    torch.manual_seed(0)
+    config = config_class(
+        text_config={**SIZES, "rope_parameters": rope},
+        vision_config={**vision, "patch_size": 4, "temporal_patch_size": 1, "spatial_merge_size": 2},
+        image_token_id=IMAGE_TOKEN,
+        video_token_id=60,
+        vision_start_token_id=59,
+        vision_end_token_id=58,
+    )
+    target = AutoModelForImageTextToText.from_config(config).eval()
+    target.generation_config.eos_token_id = None
+    return target
+
+
+def picture_prompt():
+    """A 16 x 16 picture of 16 patches, which the model merges into 4 tokens, between some text."""
+    ids = torch.cat(
+        [random_prompt(3), torch.tensor([[59] + [IMAGE_TOKEN] * 4 + [58]]), random_prompt(5, seed=1).clamp(max=50)],
+        dim=1,
+    ).clamp(max=63)
+    ids[0, :3] = ids[0, :3].clamp(max=50)
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values": torch.randn(16, 3 * 16, generator=torch.Generator().manual_seed(0)),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]),
+        "mm_token_type_ids": (ids == IMAGE_TOKEN).long(),
+    }
+
+
+@pytest.mark.parametrize("budget", [0, 8])
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+@pytest.mark.parametrize("name", VISION)
+def test_targets_with_several_positions_per_token_write_what_they_write_alone(name, kind, budget):
+    target = vision_target(name)
+    text_only = {"input_ids": random_prompt(6).clamp(max=50)}
+    text_only["attention_mask"] = torch.ones_like(text_only["input_ids"])
+    for inputs in (text_only, picture_prompt()):
+        options = {"do_sample": False, "max_new_tokens": LONGEST, "suppress_tokens": [58, 59, 60, IMAGE_TOKEN]}
+        expected = target.generate(**inputs, **options)
+        drafter = oracle(kind, target, expected[0])
+        drafter.generation_config.tree_budget = budget
+        assert torch.equal(target.generate(**inputs, assistant_model=drafter, **options), expected)
+        assert drafter.last_stats.tau > 1.5
