@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from transformers.utils import logging
 
 from hf_pardraft import AutoDrafter, DFlashDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
-from hf_pardraft.evaluation.benchmark import compare, timed_run
+from hf_pardraft.evaluation.benchmark import Contender, compare, padded_batch, timed_run
 
 RESULT = Path(__file__).parent / "results" / "stories260k.json"
 PROMPT_TOKENS = 24
@@ -139,7 +139,7 @@ def stock_round(target, drafter, prompts: list[torch.LongTensor], max_new_tokens
     for prompt in prompts:
         for loop, total in totals.items():
             drafter.generation_config.decode_loop = loop
-            run = timed_run(target, drafter, prompt, max_new_tokens)
+            run = timed_run(target, Contender(drafter), padded_batch([prompt]), max_new_tokens)
             total[0] += run.seconds
             total[1] += len(run.tokens_per_round)
     drafter.generation_config.decode_loop = "native"
@@ -165,7 +165,9 @@ def main() -> None:
     evaluated = story_beginnings(arguments.prompt_text, tokenizer, 50, EVALUATION_TOKENS)
     report, drafters = trained_drafters(arguments, target, tokenizer, evaluated)
     prompts = list(evaluated.split(1))
-    report["rows"] = [asdict(row) for row in compare(target, drafters, prompts, max_new_tokens=200, repeats=3)]
+    contenders = {name: Contender(drafter) for name, drafter in drafters.items()}
+    contenders |= {f"{name}, tree of 16": Contender(drafter, {"tree_budget": 16}) for name, drafter in drafters.items()}
+    report["rows"] = [asdict(row) for row in compare(target, contenders, prompts, max_new_tokens=200, repeats=3)]
     report["milliseconds_per_round"] = {
         name: stock_round(target, drafter, prompts, 200) for name, drafter in drafters.items()
     }

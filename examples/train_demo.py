@@ -39,28 +39,13 @@ END_OF_TEXT = "<|endoftext|>"
 # Real tokenizers carry unused special tokens; a drafter takes one as its mask.
 RESERVED = [f"<|reserved_{i}|>" for i in range(4)]
 HELD_OUT_EVERY = 20
-# The target sees all of the library first, and then these modules until it knows them well: a model of three million
-# weights is a poor judge of the whole library, and what it writes should be worth reading.
-FAMILIAR_MODULES = (
-    "argparse.py",
-    "collections/__init__.py",
-    "configparser.py",
-    "contextlib.py",
-    "copy.py",
-    "csv.py",
-    "dataclasses.py",
-    "functools.py",
-    "heapq.py",
-    "json/__init__.py",
-    "json/decoder.py",
-    "json/encoder.py",
-    "json/scanner.py",
-    "queue.py",
-    "random.py",
-    "shutil.py",
-    "string.py",
-    "textwrap.py",
-)
+OFFSET_CHARACTERS = 41
+BATCH = 8
+# The target sees all of the library first, and then these modules until it knows them by heart: a model of three million
+# weights is a poor judge of the whole library, and what it writes should be worth reading. The drafters learn mostly from how
+# it completes them. A big family drafts well wherever its target writes well; a drafter of a million weights needs a
+# smaller world.
+FAMILIAR_MODULES = ("contextlib.py", "csv.py", "heapq.py", "json/encoder.py", "queue.py", "textwrap.py")
 
 
 @dataclass
@@ -72,19 +57,20 @@ class Size:
     target_intermediate: int = 256
     target_layers: int = 20
     target_sequence: int = 512
-    target_batch: int = 8
     target_steps: int = 1800
-    familiar_steps: int = 400
+    familiar_sequence: int = 256
+    familiar_offsets: int = 16
+    familiar_steps: int = 900
     max_files: int | None = None
-    text_rows: int = 3072
-    text_batch: int = 256
+    text_rows: int = 2400
+    text_batch: int = 300
     prompt_length: int = 64
     text_length: int = 256
     drafter_layers: int = 2
+    drafter_intermediate: int = 1024
     block_size: int = 8
-    num_anchors: int = 48
-    drafter_batch: int = 8
-    drafter_steps: int = 700
+    num_anchors: int = 96
+    drafter_steps: int = 2000
 
 
 QUICK = Size(
@@ -93,16 +79,17 @@ QUICK = Size(
     target_intermediate=64,
     target_layers=4,
     target_sequence=128,
-    target_batch=4,
     target_steps=20,
+    familiar_sequence=64,
+    familiar_offsets=2,
     familiar_steps=10,
     max_files=12,
     text_rows=32,
     text_batch=16,
     prompt_length=16,
     text_length=64,
+    drafter_intermediate=128,
     num_anchors=8,
-    drafter_batch=4,
     drafter_steps=10,
 )
 
@@ -117,10 +104,11 @@ def standard_library_sources(max_files: int | None = None) -> tuple[list[str], l
     return [t for t in texts if t not in set(held_out)], held_out
 
 
-def familiar_sources() -> list[str]:
-    """Sources of the familiar modules."""
+def familiar_sources(num_offsets: int) -> list[str]:
+    """Sources of the familiar modules, each begun at several places: rows of them then begin anywhere, as prompts do."""
     root = Path(sysconfig.get_path("stdlib"))
-    return [(root / name).read_text(encoding="utf-8") for name in FAMILIAR_MODULES]
+    texts = [(root / name).read_text(encoding="utf-8") for name in FAMILIAR_MODULES]
+    return [text[OFFSET_CHARACTERS * offset :] for offset in range(num_offsets) for text in texts]
 
 
 def train_tokenizer(texts: list[str], size: Size) -> PreTrainedTokenizerFast:
@@ -179,16 +167,16 @@ def fresh_target(size: Size, tokenizer) -> Qwen3ForCausalLM:
 
 
 def train_target(
-    model, texts: list[str], held_out: list[str], tokenizer, checkpoints: Path, size: Size, **settings
+    model, texts: list[str], held_out: list[str], tokenizer, checkpoints: Path, sequence: int, **settings
 ) -> dict:
-    """Next-token training in place, resumable."""
-    rows = packed_rows(tokenizer, texts, size.target_sequence)
-    held_out_rows = packed_rows(tokenizer, held_out, size.target_sequence)
+    """Next-token training in place on rows of `sequence` tokens, resumable."""
+    rows = packed_rows(tokenizer, texts, sequence)
+    held_out_rows = packed_rows(tokenizer, held_out, sequence)
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
             output_dir=checkpoints,
-            per_device_train_batch_size=size.target_batch,
+            per_device_train_batch_size=BATCH,
             weight_decay=0.05,
             adam_beta2=0.98,
             lr_scheduler_type="cosine",
@@ -207,7 +195,7 @@ def train_target(
     )
     saved = sorted(checkpoints.glob("checkpoint-*"))
     trainer.train(resume_from_checkpoint=str(saved[-1]) if saved else None)
-    return {"tokens": len(rows) * size.target_sequence, "held_out_loss": trainer.evaluate()["eval_loss"]}
+    return {"tokens": len(rows) * sequence, "held_out_loss": trainer.evaluate()["eval_loss"]}
 
 
 def save_target(model, tokenizer, out: Path) -> None:
@@ -230,7 +218,7 @@ def stage_library(out: Path, size: Size, work: Path, compile_model: bool) -> dic
         held_out,
         tokenizer,
         work / "library-checkpoints",
-        size,
+        size.target_sequence,
         max_steps=size.target_steps,
         learning_rate=3e-3,
         warmup_steps=min(100, size.target_steps // 5),
@@ -244,14 +232,14 @@ def stage_target(out: Path, size: Size, work: Path, compile_model: bool) -> dict
     """The same target, until it knows a few modules well."""
     tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
     model = AutoModelForCausalLM.from_pretrained(work / "library", dtype=torch.float32)
-    texts = familiar_sources()
+    texts = familiar_sources(size.familiar_offsets)
     result = train_target(
         model,
         texts,
         texts,
         tokenizer,
         work / "target-checkpoints",
-        size,
+        size.familiar_sequence,
         max_steps=size.familiar_steps,
         learning_rate=2e-3,
         warmup_steps=size.familiar_steps // 20,
@@ -262,16 +250,14 @@ def stage_target(out: Path, size: Size, work: Path, compile_model: bool) -> dict
 
 
 def stage_text(out: Path, size: Size, work: Path) -> dict:
-    """Let the target continue pieces of code greedily, as the demo does: two thirds familiar, one third from anywhere."""
+    """Let the target continue pieces of code greedily, as the demo does: three quarters of them from modules it knows."""
     tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
     target = load_target(work)
     library, _ = standard_library_sources(size.max_files)
-    # The same modules from two offsets: two different sets of beginnings.
-    familiar = [*familiar_sources(), *(text[200:] for text in familiar_sources())]
     prompts = []
-    for texts, share in ((familiar, 2), (library, 1)):
+    for texts, quarters in ((familiar_sources(size.familiar_offsets), 3), (library, 1)):
         pieces = packed_rows(tokenizer, texts, size.prompt_length).shuffle(seed=0)
-        prompts += pieces[: size.text_rows * share // 3]["input_ids"]
+        prompts += pieces[: size.text_rows * quarters // 4]["input_ids"]
     rows = []
     for batch in torch.tensor(prompts).split(size.text_batch):
         rows += target.generate(
@@ -298,7 +284,7 @@ def train_drafter(drafter, target, out: Path, size: Size, work: Path, **settings
         args=DraftTrainingArguments(
             output_dir=checkpoints_folder,
             max_steps=size.drafter_steps,
-            per_device_train_batch_size=size.drafter_batch,
+            per_device_train_batch_size=BATCH,
             learning_rate=3e-3,
             weight_decay=0.01,
             adam_beta2=0.98,
@@ -334,7 +320,7 @@ def stage_pard(out: Path, size: Size, work: Path) -> dict:
     target, tokenizer = load_target(work), AutoTokenizer.from_pretrained(work / "target")
     shallow = {
         "num_hidden_layers": size.drafter_layers,
-        "intermediate_size": 4 * size.target_hidden,
+        "intermediate_size": size.drafter_intermediate,
         "layer_types": None,
     }
     base = Qwen3ForCausalLM(Qwen3Config.from_dict({**target.config.to_dict(), **shallow}))
@@ -352,7 +338,7 @@ def stage_dflash(out: Path, size: Size, work: Path) -> dict:
         num_layers=size.drafter_layers,
         block_size=size.block_size,
         tokenizer=tokenizer,
-        intermediate_size=4 * size.target_hidden,
+        intermediate_size=size.drafter_intermediate,
         target_layer_ids=default_target_layer_ids(size.target_layers, 4),
     )
     return train_drafter(drafter, target, out, size, work)

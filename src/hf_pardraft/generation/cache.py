@@ -6,7 +6,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
 from transformers.cache_utils import LinearAttentionLayer, get_layer_types_and_kwargs
 
-from ..models.draft_cache import GrowingCache, GrowingLayer
+from ..models.draft_cache import GrowingCache, GrowingLayer, RowColumns, WindowedLayer
 
 ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Layers whose state has no entry per token: what they have read can only be forgotten by going back to a snapshot.
@@ -23,11 +23,23 @@ class TargetCache(GrowingCache):
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
-        if is_hybrid(config):
-            self.layers = [
-                LinearAttentionLayer(**kwargs) if layer_type in RECURRENT_LAYER_TYPES else GrowingLayer()
-                for layer_type, kwargs in zip(*get_layer_types_and_kwargs(config), strict=True)
-            ]
+        self.layer_types, layer_kwargs = get_layer_types_and_kwargs(config)
+        self.layers = [
+            new_layer(layer_type, kwargs) for layer_type, kwargs in zip(self.layer_types, layer_kwargs, strict=True)
+        ]
+
+    def columns_by_type(self) -> dict[str, RowColumns]:
+        """Where the layers of each type hold the committed text."""
+        return {
+            layer_type: layer.row_columns(self.row_lengths)
+            for layer_type, layer in zip(self.layer_types, self.layers, strict=True)
+            if isinstance(layer, GrowingLayer) and layer.is_initialized
+        }
+
+    def dropped(self, row: int) -> list[int]:
+        """For each layer, how many of a row's first entries are no longer stored."""
+        dropped = [getattr(layer, "dropped", None) for layer in self.layers]
+        return [0 if rows is None else rows[row] for rows in dropped]
 
     def snapshot(self) -> Snapshot:
         """A copy of what the recurrent layers hold."""
@@ -60,21 +72,17 @@ class TargetCache(GrowingCache):
                 continue
             stored = stored_entries(layer)
             # Layers with a window may have forgotten the oldest columns, which nobody will look at any more.
-            missing = len(real) - stored
-            kept = real.to(layer.keys.device)
-            self.update(
-                *(
-                    torch.nn.functional.pad(part[:, :, :stored], (0, 0, missing, 0))[:, :, kept]
-                    for part in (layer.keys, layer.values)
-                ),
-                index,
-            )
+            first = len(real) - stored
+            kept = real[first:].to(layer.keys.device)
+            own = self.layers[index]
+            own.ahead = int(real[:first].sum())
+            own.dropped = [own.ahead] if own.ahead else None
+            self.update(layer.keys[:, :, :stored][:, :, kept], layer.values[:, :, :stored][:, :, kept], index)
 
     def entries_of(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
-        """Keys and values `(1, heads, length, head_dim)` of one row, per layer."""
-        length = self.row_lengths[row]
+        """Keys and values `(1, heads, stored, head_dim)` of one row, per layer: its last entries, mostly all of them."""
         return [
-            tuple(part[row : row + 1, :, :length].clone() for part in (layer.keys, layer.values))
+            layer.entries_of(row, self.row_lengths)
             if isinstance(layer, GrowingLayer) and layer.is_initialized
             else None
             for layer in self.layers
@@ -85,6 +93,14 @@ class TargetCache(GrowingCache):
         for index, layer in enumerate(self.layers):
             if isinstance(layer, LinearAttentionLayer):
                 cache.layers[index] = layer
+
+
+def new_layer(layer_type: str, kwargs: dict) -> GrowingLayer | LinearAttentionLayer:
+    """An empty layer of the kind that a layer type needs."""
+    if layer_type in RECURRENT_LAYER_TYPES:
+        return LinearAttentionLayer(**kwargs)
+    window = kwargs.get("sliding_window")
+    return GrowingLayer() if window is None else WindowedLayer(window)
 
 
 def _copied(states: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
@@ -111,7 +127,8 @@ def export_entries(
             first = per_row[0]
             laid_out = first.new_zeros(len(per_row), first.shape[1], num_columns, first.shape[3])
             for row, part in enumerate(per_row):
-                laid_out[row, :, places[row]] = part[0, :, : len(places[row])]
+                # A layer with a window has the last entries only.
+                laid_out[row, :, places[row][-part.shape[2] :]] = part[0]
             parts.append(laid_out)
         cache.update(*parts, index)
     return cache

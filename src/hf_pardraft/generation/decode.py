@@ -271,8 +271,10 @@ class SpeculativeDecoding:
             places = self._places(row, self.texts.lengths[index])
             first_place = self.num_cached_columns if is_first else places[num_past]
             read_nodes = [length + node for node in nodes[index]]
+            dropped = self.reader.cache.dropped(index)
             self.recorder.add_states(
-                outputs, RowRead(row, index, num_past, read[index][num_reread:], read_nodes, start, places, first_place)
+                outputs,
+                RowRead(row, index, num_past, read[index][num_reread:], read_nodes, dropped, places, first_place),
             )
 
     def _places(self, row: int, length: int) -> list[int]:

@@ -18,7 +18,7 @@ class RowRead:
         num_past: tokens of the row in the cache before this forward.
         unread: the forward's rows that held unread tokens, the root's last.
         nodes: the forward's rows of the accepted nodes.
-        start: columns in the cache before this forward.
+        dropped: for each layer, how many of the row's first entries are not in the cache any more.
         places: where each token of the row stands in the caller's layout, padding counted.
         first_place: the first column that this forward accounts for.
     """
@@ -28,7 +28,7 @@ class RowRead:
     num_past: int
     unread: list[int]
     nodes: list[int]
-    start: int
+    dropped: list[int]
     places: list[int]
     first_place: int
 
@@ -82,20 +82,31 @@ class OutputRecorder:
                 )
             if self.attentions is not None:
                 new = [*read.unread, *read.nodes[:count]]
-                columns = [*range(read.num_past), *(read.start + row for row in new)]
                 self.attentions[read.row].append(
                     tuple(
-                        self._placed_attention(
-                            layer, a[read.index][:, rows][:, :, columns], row_places, height, read, end
-                        )
-                        for layer, a in enumerate(outputs.attentions)
+                        self._placed_attention(layer, attention[read.index], rows, new, row_places, height, read)
+                        for layer, attention in enumerate(outputs.attentions)
                     )
                 )
 
-    def _placed_attention(self, layer, attention, row_places, height, read: RowRead, end: int) -> torch.Tensor:
-        """Lay `(heads, rows, seen)` out as plain `generate` does, whose cache forgets what a window has left behind."""
-        placed = attention.new_zeros(1, attention.shape[0], height, end)
-        columns = torch.tensor(read.places[: attention.shape[2]], device=attention.device)
+    def _placed_attention(
+        self,
+        layer: int,
+        attention: torch.Tensor,
+        rows: list[int],
+        new: list[int],
+        row_places: list[int],
+        height: int,
+        read: RowRead,
+    ) -> torch.Tensor:
+        """Lay `rows` of a layer's `(heads, queries, columns)` out as plain `generate` does, whose cache forgets likewise."""
+        num_queries, num_columns = attention.shape[1:]
+        dropped = read.dropped[layer]
+        columns = [*range(read.num_past - dropped), *(num_columns - num_queries + row for row in new)]
+        places = read.places[dropped : dropped + len(columns)]
+        placed = attention.new_zeros(1, attention.shape[0], height, places[-1] + 1)
+        attention = attention[:, rows][:, :, columns]
+        columns = torch.tensor(places, device=attention.device)
         placed[0, :, torch.tensor(row_places, device=attention.device)[:, None], columns] = attention
         window = self.layer_windows[layer]
         return placed if window is None else placed[..., -(window - 1 + height) :]

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..models.drafting import are_real, last_columns
-from ..models.row_masks import additive_masks, attention_windows, token_indices, visible_columns
+from ..models.row_masks import additive_masks, attention_windows
 from .cache import TargetCache, check_cache, check_can_roll_back, is_hybrid
 from .settings import DraftSettings
 from .tree import TokenTree
@@ -258,15 +258,10 @@ class TargetReader:
             # Only prompts are longer, and they are read without a draft.
             return are_real(unread.counts, batch, length, self.target.device).long()
         within = root_and_nodes(tree, batch, self.target.device)
-        start = self.cache.get_seq_length()
-        row_lengths = self.cache.row_lengths
-        indices = None
-        if any(size is not None for size in self.windows.values()):
-            depths = within.new_zeros(batch, 1, dtype=torch.long)
-            if tree is not None:
-                depths = torch.cat([depths, tree.depths.to(depths.device)], dim=1)
-            indices = token_indices(row_lengths, start, depths)
-        return additive_masks(visible_columns(row_lengths, start, within), self.windows, indices, self.target.dtype)
+        depths = within.new_zeros(batch, 1, dtype=torch.long)
+        if tree is not None:
+            depths = torch.cat([depths, tree.depths.to(depths.device)], dim=1)
+        return additive_masks(within, depths, self.windows, self.cache.columns_by_type(), self.target.dtype)
 
     def select_rows(self, rows: list[int]) -> None:
         """Go on with only some rows of the batch."""

@@ -1,31 +1,55 @@
-"""A key/value cache that appends in place, forgets what was rejected, and holds rows of different lengths.
+"""Key/value caches whose entries can be forgotten: rejected drafts of the target, masks and blocks of a drafter.
 
-Entries lie in columns. Those of row b fill its columns 0 to `row_lengths[b]`, one per token, so a column is also a token's
-index in its row; columns beyond are dead, and masked. A forward appends its columns behind the longest row, and `keep` then
-moves the ones that stay to the end of each row.
+In a batch each row has its own length: row b's entries lie in columns 0 to `row_lengths[b]`, and what a forward appends goes
+behind the longest row, in the same columns for all rows. [`RowEntries.keep`] then moves what is kept to the end of its row, so
+that no padding is left between two rounds, however unevenly the rows grow. A layer with a window counts its columns, row by
+row, from the first entry that it still stores.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 
+@dataclass(frozen=True)
+class RowColumns:
+    """Where a layer holds the committed text of each row.
+
+    Attributes:
+        num_columns: of the layer, before the forward that asks.
+        held: how many of them hold entries, row by row; `None` if all do.
+        dropped: for each row, how many of its first entries are no longer stored; `None` if all are.
+    """
+
+    num_columns: int
+    held: list[int] | None = None
+    dropped: list[int] | None = None
+
+
 class GrowingLayer(DynamicLayer):
     """A cache layer that writes into a pre-allocated buffer, and enlarges it when it is full.
 
-    To transformers it is a `DynamicLayer`: `keys` and `values` are views of shape `(batch, heads, length, head_dim)`. It
-    keeps the whole past for sliding-window layers too, since a rejected draft must be able to roll back; the window is
-    then the attention mask's business.
+    To transformers it is a `DynamicLayer`: `keys` and `values` are views of shape `(batch, heads, columns, head_dim)`.
+
+    Attributes:
+        num_columns: how many columns are in use.
+        dropped: for each row, how many of its first entries are no longer stored; `None` if all are.
+        ahead: how much longer the longest row is than `num_columns`.
     """
 
     # A fifth more than is needed keeps copies rare, and memory close to that of a cache that is exactly full.
     SLACK = 5
-    MIN_SLACK = 16
+    MIN_SLACK = 8
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_columns = self.ahead = 0
+        self.dropped: list[int] | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.length = 0
         self.key_buffer = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[-1])
         self.value_buffer = value_states.new_empty(*value_states.shape[:2], 0, value_states.shape[-1])
         self.is_initialized = True
@@ -33,56 +57,148 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append `(batch, heads, new, head_dim)` entries; return all entries."""
+        """Append `(batch, heads, new, head_dim)` entries; return all entries that are stored."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        end = self.length + key_states.shape[-2]
+        start, end = self.num_columns, self.num_columns + key_states.shape[-2]
         if end > self.key_buffer.shape[-2]:
-            self._grow(end)
-        self.key_buffer[:, :, self.length : end] = key_states
-        self.value_buffer[:, :, self.length : end] = value_states
-        self._set_length(end)
+            # What is appended to a long text is mostly a draft, and forgotten again.
+            self._reallocate([0] * len(key_states), [start] * len(key_states), end + self.reserve(start or end))
+        self.key_buffer[:, :, start:end] = key_states
+        self.value_buffer[:, :, start:end] = value_states
+        self.set_columns(end, self.ahead)
         return self.keys, self.values
 
-    def _grow(self, needed: int) -> None:
-        # What is appended to a long text is mostly a draft, and forgotten again.
-        lasting = self.length or needed
-        capacity = needed + max(lasting // self.SLACK, self.MIN_SLACK)
-        self.key_buffer = _enlarged(self.key_buffer, capacity, self.length)
-        self.value_buffer = _enlarged(self.value_buffer, capacity, self.length)
+    def reserve(self, num_columns: int) -> int:
+        """How many more columns to make room for, where `num_columns` have to last."""
+        return max(num_columns // self.SLACK, self.MIN_SLACK)
 
-    def _set_length(self, length: int) -> None:
-        self.length = length
-        self.keys = self.key_buffer[:, :, :length]
-        self.values = self.value_buffer[:, :, :length]
+    def set_columns(self, num_columns: int, ahead: int) -> None:
+        """Say how many columns are in use, and how much longer the longest row is; nothing is copied."""
+        self.num_columns, self.ahead = num_columns, ahead
+        self.keys = self.key_buffer[:, :, :num_columns]
+        self.values = self.value_buffer[:, :, :num_columns]
 
     def get_seq_length(self) -> int:
-        return self.length if self.is_initialized else 0
+        return self.num_columns + self.ahead
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many keys the next forward's queries meet, and the index of the first. Of one row, or before any is dropped."""
+        return self.num_columns + query_length, self.ahead
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` entries (transformers' sign convention); nothing is copied."""
+        """Forget the last `-tokens_to_remove` columns (transformers' sign convention)."""
         if tokens_to_remove > 0:
-            raise ValueError(f"crop takes minus the number of entries to forget, got {tokens_to_remove}")
+            raise ValueError(f"crop takes minus the number of tokens to remove, got {tokens_to_remove}")
         if tokens_to_remove and self.is_initialized:
-            self._set_length(self.length + tokens_to_remove)
+            self.set_columns(self.num_columns + tokens_to_remove, self.ahead)
 
-    def move(self, rows: torch.LongTensor, source: torch.LongTensor, destination: torch.LongTensor) -> None:
-        """Copy the columns `source` of `rows` to their columns `destination`; `(rows, 1)`, `(rows, n)` and `(rows, n)`."""
+    def move(self, rows: torch.LongTensor, columns: torch.LongTensor) -> None:
+        """Copy columns of `rows (rows, 1)` to other columns of theirs; from and to where in `columns (2, rows, n)`."""
+        source, destination = columns
         self.key_buffer[rows, :, destination] = self.key_buffer[rows, :, source]
         self.value_buffer[rows, :, destination] = self.value_buffer[rows, :, source]
 
-    def select_rows(self, rows: torch.LongTensor) -> None:
-        """Keep only some rows of the batch."""
-        self.key_buffer = self.key_buffer.index_select(0, rows)
-        self.value_buffer = self.value_buffer.index_select(0, rows)
-        self._set_length(self.length)
+    def move_to(self, start: int, source: torch.LongTensor) -> None:
+        """Copy the columns `source (n,)` to the columns from `start` on: what `move` does for one row, in less time."""
+        end = start + len(source)
+        self.key_buffer[:, :, start:end] = self.key_buffer.index_select(2, source)
+        self.value_buffer[:, :, start:end] = self.value_buffer.index_select(2, source)
+
+    def select_rows(self, rows: torch.LongTensor, row_lengths: list[int]) -> None:
+        """Keep only some rows of the batch, which have `row_lengths`, and the columns that they use."""
+        if self.dropped is not None:
+            self.dropped = [self.dropped[row] for row in rows.tolist()]
+        num_columns = max(self.held(row_lengths))
+        self.key_buffer = self.keys[:, :, :num_columns].index_select(0, rows.to(self.device))
+        self.value_buffer = self.values[:, :, :num_columns].index_select(0, rows.to(self.device))
+        self.set_columns(num_columns, max(row_lengths) - num_columns)
+
+    def row_columns(self, row_lengths: list[int] | None) -> RowColumns:
+        """Where rows of these lengths lie; `None` before any row was shortened."""
+        held = None if row_lengths is None else self.held(row_lengths)
+        return RowColumns(self.num_columns, held, self.dropped)
+
+    def held(self, row_lengths: list[int]) -> list[int]:
+        """How many entries of each row are stored."""
+        if self.dropped is None:
+            return row_lengths
+        return [length - dropped for length, dropped in zip(row_lengths, self.dropped, strict=True)]
+
+    def entries_of(self, row: int, row_lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the keys and values of one row, `(1, heads, held, head_dim)`."""
+        held = self.held(row_lengths)[row]
+        return self.keys[row : row + 1, :, :held].clone(), self.values[row : row + 1, :, :held].clone()
+
+    def _reallocate(self, first: list[int], count: list[int], capacity: int) -> None:
+        """Move, in each row, `count` columns from `first` on to the front of buffers of another size."""
+        self.key_buffer = _moved(self.key_buffer, first, count, capacity)
+        self.value_buffer = _moved(self.value_buffer, first, count, capacity)
 
 
-def _enlarged(buffer: torch.Tensor, capacity: int, length: int) -> torch.Tensor:
-    """A buffer of `(batch, heads, capacity, head_dim)` that starts with the first `length` entries of `buffer`."""
-    larger = buffer.new_empty(*buffer.shape[:2], capacity, buffer.shape[-1])
-    larger[:, :, :length] = buffer[:, :, :length]
-    return larger
+class WindowedLayer(GrowingLayer):
+    """A growing layer whose queries look back no further than `window` tokens: what lies behind is dropped now and then.
+
+    Not at once, since a rejected draft must be able to roll back, and since each time costs a copy.
+    """
+
+    is_sliding = True
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+        # The most columns that last.
+        self.limit = window - 1 + window // self.SLACK
+
+    def reserve(self, num_columns: int) -> int:
+        return min(super().reserve(num_columns), max(self.limit - num_columns, 0))
+
+    def drop_behind(self, row_lengths: list[int]) -> None:
+        """Drop what no query can see any more, in each row, if there are many such columns."""
+        held = self.held(row_lengths)
+        count = [min(number, self.window - 1) for number in held]
+        if max(held) > self.limit:
+            first = [number - kept for number, kept in zip(held, count, strict=True)]
+            self._reallocate(first, count, self.limit)
+            self.dropped = [length - kept for length, kept in zip(row_lengths, count, strict=True)]
+            self.set_columns(max(count), max(row_lengths) - max(count))
+
+
+def _moved(buffer: torch.Tensor, first: list[int], count: list[int], capacity: int) -> torch.Tensor:
+    """A buffer of `(batch, heads, capacity, head_dim)` whose rows start with `count` columns of `buffer` from `first` on."""
+    shape = (*buffer.shape[:2], capacity, buffer.shape[-1])
+    if min(first) == max(first):
+        other = buffer.new_empty(shape)
+        other[:, :, : max(count)] = buffer[:, :, first[0] : first[0] + max(count)]
+        return other
+    # A column that holds nothing is masked, but must be finite.
+    other = buffer.new_zeros(shape)
+    for row, (start, number) in enumerate(zip(first, count, strict=True)):
+        other[row, :, :number] = buffer[row, :, start : start + number]
+    return other
+
+
+def _move_indices(start: int, before: list[int], rows: list[list[int]]) -> tuple[torch.LongTensor, ...]:
+    """Arguments of [`GrowingLayer.move`] or, in a batch of one, [`GrowingLayer.move_to`]; none if nothing has to move.
+
+    Args:
+        start: the column that `rows` are counted from.
+        before: how many columns each row had.
+        rows: see [`RowEntries.keep`].
+    """
+    moving = [
+        row for row, columns in enumerate(rows) if columns and (before[row] != start or columns[-1] != len(columns) - 1)
+    ]
+    if not moving:
+        return ()
+    source = [[start + column for column in rows[row]] for row in moving]
+    if len(rows) == 1:
+        return (torch.tensor(source[0]),)
+    # A row that keeps less than another copies its last column more often, to columns that hold nothing.
+    count = max(map(len, source))
+    source = [columns + columns[-1:] * (count - len(columns)) for columns in source]
+    destination = [list(range(before[row], before[row] + count)) for row in moving]
+    return torch.tensor(moving)[:, None], torch.tensor([source, destination])
 
 
 class RowEntries:
@@ -98,33 +214,27 @@ class RowEntries:
         """Of the columns from `start` on, keep some in each row, and forget the rest.
 
         Args:
-            start: the number of columns before the forward that appended them.
+            start: the length of the cache before the forward that appended them.
             rows: for each row of the batch, the columns to keep, counted from `start`, ascending. What is in place
                 already (a chain's accepted part, say) is not copied.
         """
         before = self.row_lengths or [start] * len(rows)
         self.row_lengths = [length + len(columns) for length, columns in zip(before, rows, strict=True)]
-        end = max(self.row_lengths)
-        # Rows without a move of their own write one of their dead columns onto itself or another dead one.
-        moving = [
-            row
-            for row, columns in enumerate(rows)
-            if columns and (before[row] != start or columns[-1] != len(columns) - 1)
-        ]
-        count = max((len(rows[row]) for row in moving), default=0)
-        if count:
-            source = [[start + column for column in rows[row]] for row in moving]
-            source = [columns + columns[-1:] * (count - len(columns)) for columns in source]
-            destination = [list(range(before[row], before[row] + count)) for row in moving]
-            indices = torch.tensor([source, destination])
-            moving = torch.tensor(moving)[:, None]
-        by_device: dict[torch.device, tuple[torch.Tensor, ...]] = {}
+        indices: dict[tuple, tuple[torch.Tensor, ...]] = {}
         for layer in self.growing_layers():
-            if count:
-                if layer.device not in by_device:
-                    by_device[layer.device] = (moving.to(layer.device), *indices.to(layer.device))
-                layer.move(*by_device[layer.device])
-            layer.crop(end - layer.get_seq_length())
+            held = layer.held(before)
+            layout = (layer.device, layer.ahead, tuple(held))
+            if layout not in indices:
+                moves = _move_indices(start - layer.ahead, held, rows)
+                indices[layout] = tuple(index.to(layer.device) for index in moves)
+            if indices[layout] and len(rows) == 1:
+                layer.move_to(held[0], *indices[layout])
+            elif indices[layout]:
+                layer.move(*indices[layout])
+            num_columns = max(layer.held(self.row_lengths))
+            layer.set_columns(num_columns, max(self.row_lengths) - num_columns)
+            if isinstance(layer, WindowedLayer):
+                layer.drop_behind(self.row_lengths)
 
     def forget_from(self, start: int) -> None:
         """Forget the columns from `start` on, in all rows."""
@@ -134,13 +244,20 @@ class RowEntries:
 
     def select_rows(self, rows: list[int]) -> None:
         """Keep only some rows of the batch, and forget the columns that none of them uses."""
+        layers = self.growing_layers()
+        if not layers:
+            return
+        all_lengths = self.row_lengths or [layers[0].get_seq_length()] * len(layers[0].keys)
+        lengths = [all_lengths[row] for row in rows]
+        for layer in layers:
+            layer.select_rows(torch.tensor(rows), lengths)
         if self.row_lengths is not None:
-            self.row_lengths = [self.row_lengths[row] for row in rows]
-        index = torch.tensor(rows)
-        for layer in self.growing_layers():
-            layer.select_rows(index.to(layer.device))
-            if self.row_lengths is not None:
-                layer.crop(max(self.row_lengths) - layer.get_seq_length())
+            self.row_lengths = lengths
+
+    def row_columns(self) -> RowColumns:
+        """Where the first layer holds the committed text; the same in all layers without a window."""
+        layers = self.growing_layers()
+        return layers[0].row_columns(self.row_lengths) if layers else RowColumns(0)
 
     def growing_layers(self) -> list[GrowingLayer]:
         """The layers that hold entries per token; a target may have others."""

@@ -244,15 +244,14 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
     def _row_masks(self, context: DraftContext, state: DraftState) -> dict[str, torch.Tensor]:
         """Masks for rows of different lengths: a block sees all of its row's context, and all of itself."""
         batch, num_read = context.features.shape[:2]
-        block_size, start = self.config.block_size, state.cache.get_seq_length()
+        block_size, columns = self.config.block_size, state.cache.row_columns()
         real = are_real(context.feature_counts, batch, num_read, self.device)
         real = torch.nn.functional.pad(real, (0, block_size), value=True)
-        row_lengths = state.cache.row_lengths
-        visible = visible_columns(row_lengths, start, real[:, None].expand(-1, block_size, -1))
+        visible = visible_columns(columns, real[:, None].expand(-1, block_size, -1))
         masks = {"full_attention": additive(visible, self.dtype)}
         if "sliding_attention" in self.config.layer_types:
-            new, columns = token_indices(row_lengths, start, real.cumsum(dim=1) - 1)
-            distance = (new[:, num_read:, None] - columns[:, None]).abs()
+            new, places = token_indices(columns, real.cumsum(dim=1) - 1)
+            distance = (new[:, num_read:, None] - places[:, None]).abs()
             masks["sliding_attention"] = additive(visible & (distance <= self.config.sliding_window), self.dtype)
         return masks
 

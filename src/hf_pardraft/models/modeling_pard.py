@@ -15,7 +15,7 @@ from transformers import (
 from .configuration_pard import PardConfig, PardLlamaConfig, PardQwen2Config, PardQwen3Config, config_class_of
 from .drafting import DraftContext, DraftState, ParallelDrafter, are_real, last_columns
 from .mask_token import choose_mask_token_id, find_tokenizer
-from .row_masks import additive_masks, attention_windows, token_indices, visible_columns
+from .row_masks import additive_masks, attention_windows
 
 
 class PardDrafter(ParallelDrafter, PreTrainedModel):
@@ -137,13 +137,9 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         # Padding sees itself, since a row that sees nothing is a row of NaN in some attention implementations.
         own = torch.eye(num_rows, dtype=torch.bool, device=self.device)
         within = (own.new_ones(own.shape).tril() & real[:, None]) | own
-        row_lengths = state.cache.row_lengths
-        return additive_masks(
-            visible_columns(row_lengths, start, within),
-            attention_windows(self.config),
-            token_indices(row_lengths, start, real.cumsum(dim=1) - 1),
-            self.dtype,
-        )
+        new_indices = real.cumsum(dim=1) - 1
+        windows = attention_windows(self.config)
+        return additive_masks(within, new_indices, windows, state.cache.row_columns(), self.dtype)
 
 
 class PardLlama(PardDrafter, LlamaForCausalLM):

@@ -4,42 +4,43 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from .draft_cache import RowColumns
 
-def visible_columns(row_lengths: list[int] | None, start: int, within: torch.BoolTensor) -> torch.BoolTensor:
+
+def visible_columns(columns: RowColumns, within: torch.BoolTensor) -> torch.BoolTensor:
     """Add the columns of the committed text to a mask over the new ones.
 
     Args:
-        row_lengths: entries of each row in the cache; `None` if all have `start`.
-        start: columns of the cache before this forward.
+        columns: where the committed text is.
         within: `(batch, queries, new)`, which of the new columns a query sees.
 
     Returns:
-        `(batch, queries, start + new)`.
+        `(batch, queries, columns + new)`.
     """
-    if row_lengths is None or min(row_lengths) == start:
+    start, held = columns.num_columns, columns.held
+    if held is None or min(held) == start:
         return torch.nn.functional.pad(within, (start, 0), value=True)
-    lengths = torch.tensor(row_lengths, device=within.device)
-    past = torch.arange(start, device=within.device) < lengths[:, None]
+    past = torch.arange(start, device=within.device) < torch.tensor(held, device=within.device)[:, None]
     return torch.cat([past[:, None].expand(-1, within.shape[1], -1), within], dim=2)
 
 
-def token_indices(
-    row_lengths: list[int] | None, start: int, new_indices: torch.LongTensor
-) -> tuple[torch.LongTensor, torch.LongTensor]:
-    """The index of each token in its row, which is what windows are measured in.
+def token_indices(columns: RowColumns, new_indices: torch.LongTensor) -> tuple[torch.LongTensor, torch.LongTensor]:
+    """The index of each token in its row, which is what windows and chunks are measured in.
 
     Args:
-        row_lengths, start: as in [`visible_columns`].
+        columns: where the committed text is.
         new_indices: `(batch, new)`, indices of the new tokens counted from the end of their row.
 
     Returns:
-        `(batch, new)` for the new tokens and `(batch, start + new)` for all columns.
+        `(batch, new)` for the new tokens and `(batch, columns + new)` for all columns.
     """
-    batch = new_indices.shape[0]
-    lengths = torch.tensor(row_lengths or [start] * batch, device=new_indices.device)[:, None]
-    new = new_indices + lengths
-    past = torch.arange(start, device=new_indices.device).expand(batch, -1)
-    return new, torch.cat([past, new], dim=1)
+    batch, device = new_indices.shape[0], new_indices.device
+    past = torch.arange(columns.num_columns, device=device).expand(batch, -1)
+    held = torch.tensor(columns.held or [columns.num_columns] * batch, device=device)[:, None]
+    if columns.dropped is not None:
+        dropped = torch.tensor(columns.dropped, device=device)[:, None]
+        past, held = past + dropped, held + dropped
+    return new_indices + held, torch.cat([past, new_indices + held], dim=1)
 
 
 def attention_windows(config: PreTrainedConfig) -> dict[str, int | None]:
@@ -53,17 +54,19 @@ def attention_windows(config: PreTrainedConfig) -> dict[str, int | None]:
 
 
 def additive_masks(
-    visible: torch.BoolTensor,
+    within: torch.BoolTensor,
+    new_indices: torch.LongTensor,
     windows: dict[str, int | None],
-    indices: tuple[torch.LongTensor, torch.LongTensor] | None,
+    columns: RowColumns | dict[str, RowColumns],
     dtype: torch.dtype,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Masks of `(batch, 1, queries, columns)` to add to attention scores, as transformers' models take them.
+    """Masks of `(batch, 1, queries, columns + new)` to add to attention scores, as transformers' models take them.
 
     Args:
-        visible: `(batch, queries, columns)`, for a layer that sees all of the past.
+        within: `(batch, queries, new)`, which of the new columns a query sees; the last ones are the queries' own.
+        new_indices: `(batch, new)`, see [`token_indices`].
         windows: layer types, see [`attention_windows`].
-        indices: token indices of queries and columns, see [`token_indices`]; needed if a layer type has a window.
+        columns: where the committed text is, if need be for each layer type.
         dtype: what attention computes in.
 
     Returns:
@@ -72,13 +75,15 @@ def additive_masks(
     """
     masks = {}
     for layer_type, size in windows.items():
-        seen = visible
+        held = columns[layer_type] if isinstance(columns, dict) else columns
+        seen = visible_columns(held, within)
         if size is not None:
-            queries, columns = indices[0][:, :, None], indices[1][:, None, :]
+            new, places = token_indices(held, new_indices)
+            queries, places = new[:, -within.shape[1] :, None], places[:, None, :]
             if layer_type == "chunked_attention":
-                seen = visible & (queries // size == columns // size)
+                seen = seen & (places // size == queries // size)
             else:
-                seen = visible & (columns > queries - size)
+                seen = seen & (places > queries - size)
         masks[layer_type] = additive(seen, dtype)
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
