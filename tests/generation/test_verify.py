@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,10 @@ def test_a_chain_is_accepted_up_to_the_first_error(num_right):
     acceptance = accept(chain_tree(tokens), choices)
     assert acceptance.num_accepted.tolist() == [num_right]
     assert acceptance.tokens[0, : num_right + 1].tolist() == choices[0, : num_right + 1].tolist()
+    # Nothing is different for a tree that happens to be a chain.
+    as_tree = accept(replace(chain_tree(tokens), is_chain=False), choices)
+    assert acceptance.num_accepted.tolist() == as_tree.num_accepted.tolist()
+    assert acceptance.path[0, : num_right + 1].tolist() == as_tree.path[0, : num_right + 1].tolist()
 
 
 def test_rows_of_a_batch_accept_different_lengths():

@@ -36,6 +36,10 @@ def accept(tree: TokenTree, choices: torch.LongTensor) -> Acceptance:
         tree: the proposed tree of N nodes.
         choices: `(batch, N + 1)`, the target's choice after the root and after each node.
     """
+    if tree.is_chain:
+        num_accepted = (tree.tokens == choices[:, :-1]).cumprod(dim=1).sum(dim=1)
+        path = torch.arange(choices.shape[1], device=choices.device).expand(len(choices), -1)
+        return Acceptance(num_accepted, path, choices)
     matches = tree.tokens == choices.gather(1, tree.parents)
     # A node is accepted if it and all its ancestors match. At most one child of a slot matches, so the accepted nodes are
     # one path, and nodes are stored by depth, so a stable sort lists them from the top down.
