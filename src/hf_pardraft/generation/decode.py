@@ -263,6 +263,8 @@ class SpeculativeDecoding:
 
     def _record_states(self, outputs: Any, start: int, nodes: list[list[int]]) -> None:
         """Hand this round's hidden states and attentions to the recorder."""
+        if not self.recorder.takes_states:
+            return
         length, is_first = self.unread.ids.shape[1], self.candidates.stats.rounds == 1
         read = last_columns(self.unread.counts, len(self.rows), length)
         for index, row in enumerate(self.rows):

@@ -58,6 +58,11 @@ class OutputRecorder:
         self.hidden_states = rows_if(generation_config.output_hidden_states)
         self.attentions = rows_if(generation_config.output_attentions)
 
+    @property
+    def takes_states(self) -> bool:
+        """Whether anybody asked for hidden states or attentions."""
+        return self.hidden_states is not None or self.attentions is not None
+
     def add_scores(
         self, row: int, index: int, path: list[int], scores: torch.Tensor, logits: torch.Tensor | None
     ) -> None:
@@ -68,8 +73,6 @@ class OutputRecorder:
 
     def add_states(self, outputs: Any, read: RowRead) -> None:
         """Take a row's hidden states and attentions: one entry for the root, and one for each accepted node."""
-        if self.hidden_states is None and self.attentions is None:
-            return
         for count in range(len(read.nodes) + 1):
             rows = read.unread if count == 0 else read.nodes[count - 1 : count]
             num_seen = read.num_past + len(read.unread) + count

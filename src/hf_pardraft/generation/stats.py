@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 
@@ -60,11 +60,11 @@ class Stopwatch:
         self.enabled = enabled
         self.synchronize = synchronize
 
+    def part(self, name: str) -> AbstractContextManager[None]:
+        return self._timed(name) if self.enabled else nullcontext()
+
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        if not self.enabled:
-            yield
-            return
+    def _timed(self, name: str) -> Iterator[None]:
         self.synchronize()
         started = time.perf_counter()
         yield
