@@ -39,25 +39,17 @@ class TokenTree:
 
 def chain_tree(tokens: torch.LongTensor) -> TokenTree:
     """The one-branch tree of drafted tokens `(batch, depth)`."""
-    parents, depths, ancestors = _chain_shape(tokens.shape[1], tokens.device)
-    batch = tokens.shape[0]
-    return TokenTree(
-        tokens,
-        parents.expand(batch, -1),
-        depths.expand(batch, -1),
-        ancestors.expand(batch, -1, -1),
-        is_chain=True,
-    )
+    return TokenTree(tokens, *_chain_shape(*tokens.shape, tokens.device), is_chain=True)
 
 
 @lru_cache(maxsize=64)
-def _chain_shape(depth: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Parents, depths and ancestors of a chain: the same for all chains of one depth, so made once."""
+def _chain_shape(batch: int, depth: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Parents, depths and ancestors of chains: the same for all chains of one depth, so made once."""
     # A call under inference_mode would otherwise make tensors that no later autograd user may touch.
     with torch.inference_mode(False):
-        parents = torch.arange(depth, device=device)[None]
-        ancestors = torch.ones(depth, depth, dtype=torch.bool, device=device).tril()[None]
-        return parents, parents + 1, ancestors
+        parents = torch.arange(depth, device=device).expand(batch, -1)
+        ancestors = torch.ones(depth, depth, dtype=torch.bool, device=device).tril().expand(batch, -1, -1)
+        return parents, torch.arange(1, depth + 1, device=device).expand(batch, -1), ancestors
 
 
 def draft_chain(draft_logits: torch.Tensor) -> TokenTree:
