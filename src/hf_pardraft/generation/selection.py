@@ -70,8 +70,21 @@ def is_prefix_free(processors: LogitsProcessorList) -> bool:
     return all(type(processor) in PREFIX_FREE for processor in processors)
 
 
+def draw(weights: torch.Tensor) -> torch.LongTensor:
+    """Draw one token per row, with probabilities proportional to `weights (rows, vocab)`. Shape `(rows,)`.
+
+    It takes one random number per row. `torch.multinomial` takes one per entry, and in some versions waits for the device.
+    """
+    # In double precision, where a device has it, so that no token is too improbable to be drawn.
+    dtype = torch.float32 if weights.device.type == "mps" else torch.float64
+    cumulative = weights.cumsum(dim=-1, dtype=dtype)
+    # In (0, 1], so that the first entry to reach it is one that weighs something.
+    share = 1 - torch.rand(len(weights), 1, dtype=dtype, device=weights.device)
+    return torch.searchsorted(cumulative, share * cumulative[:, -1:]).squeeze(1)
+
+
 def pick(scores: torch.Tensor, do_sample: bool) -> torch.LongTensor:
-    """One token per row of `scores (rows, vocab)`: drawn from their softmax, or their argmax. Shape `(rows,)`."""
+    """One token per row of `scores (rows, vocab)`: drawn as plain `generate` draws it, or the argmax. Shape `(rows,)`."""
     if do_sample:
         return torch.multinomial(scores.softmax(dim=-1), num_samples=1).squeeze(1)
     return scores.argmax(dim=-1)
@@ -101,8 +114,7 @@ def draw_chain(draft_logits: torch.Tensor, processors: LogitsProcessorList, text
         if type(processor) in PREFIX_FREE:
             scores = processor(text, scores)
     law = scores.softmax(dim=-1)
-    tokens = torch.multinomial(law, num_samples=1)
-    return DrawnChain(tokens.view(batch, depth), law.view(batch, depth, vocab))
+    return DrawnChain(draw(law).view(batch, depth), law.view(batch, depth, vocab))
 
 
 def keep_or_redraw(scores: torch.Tensor, drawn: DrawnChain) -> torch.LongTensor:
@@ -124,7 +136,7 @@ def keep_or_redraw(scores: torch.Tensor, drawn: DrawnChain) -> torch.LongTensor:
     residual = (law - drawn.law).clamp(min=0)
     # Where the laws are equal, rounding may leave no residual, and nothing is ever redrawn.
     residual = torch.where(residual.sum(dim=-1, keepdim=True) > 0, residual, law)
-    redrawn = torch.multinomial(residual.flatten(0, 1), num_samples=1).view(drawn.tokens.shape)
+    redrawn = draw(residual.flatten(0, 1)).view(drawn.tokens.shape)
     return torch.where(is_kept.squeeze(-1), drawn.tokens, redrawn)
 
 
@@ -151,7 +163,8 @@ def choose_everywhere(
     scores = logits.reshape(batch * slots, vocab)
     for processor in processors:
         scores = processor(text, scores)
-    choices, scores = pick(scores, do_sample).view(batch, slots), scores.view(batch, slots, vocab)
+    choices = draw(scores.softmax(dim=-1)) if do_sample else scores.argmax(dim=-1)
+    choices, scores = choices.view(batch, slots), scores.view(batch, slots, vocab)
     if drawn is not None:
         choices = torch.cat([keep_or_redraw(scores[:, :-1], drawn), choices[:, -1:]], dim=1)
     return choices, scores
