@@ -1,5 +1,6 @@
 """Token trees: what a round proposes. A chain is a tree with one branch. Pure: tensors in, tensors out."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,6 +128,8 @@ def build_tree(
     # A level's extensions beyond the best `budget` are in no tree. Prefixes that ended may each push one more out of the beam.
     kept_per_level = budget if end_token_id is None else max(budget, 2 * beam_width)
     gains, tokens = candidate_gains(draft_logits, top_k, scoring)
+    if ngram is None and end_token_id is None:
+        return _best_of_pool(*_search_marginals(gains, tokens, beam_width, budget), budget)
     level_scores, level_tokens, level_parents = [], [], []
     beam_scores = draft_logits.new_zeros(batch, 1, dtype=gains.dtype)
     # Pool entries of the prefixes in the beam; the root is -1, so that node i of the pool is slot i + 1.
@@ -156,7 +159,31 @@ def build_tree(
             chosen = torch.arange(min(beam_width, scores.shape[1]), device=scores.device).expand(batch, -1)
         beam_entries = chosen + pool_size
         pool_size += scores.shape[1]
-    return _best_of_pool(level_scores, level_tokens, level_parents, budget)
+    return _best_of_pool(level_scores, torch.cat(level_tokens, dim=1), torch.cat(level_parents, dim=1), budget)
+
+
+def _search_marginals(
+    gains: torch.Tensor, tokens: torch.LongTensor, beam_width: int, budget: int
+) -> tuple[list[torch.Tensor], torch.LongTensor, torch.LongTensor]:
+    """The search of [`build_tree`] where a token adds the same behind every prefix.
+
+    Then a level needs nothing from the one above but its scores; which tokens and prefixes they belong to is worked out for
+    all levels at once. Takes gains and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
+    """
+    batch, depth, top_k = gains.shape
+    level_scores, level_orders = [], []
+    beam_scores = gains.new_zeros(batch, 1)
+    for level in range(depth):
+        extended = (beam_scores[:, :, None] + gains[:, level, None, :]).flatten(1)
+        scores, order = extended.topk(min(budget, extended.shape[1]), dim=1)
+        level_scores.append(scores)
+        level_orders.append(order)
+        beam_scores = scores[:, :beam_width]
+    order = torch.cat(level_orders, dim=1)
+    parents = order.div(top_k, rounding_mode="floor")
+    # Row p * top_k + t of a level's extensions is token t of that level behind prefix p of the level above.
+    first_tokens, first_parents = _first_of_levels(tuple(map(_width, level_scores)), top_k, gains.device)
+    return level_scores, tokens.flatten(1).gather(1, order - parents * top_k + first_tokens), parents + first_parents
 
 
 def candidate_gains(
@@ -198,13 +225,12 @@ def _beam(drafted: torch.LongTensor, beam_width: int, end_token_id: int | None) 
 
 def _best_of_pool(
     level_scores: list[torch.Tensor],
-    level_tokens: list[torch.LongTensor],
-    level_parents: list[torch.LongTensor],
+    tokens: torch.LongTensor,
+    parents: torch.LongTensor,
     budget: int,
 ) -> TokenTree:
     """The tree of the `budget` best entries of all levels; a parent is named by its place among all entries."""
-    scores, tokens = torch.cat(level_scores, dim=1), torch.cat(level_tokens, dim=1)
-    parents = torch.cat(level_parents, dim=1)
+    scores = torch.cat(level_scores, dim=1)
     batch, pool_size = scores.shape
     # Stable, so that among equal scores a parent, which lies in an earlier level, comes before its child.
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, : min(budget, pool_size)]
@@ -213,9 +239,25 @@ def _best_of_pool(
     slots = torch.arange(1, num_nodes + 1, device=scores.device).expand(batch, -1)
     slot_of = slots.new_zeros(batch, pool_size + 1).scatter(1, kept + 1, slots)
     slot_parents = slot_of.gather(1, parents.gather(1, kept) + 1)
-    level_of = _levels(tuple(level.shape[1] for level in level_scores), scores.device)
+    level_of = _levels(tuple(map(_width, level_scores)), scores.device)
     ancestors = ancestors_of(slot_parents, len(level_scores))
     return TokenTree(tokens.gather(1, kept), slot_parents, level_of[kept], ancestors)
+
+
+def _width(level: torch.Tensor) -> int:
+    return level.shape[1]
+
+
+@lru_cache(maxsize=64)
+def _first_of_levels(
+    sizes: tuple[int, ...], top_k: int, device: torch.device
+) -> tuple[torch.LongTensor, torch.LongTensor]:
+    """For every pool entry, the first token of its level among all `top_k`s, and the first entry of the level above."""
+    starts = [-1, 0, *itertools.accumulate(sizes)][: len(sizes)]
+    with torch.inference_mode(False):
+        counts = torch.tensor(sizes, device=device)
+        first_tokens = torch.arange(len(sizes), device=device) * top_k
+        return first_tokens.repeat_interleave(counts), torch.tensor(starts, device=device).repeat_interleave(counts)
 
 
 @lru_cache(maxsize=64)
