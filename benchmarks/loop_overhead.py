@@ -10,7 +10,8 @@ position k behind an anchor is right with a set probability, drawn once for each
 What is counted, in the rounds between the prompt's and the last: everything that torch dispatches outside the forwards of
 the target, the drafter, and the target's embedding and lm_head where a drafter borrows them. `ops_per_round` are operations
 that make or change a tensor; views have a count of their own. A wait (`syncs_per_round`) is whatever makes the host wait
-for an accelerator to answer, though it costs nothing on a CPU; see `WAITS`.
+for an accelerator to answer, though it costs nothing on a CPU; see `WAITS`. Beside it stand uploads, tensors made of numbers
+that the host knows: an accelerator gets them by a copy that the host may have to wait for as well.
 
 Efficiency is measured speed / (tau / (target forward + draft forward)). The forwards are those of a round from the middle
 of our own loop's run, repeated apart: same shapes, same length of the cache, our cache. The same divisor serves all loops
@@ -120,6 +121,7 @@ class Bench:
             "ops_per_round": round((last.ops - first.ops) / rounds, 1),
             "views_per_round": round((last.views - first.views) / rounds, 1),
             "syncs_per_round": round((last.waits - first.waits) / rounds, 2),
+            "uploads_per_round": round((last.uploads - first.uploads) / rounds, 2),
             "tau": round((last.num_cached - first.num_cached) / rounds, 3),
             "rounds": rounds,
         }
@@ -184,8 +186,8 @@ def random_target(quick: bool) -> PreTrainedModel:
 
 
 def print_table(rows: list[dict]) -> None:
-    columns = ("target", "setting", "loop", "tau", "ops_per_round", "views_per_round", "syncs_per_round", "round_ms")
-    columns += ("target_ms", "draft_ms", "efficiency")
+    columns = ("target", "setting", "loop", "tau", "ops_per_round", "views_per_round", "syncs_per_round")
+    columns += ("uploads_per_round", "round_ms", "target_ms", "draft_ms", "efficiency")
     widths = [max(len(name), *(len(str(row[name])) for row in rows)) for name in columns]
     for line in ({name: name for name in columns}, *rows):
         print("  ".join(str(line[name]).ljust(width) for name, width in zip(columns, widths, strict=True)))

@@ -65,6 +65,7 @@ class LoopCounter(TorchDispatchMode):
             # torch.tensor makes a tensor, and all that is seen of it is this view.
             is_view = func.is_view and name != "lift_fresh"
             self.probe.waits += waits
+            self.probe.uploads += name == "lift_fresh" and args[0].ndim > 0
             self.probe.views += is_view
             self.probe.ops += not is_view and name != "_local_scalar_dense"
             self.sites[f"{'view' if is_view else 'op'} {name} {call_site()}"] += 1
@@ -107,6 +108,7 @@ class Mark:
     ops: int
     views: int
     waits: int
+    uploads: int
     num_cached: int
 
 
@@ -139,7 +141,7 @@ class Probe:
         self.inside = 0
         self.capture_at = -1
         self.calls: dict[str, Call] = {}
-        self.ops = self.views = self.waits = 0
+        self.ops = self.views = self.waits = self.uploads = 0
         self.modules = {
             "embedding": target.get_input_embeddings(),
             "drafter": drafter,
@@ -155,7 +157,7 @@ class Probe:
         """Forget the last run, and note the calls of round `capture_at` of the next one."""
         self.script, self.capture_at = script, capture_at
         self.marks: list[Mark] = []
-        self.ops = self.views = self.waits = 0
+        self.ops = self.views = self.waits = self.uploads = 0
 
     def _before(self, name: str):
         def hook(module, args, kwargs):
@@ -163,7 +165,8 @@ class Probe:
             if not self.inside and len(self.marks) == self.capture_at:
                 self.calls[name] = Call(module, args, kwargs, 0 if cache is None else cache.get_seq_length())
             if name == "target":
-                self.marks.append(Mark(self.clock(), self.ops, self.views, self.waits, cache.get_seq_length()))
+                counts = (self.ops, self.views, self.waits, self.uploads)
+                self.marks.append(Mark(self.clock(), *counts, cache.get_seq_length()))
             self.inside += 1
             if name == "drafter":
                 self.anchor = kwargs["position_ids"][0, -module.config.block_size, None]
