@@ -190,5 +190,5 @@ class Probe:
     def _after_target(self, kwargs, outputs) -> None:
         """Make the target, `(1, rows, vocab)`, sure of the next token of the text at each position."""
         positions = kwargs["position_ids"][0, -outputs.logits.shape[1] :]
-        following = self.script.text[positions + 1][None, :, None]
-        outputs.logits.scatter_add_(2, following, torch.full_like(following, MARGIN, dtype=outputs.logits.dtype))
+        following = self.script.text[1:].index_select(0, positions).view(1, -1, 1)
+        outputs.logits.scatter_(2, following, MARGIN, reduce="add")
