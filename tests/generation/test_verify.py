@@ -138,9 +138,16 @@ def test_the_cache_keeps_exactly_the_entries_of_a_path(architecture, nodes):
     cache.keep(145, [nodes])
     rows = [*range(145), *(145 + node for node in nodes)]
     assert cache.get_seq_length() == len(rows)
-    for layer, (keys, values) in zip(cache.layers, before, strict=True):
-        assert torch.equal(layer.keys, keys[:, :, rows])
-        assert torch.equal(layer.values, values[:, :, rows])
+    held = [layer.num_columns for layer in cache.layers]
+    assert [len(rows) - count for count in held] == cache.dropped(0)
+    # A layer with a window keeps what the next token can see.
+    window = target.config.sliding_window if architecture == "gemma3" else None
+    assert held == [len(rows) if layer.dropped is None else window - 1 for layer in cache.layers]
+    assert (min(held) < len(rows)) == (architecture == "gemma3")
+    for layer, count, (keys, values) in zip(cache.layers, held, before, strict=True):
+        assert torch.equal(layer.keys, keys[:, :, rows[-count:]])
+        assert torch.equal(layer.values, values[:, :, rows[-count:]])
     # It goes on growing behind them, across a doubling of its buffer.
     target(random_prompt(200, seed=1), past_key_values=cache, use_cache=True)
-    assert torch.equal(cache.layers[0].keys[:, :, : len(rows)], before[0][0][:, :, rows])
+    for layer, count, (keys, _) in zip(cache.layers, held, before, strict=True):
+        assert torch.equal(layer.keys[:, :, :count], keys[:, :, rows[-count:]])
