@@ -69,27 +69,6 @@ def drafter(request, target):
     return make_oracle(tiny_drafter(request.param, target), text[0], rates=[0.9, 0.9, 0.9, 0.8])
 
 
-@pytest.mark.parametrize(
-    "processing",
-    [
-        {"repetition_penalty": 1.4},
-        {"no_repeat_ngram_size": 2},
-        {"bad_words_ids": [[5], [9, 11]]},
-        {"min_new_tokens": 6, "eos_token_id": [4, 9, 30]},
-        {"suppress_tokens": [5, 6, 7]},
-        {"forced_eos_token_id": 8},
-        {"sequence_bias": [[[12], 3.0], [[4, 6], -4.0]]},
-        {"exponential_decay_length_penalty": (5, 1.2), "eos_token_id": [4, 9]},
-        {"guidance_scale": 1.5},
-        {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "suppress_tokens": [9]},
-    ],
-    ids=lambda processing: "+".join(processing),
-)
-def test_processors_see_each_tokens_true_prefix(target, drafter, processing):
-    expected = target.generate(PROMPT, **OPTIONS, **processing)
-    assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **OPTIONS, **processing), expected)
-
-
 def test_a_processor_with_a_state_of_its_own_is_called_once_a_token(target, drafter):
     expected = target.generate(PROMPT, logits_processor=[Alternating()], **OPTIONS)
     processor = Alternating()

@@ -86,28 +86,6 @@ def test_the_committed_cache_is_the_cache_of_the_committed_text(architecture, bu
         torch.testing.assert_close(ours.values, plain.values, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 2},
-        {"bad_words_ids": [[5], [7, 9]]},
-        {"min_new_tokens": 10, "eos_token_id": [4, 11, 17, 23]},
-        {"forced_eos_token_id": 8, "eos_token_id": 8},
-        {"sequence_bias": [[[12], 4.0], [[3, 5], -6.0]]},
-        {"suppress_tokens": [6, 7, 8], "begin_suppress_tokens": [9]},
-        {"exponential_decay_length_penalty": (3, 1.5), "eos_token_id": 8},
-        {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[5]], "renormalize_logits": True},
-    ],
-)
-@pytest.mark.parametrize("budget", [0, 14])
-def test_processors_see_the_true_prefix_of_every_node(options, budget):
-    target, prompt = tiny_target("llama"), random_prompt(6)
-    expected = greedy(target, prompt, max_new_tokens=LONGEST, **options)
-    drafter = make_oracle(tree_drafter("pard", target, budget), expected[0], [0.6] * 5, runner_up=0.8)
-    assert torch.equal(greedy(target, prompt, assistant_model=drafter, max_new_tokens=LONGEST, **options), expected)
-
-
 @pytest.mark.parametrize("architecture", ["llama", "mistral"])
 @pytest.mark.parametrize("budget", [0, 14])
 def test_scores_logits_states_and_attentions_are_those_of_plain_generate(architecture, budget):
