@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from hf_pardraft import DFlashDrafter, PardDrafter
+from hf_pardraft.generation.tree import TokenTree, ancestors_of
 
 VOCAB_SIZE = 64
 MASK_TOKEN_ID = 63
@@ -127,3 +128,20 @@ def follow_rows(state, batch: int) -> None:
 def random_prompt(length: int, seed: int = 0) -> torch.LongTensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCAB_SIZE - 1, (1, length), generator=generator)
+
+
+def published_tree(parents: list[int], tokens: list[int]) -> tuple[TokenTree, list[int]]:
+    """A tree of the fixtures, its nodes sorted by depth, and where each of our slots stands in the fixture."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    order = sorted(range(1, len(parents)), key=lambda node: depths[node])
+    slot = {0: 0} | {node: index for index, node in enumerate(order, start=1)}
+    slot_parents = torch.tensor([[slot[parents[node]] for node in order]], dtype=torch.long)
+    tree = TokenTree(
+        torch.tensor([[tokens[node - 1] for node in order]], dtype=torch.long),
+        slot_parents,
+        torch.tensor([[depths[node] for node in order]], dtype=torch.long),
+        ancestors_of(slot_parents, max(depths)),
+    )
+    return tree, [0, *order]

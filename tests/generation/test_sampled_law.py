@@ -1,9 +1,12 @@
 """Sampling with a drafter follows the target's exact law: chi-square over every possible text."""
 
+import json
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from scipy.stats import chi2
 from transformers import set_seed
 from transformers.generation.logits_process import (
@@ -14,7 +17,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from tiny_models import make_oracle, tiny_drafter, tiny_target
+from hf_pardraft.generation.selection import choose_everywhere
+from hf_pardraft.generation.verify import accept
+from tiny_models import make_oracle, published_tree, tiny_drafter, tiny_target
 
 VOCAB_SIZE = 5
 NEW_TOKENS = 3
@@ -89,7 +94,8 @@ def p_value(counts: dict, law: dict) -> float:
         statistic, cells = statistic + (counts[text] - expected) ** 2 / expected, cells + 1
     if pooled_expected > 0:
         statistic, cells = statistic + (pooled_count - pooled_expected) ** 2 / pooled_expected, cells + 1
-    return float(chi2.sf(statistic, cells - 1))
+    # A certainty, which the counts of the impossible have already confirmed, leaves nothing to test.
+    return float(chi2.sf(statistic, cells - 1)) if cells > 1 else 1.0
 
 
 def drafter_for(kind, target, rows=BATCH, **settings):
@@ -176,3 +182,65 @@ def test_a_planted_error_is_noticed(target, monkeypatch, planted):
     options, warpers = SETTINGS["temperature"]
     counts = sampled_counts(target, drafter_for("pard", target), options)
     assert p_value(counts, exact_law(target, warpers)) < SIGNIFICANCE
+
+
+FIXTURES = Path(__file__).parent.parent / "fixtures/trees"
+PUBLISHED = json.loads((FIXTURES / "sampling_law.json").read_text())
+LAWS = load_file(FIXTURES / "sampling_law.safetensors")
+RUNS = 20000
+SHAPE = ("tokens", "parents", "depths", "ancestors")
+
+
+def law_behind(law: str, prefixes: torch.LongTensor) -> torch.Tensor:
+    """The published next-token probabilities `(rows, vocab)` behind `prefixes (rows, length)`, which count up to 4 tokens."""
+    prefixes = prefixes[:, -4:]
+    return LAWS[f"{law}.p{prefixes.shape[1]}"][tuple(prefixes.T)].expand(len(prefixes), -1)
+
+
+def rounds_on(tree, law: str, prefixes: torch.LongTensor) -> tuple[list[int], list[list[int]]]:
+    """One round behind each of `prefixes (rows, length)`, all with the same tree: accepted nodes and committed tokens."""
+    rows = len(prefixes)
+    tree = type(tree)(*(getattr(tree, name).expand(rows, *[-1] * (getattr(tree, name).ndim - 1)) for name in SHAPE))
+    texts = [prefixes]
+    for slot in range(1, tree.num_nodes + 1):
+        parent = texts[int(tree.parents[0, slot - 1])]
+        texts.append(torch.cat([parent, tree.tokens[:, slot - 1 : slot]], dim=1))
+    logits = torch.stack([law_behind(law, text) for text in texts], dim=1).log()
+    choices, _ = choose_everywhere(logits, LogitsProcessorList(), True, prefixes)
+    acceptance = accept(tree, choices)
+    num_accepted = acceptance.num_accepted.tolist()
+    return num_accepted, [row[: n + 1] for row, n in zip(acceptance.tokens.tolist(), num_accepted, strict=True)]
+
+
+@pytest.mark.parametrize("law", PUBLISHED["laws"])
+@pytest.mark.parametrize("case", PUBLISHED["trees"], ids=lambda case: case["name"])
+def test_a_round_on_a_published_tree_has_the_published_law(case, law):
+    set_seed(0)
+    tree, _ = published_tree(case["parents"], case["tokens"])
+    expected = {tuple(tokens): probability for tokens, probability in case["laws"][law]["one_round"]}
+    counts = dict.fromkeys(expected, 0)
+    num_accepted, committed = rounds_on(tree, law, torch.zeros(RUNS, 0, dtype=torch.long))
+    for tokens in committed:
+        counts[tuple(tokens)] += 1
+    assert p_value(counts, expected) > SIGNIFICANCE
+    pmf = dict(enumerate(case["laws"][law]["accepted_pmf"]))
+    assert p_value({n: num_accepted.count(n) for n in pmf}, pmf) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("law", PUBLISHED["laws"])
+@pytest.mark.parametrize("case", PUBLISHED["trees"], ids=lambda case: case["name"])
+def test_rounds_on_a_published_tree_add_up_to_the_targets_law(case, law):
+    set_seed(0)
+    tree, _ = published_tree(case["parents"], case["tokens"])
+    texts = [[] for _ in range(RUNS)]
+    while min(map(len, texts)) < NEW_TOKENS:
+        length = min(map(len, texts))
+        rows = [row for row, text in enumerate(texts) if len(text) == length]
+        prefixes = torch.tensor([texts[row] for row in rows], dtype=torch.long).view(len(rows), length)
+        for row, tokens in zip(rows, rounds_on(tree, law, prefixes)[1], strict=True):
+            texts[row] += tokens
+    expected = {text: float(LAWS[f"{law}.first3"][text]) for text in product(range(VOCAB_SIZE), repeat=NEW_TOKENS)}
+    counts = dict.fromkeys(expected, 0)
+    for text in texts:
+        counts[tuple(text[:NEW_TOKENS])] += 1
+    assert p_value(counts, expected) > SIGNIFICANCE

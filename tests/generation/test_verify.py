@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hf_pardraft.generation.cache import TargetCache
-from hf_pardraft.generation.tree import TokenTree, ancestors_of, chain_tree, draft_chain
+from hf_pardraft.generation.tree import TokenTree, chain_tree, draft_chain
 from hf_pardraft.generation.verify import NO_CHOICE, accept, plain_step
-from tiny_models import random_prompt, tiny_target
+from tiny_models import published_tree, random_prompt, tiny_target
 
 
 def random_tree(rng: random.Random, num_nodes: int, vocab: int) -> TokenTree:
@@ -49,23 +49,6 @@ def walk(tree: TokenTree, choices: list[int]) -> tuple[list[int], list[int]]:
         slot = children[0]
         path.append(slot)
         committed.append(choices[slot])
-
-
-def published_tree(parents: list[int], tokens: list[int]) -> tuple[TokenTree, list[int]]:
-    """A tree of the fixtures, its nodes sorted by depth, and where each of our slots stands in the fixture."""
-    depths = [0]
-    for parent in parents[1:]:
-        depths.append(depths[parent] + 1)
-    order = sorted(range(1, len(parents)), key=lambda node: depths[node])
-    slot = {0: 0} | {node: index for index, node in enumerate(order, start=1)}
-    slot_parents = torch.tensor([[slot[parents[node]] for node in order]], dtype=torch.long)
-    tree = TokenTree(
-        torch.tensor([[tokens[node - 1] for node in order]], dtype=torch.long),
-        slot_parents,
-        torch.tensor([[depths[node] for node in order]], dtype=torch.long),
-        ancestors_of(slot_parents, max(depths)),
-    )
-    return tree, [0, *order]
 
 
 WALKS = json.loads((Path(__file__).parent.parent / "fixtures/trees/greedy_walk.json").read_text())["cases"]
