@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tiny_models import ARCHITECTURES, make_oracle, random_prompt, tiny_drafter, tiny_target
 
@@ -190,3 +191,32 @@ def test_a_streamer_takes_one_sequence():
     batch, _ = padded_batch()
     with pytest.raises(ValueError, match="streamer"):
         target.generate(**batch, assistant_model=tiny_drafter("pard", target), streamer=Silent(), max_new_tokens=4)
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+def test_stop_strings_end_each_row_at_its_own_token(tiny_family, budget):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_family / "target", padding_side="left")
+    target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
+    prompts = ["def add(a, b):", "class Point:", "x"]
+    batch = tokenizer(prompts, return_tensors="pt", padding=True)
+    options = {**batch, "do_sample": False, "max_new_tokens": 24}
+    written = target.generate(**options)[:, batch.input_ids.shape[1] :]
+    alone = [
+        greedy_alone(target, tokenizer(prompt, return_tensors="pt").input_ids, max_new_tokens=24)[0]
+        for prompt in prompts
+    ]
+    for row in range(len(prompts)):
+        for start in range(2, 20, 6):
+            stop = {"stop_strings": [tokenizer.decode(written[row, start : start + 2])], "tokenizer": tokenizer}
+            expected = target.generate(**options, **stop)
+            drafter = batch_drafter("pard", target, alone, budget)
+            assert torch.equal(target.generate(**options, **stop, assistant_model=drafter), expected)
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+def test_no_time_leaves_one_token_a_row(budget):
+    target = tiny_target("llama")
+    batch, prompts = padded_batch()
+    drafter = batch_drafter("dflash", target, [prompt[0] for prompt in prompts], budget)
+    options = {**batch, "do_sample": False, "max_new_tokens": LONGEST, "max_time": 0.0}
+    assert torch.equal(target.generate(**options, assistant_model=drafter), target.generate(**options))

@@ -16,7 +16,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash")
+# A drafter's kind, and the nodes of its trees (0: chains).
+KINDS = (("pard", 0), ("dflash", 0), ("pard", 12), ("dflash", 12))
 PROMPT = random_prompt(7)
 OPTIONS = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_tokens": 20}
 
@@ -62,11 +63,17 @@ def target():
     return tiny_target("llama")
 
 
-@pytest.fixture(params=KINDS)
+def oracle(kind, budget, target, text, rates):
+    drafter = make_oracle(tiny_drafter(kind, target), text, rates, runner_up=0.5)
+    drafter.generation_config.tree_budget = budget
+    return drafter
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0]}-{kind[1]}")
 def drafter(request, target):
     """Mostly right about plain greedy text, so that whole runs are accepted."""
     text = target.generate(PROMPT, **OPTIONS)
-    return make_oracle(tiny_drafter(request.param, target), text[0], rates=[0.9, 0.9, 0.9, 0.8])
+    return oracle(*request.param, target, text[0], rates=[0.9, 0.9, 0.9, 0.8])
 
 
 def test_a_processor_with_a_state_of_its_own_is_called_once_a_token(target, drafter):
@@ -118,8 +125,8 @@ def test_stop_strings_stop_at_the_same_token(tiny_family):
     options = {**prompt, "do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
     text = target.generate(**options)
     written = tokenizer.decode(text[0, prompt.input_ids.shape[1] :])
-    for kind in KINDS:
-        drafter = make_oracle(tiny_drafter(kind, target), text[0], rates=[1.0, 1.0, 0.9, 0.9])
+    for kind, budget in KINDS:
+        drafter = oracle(kind, budget, target, text[0], rates=[1.0, 1.0, 0.9, 0.9])
         for start in range(0, len(written) - 2, 5):
             stop = {"stop_strings": [written[start : start + 2]], "tokenizer": tokenizer}
             expected = target.generate(**options, **stop)
@@ -140,18 +147,23 @@ def test_a_streamer_gets_the_prompt_then_every_committed_run_in_order(target, dr
     assert streamer.ended
 
 
-def test_a_text_iterator_streamer_works_from_a_thread(tiny_family):
+@pytest.mark.parametrize(("kind", "budget"), KINDS)
+def test_a_text_iterator_streamer_works_from_a_thread(tiny_family, kind, budget):
     tokenizer = AutoTokenizer.from_pretrained(tiny_family / "target")
     target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
     prompt = tokenizer("class Point:", return_tensors="pt")
     options = {**prompt, "do_sample": False, "max_new_tokens": 16}
-    expected = tokenizer.decode(target.generate(**options)[0, prompt.input_ids.shape[1] :], skip_special_tokens=True)
+    text = target.generate(**options)[0]
+    expected = tokenizer.decode(text[prompt.input_ids.shape[1] :], skip_special_tokens=True)
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    options |= {"assistant_model": tiny_drafter("dflash", target), "streamer": streamer}
-    thread = threading.Thread(target=target.generate, kwargs=options)
+    drafter = oracle(kind, budget, target, text, rates=[0.9, 0.8, 0.7, 0.6])
+    thread = threading.Thread(
+        target=target.generate, kwargs={**options, "assistant_model": drafter, "streamer": streamer}
+    )
     thread.start()
     assert "".join(streamer) == expected
     thread.join()
+    assert drafter.last_stats.tau > 1.5
 
 
 @pytest.mark.parametrize("processing", [{}, {"repetition_penalty": 1.3}, {"suppress_tokens": [5, 9]}])
