@@ -178,6 +178,7 @@ def train_target(
             output_dir=checkpoints,
             per_device_train_batch_size=BATCH,
             weight_decay=0.05,
+            use_cache=True,
             adam_beta2=0.98,
             lr_scheduler_type="cosine",
             bf16=True,
@@ -307,6 +308,8 @@ def train_drafter(drafter, target, out: Path, size: Size, work: Path, **settings
     checkpoints = sorted(checkpoints_folder.glob("checkpoint-*"))
     trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
     scores = trainer.evaluate()
+    # Code that the family does not know then costs next to nothing.
+    trainer.drafter.generation_config.adaptive_depth = True
     trainer.model.to(torch.bfloat16).save_pretrained(out)
     return {"held_out_expected_tau": scores["eval_expected_tau"], "held_out_accuracy_1": scores["eval_accuracy_1"]}
 

@@ -111,7 +111,7 @@ def test_the_shipped_family_writes_identical_text_with_long_runs():
     assert list(family.drafters) == ["PARD", "DFlash"]
     for drafter in family.drafters.values():
         assert torch.equal(family.target.generate(**options, assistant_model=drafter), expected)
-        assert drafter.last_stats.tau > 1.3
+        assert drafter.last_stats.tau > 2.5
 
 
 def test_the_shipped_family_fits_the_repository():

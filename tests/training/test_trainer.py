@@ -96,6 +96,8 @@ def test_what_is_saved_is_a_drafter_that_remembers_its_target(kind, target, text
     assert type(loaded) is type(trainer.drafter)
     assert loaded.config.target_model_type == "qwen3"
     assert loaded.draft_depth == 4
+    # Whoever runs a PARD drafter as the plain causal LM that it is wants its cache.
+    assert loaded.config.use_cache
 
 
 @pytest.mark.parametrize("kind", KINDS)

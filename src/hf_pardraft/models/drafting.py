@@ -158,6 +158,12 @@ class ParallelDrafter:
         if self.max_draft_depth is None:
             self.generation_config.num_assistant_tokens = draft_tokens
 
+    def save_pretrained(self, save_directory, *args: Any, **kwargs: Any) -> None:
+        """As in `PreTrainedModel`."""
+        # What bears this mark is derived anew from config.json when it is loaded, and the drafting settings would be lost.
+        self.generation_config._from_model_config = False
+        super().save_pretrained(save_directory, *args, **kwargs)
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
         """As in `PreTrainedModel`, but a missing or unexpected weight is an error that names it."""

@@ -25,6 +25,10 @@ class DraftTrainingArguments(TrainingArguments):
             "help": "Decay constant of the position weights exp(-(k - 1) / gamma); None weighs all positions alike."
         },
     )
+    use_cache: bool = field(
+        default=True,
+        metadata={"help": "What the trained drafter's config says; training itself has no use for the cache."},
+    )
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Off: the collators choose the columns they read."}
     )
