@@ -48,6 +48,30 @@ def test_each_row_is_written_as_if_it_were_alone(architecture, kind, budget):
 
 @pytest.mark.parametrize("budget", [0, 10])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_a_batch_of_prompts_of_one_token(architecture, kind, budget):
+    target = tiny_target(architecture)
+    batch, prompts = padded_batch((1, 1, 1))
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    drafter = batch_drafter(kind, target, alone, budget)
+    out = target.generate(**batch, assistant_model=drafter, do_sample=False, max_new_tokens=LONGEST)
+    assert torch.equal(out, torch.stack(alone))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_may_gain_more_in_a_round_than_another_has_in_all(kind):
+    target = tiny_target("llama")
+    batch, prompts = padded_batch((1, 2))
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    # The first row's drafts are all right, the second's all wrong.
+    drafter = make_oracle(tiny_drafter(kind, target, depth=8), [alone[0], alone[1].roll(-1)], [1.0] * 8)
+    out = target.generate(**batch, assistant_model=drafter, do_sample=False, max_new_tokens=LONGEST)
+    assert torch.equal(out[0, 2:], alone[0][1:])
+    assert torch.equal(out[1], alone[1])
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_end_at_different_times_and_are_padded_as_plain_generate_pads_them(kind, budget):
     target = tiny_target("qwen3")
     batch, prompts = padded_batch()

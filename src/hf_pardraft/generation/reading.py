@@ -254,8 +254,8 @@ class TargetReader:
         is_chain = tree is None or tree.is_chain
         if is_chain and batch == 1:
             return None
-        if length > 1:
-            # Only prompts are longer, and they are read without a draft.
+        if length > 1 or self.cache.get_seq_length() == 0:
+            # Prompts, which are read without a draft.
             return are_real(unread.counts, batch, length, self.target.device).long()
         within = root_and_nodes(tree, batch, self.target.device)
         depths = within.new_zeros(batch, 1, dtype=torch.long)
