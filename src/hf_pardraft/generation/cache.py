@@ -26,6 +26,7 @@ class TargetCache(GrowingCache):
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
         self.layer_types, layer_kwargs = get_layer_types_and_kwargs(config)
+        self.sources = attended_layers(config)
         self.layers = [
             new_layer(layer_type, kwargs) for layer_type, kwargs in zip(self.layer_types, layer_kwargs, strict=True)
         ]
@@ -39,8 +40,8 @@ class TargetCache(GrowingCache):
         }
 
     def dropped(self, row: int) -> list[int]:
-        """For each layer, how many of a row's first entries are no longer stored."""
-        dropped = [getattr(layer, "dropped", None) for layer in self.layers]
+        """For each layer, how many of a row's first entries it no longer attends to."""
+        dropped = [getattr(self.layers[source], "dropped", None) for source in self.sources]
         return [0 if rows is None else rows[row] for rows in dropped]
 
     def snapshot(self) -> Snapshot:
@@ -95,6 +96,16 @@ class TargetCache(GrowingCache):
         for index, layer in enumerate(self.layers):
             if isinstance(layer, LinearAttentionLayer):
                 cache.layers[index] = layer
+
+
+def attended_layers(config: PreTrainedConfig) -> list[int]:
+    """For each layer, the one whose entries it attends to: itself, or, if it stores none, the last of its type that does."""
+    stored_types = get_layer_types_and_kwargs(config)[0]
+    last_of_type = {layer_type: index for index, layer_type in enumerate(stored_types)}
+    return [
+        last_of_type.get(config.layer_types[index], index) if layer_type == "dummy" else index
+        for index, layer_type in enumerate(stored_types)
+    ]
 
 
 def new_layer(layer_type: str, kwargs: dict) -> GrowingLayer | LinearAttentionLayer:

@@ -8,7 +8,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.generation.streamers import BaseStreamer
 
 from ..models.drafting import DraftContext, last_columns
-from .cache import Entries, Snapshot, export_entries, without_last
+from .cache import Entries, Snapshot, attended_layers, export_entries, without_last
 from .candidates import ParallelCandidateGenerator
 from .depth import DepthSchedule
 from .outputs import OutputRecorder, RowRead
@@ -63,7 +63,8 @@ class SpeculativeDecoding:
         padding = generation_config._pad_token_tensor
         self.padding = 0 if padding is None else int(padding)
         text_config = target.config.get_text_config(decoder=True)
-        windows = [kwargs.get("sliding_window") for kwargs in get_layer_types_and_kwargs(text_config)[1]]
+        layer_kwargs = get_layer_types_and_kwargs(text_config)[1]
+        windows = [layer_kwargs[source].get("sliding_window") for source in attended_layers(text_config)]
         self.recorder = OutputRecorder(generation_config, batch, windows)
         self.model_kwargs = model_kwargs
         requested = dict(candidates.model_kwargs_overrides)
