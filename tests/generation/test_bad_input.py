@@ -1,10 +1,20 @@
 """Bad input is refused, in words that help, before the target runs."""
 
+import copy
 import warnings
 
 import pytest
 import torch
-from transformers import BloomConfig, BloomForCausalLM, DynamicCache, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
+    DynamicCache,
+    FalconConfig,
+    GPTNeoConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from hf_pardraft import DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_drafter, tiny_target
@@ -31,6 +41,27 @@ def assert_refused(target, drafter, match, **options):
 def test_a_target_without_tap_support(target):
     bloom = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=32, n_layer=4, n_head=4, pad_token_id=0))
     assert_refused(bloom, tiny_drafter("dflash", target), "can't select hidden states")
+
+
+OWN_MASKS = {
+    "gpt_neo": GPTNeoConfig(attention_types=[[["global", "local"], 1]], num_layers=2, num_heads=4, window_size=4),
+    "falcon_alibi": FalconConfig(alibi=True, num_hidden_layers=2, num_attention_heads=4),
+}
+
+
+@pytest.mark.parametrize("name", OWN_MASKS)
+def test_trees_and_batches_of_a_target_that_makes_its_own_masks(target, name):
+    """Their windows and biases count the columns of the cache, whatever mask they are given."""
+    config = copy.deepcopy(OWN_MASKS[name])
+    config.update({"vocab_size": 64, "hidden_size": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None})
+    other, drafter = AutoModelForCausalLM.from_config(config).eval(), tiny_drafter("pard", target)
+    assert_refused(other, drafter, "masks and positions", prompt=random_prompt(4).repeat(2, 1))
+    prompt = random_prompt(9)
+    options = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "max_new_tokens": 12}
+    expected = other.generate(prompt, **options)
+    assert torch.equal(other.generate(prompt, assistant_model=drafter, **options), expected)
+    drafter.generation_config.tree_budget = 4
+    assert_refused(other, drafter, "masks and positions")
 
 
 def test_a_drafter_of_another_vocabulary(target):

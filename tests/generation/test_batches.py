@@ -49,6 +49,30 @@ def test_each_row_is_written_as_if_it_were_alone(architecture, kind, budget):
 
 @pytest.mark.parametrize("budget", [0, 10])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_a_batch_of_prompts_of_one_token(architecture, kind, budget):
+    target = tiny_target(architecture)
+    batch, prompts = padded_batch((1, 1, 1))
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    drafter = batch_drafter(kind, target, alone, budget)
+    out = target.generate(**batch, assistant_model=drafter, do_sample=False, max_new_tokens=LONGEST)
+    assert torch.equal(out, torch.stack(alone))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_may_gain_more_in_a_round_than_another_has_in_all(kind):
+    target = tiny_target("llama")
+    batch, prompts = padded_batch((1, 2))
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    # The first row's drafts are all right, the second's all wrong.
+    drafter = make_oracle(tiny_drafter(kind, target, depth=8), [alone[0], alone[1].roll(-1)], [1.0] * 8)
+    out = target.generate(**batch, assistant_model=drafter, do_sample=False, max_new_tokens=LONGEST)
+    assert torch.equal(out[0, 2:], alone[0][1:])
+    assert torch.equal(out[1], alone[1])
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_end_at_different_times_and_are_padded_as_plain_generate_pads_them(kind, budget):
     target = tiny_target("qwen3")
     batch, prompts = padded_batch()
@@ -167,6 +191,51 @@ def test_scores_and_states_have_plain_generates_shapes_and_values(budget):
             if step > 0:
                 torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
     assert found.past_key_values.get_seq_length() == expected.past_key_values.get_seq_length()
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+@pytest.mark.parametrize(("architecture", "is_criterion_met"), [("llama", False), ("llama", True), ("gemma3", False)])
+def test_without_an_end_of_text_rows_return_the_states_and_cache_of_plain_generate(
+    architecture, is_criterion_met, budget
+):
+    """Some rows are ahead when the last one ends; what they wrote beyond that is forgotten."""
+    target = tiny_target(architecture)
+    batch, prompts = padded_batch((9, 9, 9))
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    ends = [int(text[9 + offset]) for text, offset in zip(alone, (2, 6, 4), strict=True)]
+
+    def criterion(input_ids, scores, **kwargs):
+        return torch.isin(input_ids[:, 9:], torch.tensor(ends)).any(dim=1)
+
+    options = {
+        "stopping_criteria": [criterion] if is_criterion_met else [],
+        "do_sample": False,
+        "max_new_tokens": LONGEST,
+        "return_dict_in_generate": True,
+        "output_hidden_states": True,
+        "output_scores": True,
+    }
+    expected = target.generate(**batch, **options)
+    # The first row's drafts are all right, the others' mostly wrong.
+    drafter = make_oracle(tiny_drafter("pard", target), [alone[0], *(t.roll(-1) for t in alone[1:])], [1.0] * 4)
+    drafter.generation_config.tree_budget = budget
+    found = target.generate(**batch, assistant_model=drafter, **options)
+    assert torch.equal(found.sequences, expected.sequences)
+    assert len(found.scores) == len(found.hidden_states) == len(expected.scores)
+    for ours, plain in zip(found.past_key_values, expected.past_key_values, strict=True):
+        torch.testing.assert_close(ours[0], plain[0], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(ours[1], plain[1], rtol=1e-3, atol=1e-4)
+
+
+def test_a_row_at_the_longest_text_leaves_the_batch():
+    target = tiny_target("llama")
+    batch, prompts = padded_batch((5, 5))
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    drafter = make_oracle(tiny_drafter("pard", target), [alone[0], alone[1].roll(-1)], [1.0] * 4)
+    out = target.generate(**batch, assistant_model=drafter, do_sample=False, max_new_tokens=LONGEST)
+    assert torch.equal(out, torch.stack(alone))
+    # Some 4 rounds with two rows, then one row alone.
+    assert sum(drafter.last_stats.tokens_per_round) == 2 * LONGEST
 
 
 def test_prompts_padded_on_the_right_are_refused():

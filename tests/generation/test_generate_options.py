@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     DynamicCache,
+    Gemma3nTextConfig,
     LogitsProcessor,
     StoppingCriteria,
     TextIteratorStreamer,
@@ -196,6 +197,36 @@ def test_returned_attentions_equal_plain_ones(drafter):
     expected = eager.generate(PROMPT, **options)
     out = eager.generate(PROMPT, assistant_model=drafter, **options)
     torch.testing.assert_close(out.attentions, expected.attentions, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("budget", [0, 8])
+def test_attentions_of_layers_that_share_the_cache_of_others_equal_plain_ones(budget):
+    torch.manual_seed(0)
+    config = Gemma3nTextConfig(
+        vocab_size=64,
+        vocab_size_per_layer_input=64,
+        hidden_size=32,
+        hidden_size_per_layer_input=8,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        activation_sparsity_pattern=[0.0] * 4,
+        sliding_window=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        laurel_rank=4,
+        initializer_range=0.2,
+        eos_token_id=None,
+    )
+    target = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    options = {**OPTIONS, "return_dict_in_generate": True, "output_attentions": True}
+    expected = target.generate(PROMPT, **options)
+    drafter = make_oracle(tiny_drafter("pard", target), expected.sequences[0], [0.8] * 4, runner_up=0.7)
+    drafter.generation_config.tree_budget = budget
+    found = target.generate(PROMPT, assistant_model=drafter, **options)
+    torch.testing.assert_close(found.attentions, expected.attentions, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "mistral"])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from tiny_models import ARCHITECTURES, make_oracle, random_prompt, tiny_drafter, tiny_target
 
@@ -57,6 +58,20 @@ def test_a_perfect_drafter_commits_whole_drafts(kind):
     stats = drafter.last_stats
     assert stats.tokens_per_round[:3] == [*first, 5, 5][:3]
     assert sum(stats.tokens_per_round) == LONGEST
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_target_whose_config_has_names_of_its_own(kind):
+    """GPT-2 says `n_embd` for `hidden_size`, and has learned positions."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64, "vocab_size": 64}
+    config = GPT2Config(**sizes, initializer_range=0.2, bos_token_id=1, eos_token_id=None, pad_token_id=0)
+    target, prompt = AutoModelForCausalLM.from_config(config).eval(), random_prompt(6)
+    expected = plain(target, prompt, max_new_tokens=LONGEST)
+    for budget in (0, 8):
+        drafter = make_oracle(tiny_drafter(kind, target), expected[0], rates=[0.8] * 4, runner_up=0.7)
+        drafter.generation_config.tree_budget = budget
+        assert torch.equal(drafted(target, prompt, drafter, max_new_tokens=LONGEST), expected)
 
 
 def assert_ends_where_plain_generate_ends(target, drafter, prompt, reference):

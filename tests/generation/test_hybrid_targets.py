@@ -6,6 +6,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     DynamicCache,
+    JambaConfig,
     Lfm2Config,
     MambaConfig,
     Qwen2_5_VLConfig,
@@ -119,6 +120,15 @@ def test_a_hybrid_target_takes_chains_for_one_sequence(caplog):
     assert max(drafter.last_stats.drafted_per_round) <= 4
     with pytest.raises(ValueError, match="one sequence at a time"):
         greedy(target, prompt.repeat(2, 1), assistant_model=drafter, max_new_tokens=4)
+
+
+def test_hybrids_that_start_anew_with_every_longer_text_are_refused():
+    """Jamba's recurrent layers read several tokens from an empty state: it would write another text."""
+    fields = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "use_mamba_kernels": False}
+    sizes = {name: value for name, value in SIZES.items() if name not in ("head_dim", "max_position_embeddings")}
+    target = AutoModelForCausalLM.from_config(JambaConfig(**sizes, **fields)).eval()
+    with pytest.raises(ValueError, match="recurrent layers of a jamba target"):
+        greedy(target, random_prompt(4), assistant_model=tiny_drafter("pard", target), max_new_tokens=4)
 
 
 def test_purely_recurrent_targets_are_refused():

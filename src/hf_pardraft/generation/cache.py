@@ -11,6 +11,8 @@ from ..models.draft_cache import GrowingCache, GrowingLayer, RowColumns, Windowe
 ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Layers whose state has no entry per token: what they have read can only be forgotten by going back to a snapshot.
 RECURRENT_LAYER_TYPES = {"linear_attention", "conv"}
+# Keys and values `(1, heads, stored, head_dim)` of one row, for each layer that stores any.
+Entries = list[tuple[torch.Tensor, torch.Tensor] | None]
 Snapshot = list[tuple[LinearAttentionLayer, dict[int, torch.Tensor], dict[int, torch.Tensor]]]
 
 
@@ -24,6 +26,7 @@ class TargetCache(GrowingCache):
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
         self.layer_types, layer_kwargs = get_layer_types_and_kwargs(config)
+        self.sources = attended_layers(config)
         self.layers = [
             new_layer(layer_type, kwargs) for layer_type, kwargs in zip(self.layer_types, layer_kwargs, strict=True)
         ]
@@ -37,8 +40,8 @@ class TargetCache(GrowingCache):
         }
 
     def dropped(self, row: int) -> list[int]:
-        """For each layer, how many of a row's first entries are no longer stored."""
-        dropped = [getattr(layer, "dropped", None) for layer in self.layers]
+        """For each layer, how many of a row's first entries it no longer attends to."""
+        dropped = [getattr(self.layers[source], "dropped", None) for source in self.sources]
         return [0 if rows is None else rows[row] for rows in dropped]
 
     def snapshot(self) -> Snapshot:
@@ -79,8 +82,8 @@ class TargetCache(GrowingCache):
             own.dropped = [own.ahead] if own.ahead else None
             self.update(layer.keys[:, :, :stored][:, :, kept], layer.values[:, :, :stored][:, :, kept], index)
 
-    def entries_of(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
-        """Keys and values `(1, heads, stored, head_dim)` of one row, per layer: its last entries, mostly all of them."""
+    def entries_of(self, row: int) -> Entries:
+        """The last entries of one row, mostly all of them."""
         return [
             layer.entries_of(row, self.row_lengths)
             if isinstance(layer, GrowingLayer) and layer.is_initialized
@@ -95,6 +98,16 @@ class TargetCache(GrowingCache):
                 cache.layers[index] = layer
 
 
+def attended_layers(config: PreTrainedConfig) -> list[int]:
+    """For each layer, the one whose entries it attends to: itself, or, if it stores none, the last of its type that does."""
+    stored_types = get_layer_types_and_kwargs(config)[0]
+    last_of_type = {layer_type: index for index, layer_type in enumerate(stored_types)}
+    return [
+        last_of_type.get(config.layer_types[index], index) if layer_type == "dummy" else index
+        for index, layer_type in enumerate(stored_types)
+    ]
+
+
 def new_layer(layer_type: str, kwargs: dict) -> GrowingLayer | LinearAttentionLayer:
     """An empty layer of the kind that a layer type needs."""
     if layer_type in RECURRENT_LAYER_TYPES:
@@ -107,9 +120,15 @@ def _copied(states: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
     return {index: state.clone() for index, state in states.items() if state is not None}
 
 
-def export_entries(
-    rows: list[list[tuple[torch.Tensor, torch.Tensor] | None]], places: list[list[int]], cache: Cache
-) -> Cache:
+def without_last(entries: Entries, count: int) -> Entries:
+    """The entries of a row without those of its last `count` tokens."""
+    return [
+        layer and tuple(part[:, :, : max(part.shape[2] - count, 0)] for part in layer) if count else layer
+        for layer in entries
+    ]
+
+
+def export_entries(rows: list[Entries], places: list[list[int]], cache: Cache) -> Cache:
     """Put entries into a caller's cache, so that it holds what plain `generate` would have left there.
 
     Args:
@@ -128,7 +147,7 @@ def export_entries(
             laid_out = first.new_zeros(len(per_row), first.shape[1], num_columns, first.shape[3])
             for row, part in enumerate(per_row):
                 # A layer with a window has the last entries only.
-                laid_out[row, :, places[row][-part.shape[2] :]] = part[0]
+                laid_out[row, :, places[row][len(places[row]) - part.shape[2] :]] = part[0]
             parts.append(laid_out)
         cache.update(*parts, index)
     return cache

@@ -8,7 +8,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.generation.streamers import BaseStreamer
 
 from ..models.drafting import DraftContext, last_columns
-from .cache import Snapshot, export_entries
+from .cache import Entries, Snapshot, attended_layers, export_entries, without_last
 from .candidates import ParallelCandidateGenerator
 from .depth import DepthSchedule
 from .outputs import OutputRecorder, RowRead
@@ -63,7 +63,8 @@ class SpeculativeDecoding:
         padding = generation_config._pad_token_tensor
         self.padding = 0 if padding is None else int(padding)
         text_config = target.config.get_text_config(decoder=True)
-        windows = [kwargs.get("sliding_window") for kwargs in get_layer_types_and_kwargs(text_config)[1]]
+        layer_kwargs = get_layer_types_and_kwargs(text_config)[1]
+        windows = [layer_kwargs[source].get("sliding_window") for source in attended_layers(text_config)]
         self.recorder = OutputRecorder(generation_config, batch, windows)
         self.model_kwargs = model_kwargs
         requested = dict(candidates.model_kwargs_overrides)
@@ -76,7 +77,7 @@ class SpeculativeDecoding:
         self.stopwatch = Stopwatch(candidates.stats, self.settings.time_rounds, _synchronizer(target.device))
         self.rows = list(range(batch))
         self.finished_texts: dict[int, torch.LongTensor] = {}
-        self.finished_entries: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self.finished_entries: dict[int, Entries] = {}
 
     def run(self, input_ids: torch.LongTensor) -> Any:
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""
@@ -314,7 +315,8 @@ class SpeculativeDecoding:
         cache = None
         if self._returns_cache():
             places = [self._places(row, text.shape[1])[:-1] for row, text in enumerate(texts)]
-            entries = [self.finished_entries[row] for row in range(len(texts))]
+            num_cut = [self.finished_texts[row].shape[1] - text.shape[1] for row, text in enumerate(texts)]
+            entries = [without_last(self.finished_entries[row], num_cut[row]) for row in range(len(texts))]
             cache = export_entries(entries, places, self.model_kwargs["past_key_values"])
             self.reader.cache.export_recurrent_to(cache)
         text = stack_padded(texts, self.padding)

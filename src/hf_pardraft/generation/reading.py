@@ -28,6 +28,19 @@ HANDLED = {
 }
 # Where `generate` puts what a target's own encoders made of images, videos and sound.
 ENCODED_MEDIA = "mm_encoder_outputs"
+# Families whose recurrent layers go on from their state when they read several tokens at once. Of the others, some start
+# anew (Jamba), and some keep their state out of the cache (RecurrentGemma): drafting would change what they write.
+CONTINUING_FAMILIES = {
+    "bamba",
+    "granitemoehybrid",
+    "lfm2",
+    "lfm2_moe",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+}
 # Attention kernels that take no mask of their own choosing.
 MASKLESS_ATTENTION = ("flash", "paged")
 
@@ -135,7 +148,7 @@ def check_request(
     check_can_roll_back(target.config.get_text_config(decoder=True))
     text_config = target.config.get_text_config(decoder=True)
     if is_hybrid(text_config):
-        check_hybrid(batch, settings)
+        check_hybrid(text_config.model_type, batch, settings)
     elif batch > 1 or settings.tree_budget:
         check_takes_masks(target, model_kwargs)
     others = sorted(first_inputs(model_kwargs))
@@ -146,8 +159,13 @@ def check_request(
         )
 
 
-def check_hybrid(batch: int, settings: DraftSettings) -> None:
-    """Raise a `ValueError` for a batch, and warn of a tree, where the target's recurrent layers allow neither."""
+def check_hybrid(model_type: str, batch: int, settings: DraftSettings) -> None:
+    """Raise a `ValueError` where recurrent layers can't read a draft, or are given a batch; warn of a tree."""
+    if model_type not in CONTINUING_FAMILIES:
+        raise ValueError(
+            f"the recurrent layers of a {model_type} target are not known to go on from their state when they read several "
+            f"tokens at once, as those of {', '.join(sorted(CONTINUING_FAMILIES))} do: call generate without assistant_model"
+        )
     if batch > 1:
         raise ValueError(
             "a target with recurrent layers reads its drafts one sequence at a time, since its rows would go back to "
@@ -168,11 +186,22 @@ def check_takes_masks(target: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
             f"trees and batches need an attention mask of their own, which {attention} does not take: load the target with "
             'attn_implementation="sdpa", or draft chains (tree_budget=0) for one sequence at a time'
         )
+    # A model that transformers lists neither as compilable nor as open to attention kernels (GPT-Neo) makes masks of its own
+    # from the columns of its cache, and ALiBi makes its biases from them.
+    if not (target._can_compile_fullgraph or target._supports_attention_backend) or uses_alibi(target):
+        raise ValueError(
+            f"trees and batches need a target that takes masks and positions as they are, and {type(target).__name__} derives "
+            "its own from the columns of its cache: draft chains (tree_budget=0) for one sequence at a time"
+        )
     if model_kwargs.get("position_ids") is None:
         raise ValueError(
             f"trees and batches need position_ids, which {type(target).__name__} does not take: draft chains "
             "(tree_budget=0) for one sequence at a time"
         )
+
+
+def uses_alibi(target: PreTrainedModel) -> bool:
+    return bool(target.config.get_text_config(decoder=True).to_dict().get("alibi"))
 
 
 class TargetReader:
@@ -254,8 +283,8 @@ class TargetReader:
         is_chain = tree is None or tree.is_chain
         if is_chain and batch == 1:
             return None
-        if length > 1:
-            # Only prompts are longer, and they are read without a draft.
+        if length > 1 or self.cache.get_seq_length() == 0:
+            # Prompts, which are read without a draft.
             return are_real(unread.counts, batch, length, self.target.device).long()
         within = root_and_nodes(tree, batch, self.target.device)
         depths = within.new_zeros(batch, 1, dtype=torch.long)

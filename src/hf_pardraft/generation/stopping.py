@@ -61,12 +61,13 @@ class StopChecks:
         """Which rows need no further tokens.
 
         Plain `generate` fills up a finished row with padding if there is an end-of-text token, and otherwise goes on writing
-        it until all rows are finished.
+        it until all rows are finished, or the longest text is reached.
         """
         if self.eos_token_ids:
             return [self.end_of_row[row] is not None for row in rows]
         common = self.common_length()
-        return [common is not None and length >= common for length in lengths]
+        limit = self.max_length if common is None else common
+        return [limit is not None and length >= limit for length in lengths]
 
     def common_length(self) -> int | None:
         """The length at which a batch without an end-of-text token ends; `None` until all rows are finished."""

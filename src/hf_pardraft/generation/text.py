@@ -38,12 +38,13 @@ class Texts:
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
 
     def last(self, count: int) -> torch.LongTensor:
-        """The last `count` tokens of every row, `(batch, count)`; a text has at least as many."""
+        """The last `count` tokens of every row, `(batch, count)`; what stands before a text that has fewer is meaningless."""
         first = self.lengths[0]
         if all(length == first for length in self.lengths):
             return self.ids[:, first - count : first]
         ends = torch.tensor(self.lengths, device=self.ids.device)[:, None]
-        return self.ids.gather(1, ends - count + torch.arange(count, device=self.ids.device))
+        places = ends - count + torch.arange(count, device=self.ids.device)
+        return self.ids.gather(1, places.clamp(min=0))
 
     def select_rows(self, rows: list[int]) -> None:
         """Keep only some rows."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DFlashCache
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -176,7 +176,7 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
         tokenizer = tokenizer or find_tokenizer(target)
         mask_token_id = choose_mask_token_id(text_config, overrides.pop("mask_token_id", None), tokenizer)
         fields = {
-            **architecture_like(text_config.to_dict()),
+            **architecture_like(with_common_names(text_config)),
             **describe_target(target),
             "num_hidden_layers": num_layers,
             "block_size": block_size,
@@ -338,6 +338,12 @@ def check_dflash_config(config: DFlashConfig) -> None:
             "a DFlash drafter needs target_layer_ids, the target layers that it reads, or num_target_layers to choose them: "
             "set one of them in config.json"
         )
+
+
+def with_common_names(config: PreTrainedConfig) -> dict[str, Any]:
+    """A config as a dict, in which what an older family calls by a name of its own (`n_head`) has the common name too."""
+    fields = config.to_dict()
+    return fields | {common: fields[own] for common, own in config.attribute_map.items() if own in fields}
 
 
 def architecture_like(target: dict[str, Any]) -> dict[str, Any]:
