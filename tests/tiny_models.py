@@ -62,8 +62,8 @@ def tiny_target(architecture: str = "qwen3", seed: int = 0, **overrides) -> PreT
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-def tiny_drafter(kind: str, target: PreTrainedModel, depth: int = 4, seed: int = 1):
-    """An untrained drafter for `target` that drafts `depth` tokens a round."""
+def tiny_drafter(kind: str, target: PreTrainedModel, depth: int = 4, seed: int = 1, **overrides):
+    """An untrained drafter for `target` that drafts `depth` tokens a round; `overrides` are fields of a DFlash config."""
     vocab_size = target.config.get_text_config().vocab_size
     if kind == "pard":
         base = tiny_target("qwen3", seed=seed, vocab_size=vocab_size, num_hidden_layers=2)
@@ -71,7 +71,8 @@ def tiny_drafter(kind: str, target: PreTrainedModel, depth: int = 4, seed: int =
         drafter.generation_config.num_assistant_tokens = depth
         return drafter
     torch.manual_seed(seed)
-    return DFlashDrafter.for_target(target, num_layers=2, block_size=depth + 1, mask_token_id=vocab_size - 1)
+    fields = {"num_layers": 2, "block_size": depth + 1, "mask_token_id": vocab_size - 1, **overrides}
+    return DFlashDrafter.for_target(target, **fields)
 
 
 def make_oracle(drafter, continuation, rates: list[float], seed: int = 0, runner_up: float = 0.0):

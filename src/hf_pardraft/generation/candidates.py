@@ -114,7 +114,8 @@ class ParallelCandidateGenerator(CandidateGenerator):
         if model_outputs is not None and self.taps:
             # The last forward read, from the first token unread before it, all but the newest token.
             read = slice(self._first_unread, input_ids.shape[1] - 1)
-            features = self.tapped(model_outputs.hidden_states, slice(0, read.stop - read.start))[:, real[read]]
+            features = self.tapped(model_outputs.hidden_states, slice(0, read.stop - read.start))
+            features = features[:, real[read].to(features.device)]
             feature_positions = positions[:, read][:, real[read]]
         self.observe(DraftContext(input_ids[:, is_new], positions[:, is_new], features, feature_positions))
         if model_outputs is not None:
@@ -165,7 +166,7 @@ def _joined_columns(
     widest = max(totals)
     order = torch.tensor(order, device=first.device)[:, -widest:]
     rows = torch.arange(batch, device=first.device)[:, None]
-    return first[rows, order], second[rows, order.to(second.device)], totals
+    return first[rows, order], second[rows.to(second.device), order.to(second.device)], totals
 
 
 def rows_of(context: DraftContext, rows: list[int]) -> DraftContext:

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..models.drafting import are_real, last_columns
+from ..models.drafting import are_real, input_device, last_columns
 from ..models.row_masks import additive_masks, attention_windows
 from .cache import TargetCache, check_cache, check_can_roll_back, is_hybrid
 from .settings import DraftSettings
@@ -215,7 +215,7 @@ class TargetReader:
 
     def __init__(self, target: PreTrainedModel, model_kwargs: dict[str, Any], requested: dict[str, Any]) -> None:
         text_config = target.config.get_text_config(decoder=True)
-        self.target = target
+        self.target, self.device = target, input_device(target)
         self.cache = TargetCache(text_config)
         self.is_hybrid = is_hybrid(text_config)
         self.takes_positions = model_kwargs.get("position_ids") is not None
@@ -267,13 +267,13 @@ class TargetReader:
             if axes is not None:
                 positions[:, :, : axes.shape[2]] = axes
         if self.takes_positions:
-            arguments["position_ids"] = positions.to(self.target.device)
+            arguments["position_ids"] = positions.to(self.device)
         if self.keeps_logits:
             arguments["logits_to_keep"] = num_slots
         mask = self.attention_mask(unread, tree)
         if mask is not None:
             arguments["attention_mask"] = mask
-        outputs = self.target(input_ids=ids.to(self.target.device), **arguments)
+        outputs = self.target(input_ids=ids.to(self.device), **arguments)
         outputs.logits = outputs.logits[:, -num_slots:]
         return outputs
 
@@ -285,8 +285,8 @@ class TargetReader:
             return None
         if length > 1 or self.cache.get_seq_length() == 0:
             # Prompts, which are read without a draft.
-            return are_real(unread.counts, batch, length, self.target.device).long()
-        within = root_and_nodes(tree, batch, self.target.device)
+            return are_real(unread.counts, batch, length, self.device).long()
+        within = root_and_nodes(tree, batch, self.device)
         depths = within.new_zeros(batch, 1, dtype=torch.long)
         if tree is not None:
             depths = torch.cat([depths, tree.depths.to(depths.device)], dim=1)

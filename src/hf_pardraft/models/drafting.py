@@ -61,6 +61,14 @@ def are_real(counts: list[int] | None, batch: int, width: int, device: torch.dev
     return torch.arange(width, device=device) >= width - torch.tensor(counts, device=device)[:, None]
 
 
+def input_device(module: nn.Module) -> torch.device:
+    """Where a target, or a part of it, takes its input.
+
+    Weights that accelerate has offloaded are on the meta device; such a module takes its input from anywhere.
+    """
+    return next((weight.device for weight in module.parameters() if not weight.is_meta), torch.device("cpu"))
+
+
 @dataclass
 class DraftState:
     """One generate call's memory of a drafter: its cache, and what it borrows from the target."""

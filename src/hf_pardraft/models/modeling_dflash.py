@@ -28,6 +28,7 @@ from .drafting import (
     are_real,
     describe_target,
     differing_weights,
+    input_device,
     last_columns,
     layer_ids_to_hidden_state_indices,
     load_generation_config,
@@ -187,7 +188,7 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
         }
         drafter = cls(DFlashConfig(**fields))
         drafter.check_target(target)
-        return drafter.to(target.device).eval()
+        return drafter.to(input_device(target)).eval()
 
     @property
     def tapped_hidden_states(self) -> list[int]:
@@ -229,7 +230,7 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
         block_positions = context.new_positions[:, -1:] + torch.arange(block_size, device=context.new_positions.device)
         state.cache.set_previous_accepted_tokens(num_read)
         start = state.cache.get_seq_length()
-        block_ids = torch.cat([anchor, masks], dim=1).to(state.embed_tokens.weight.device)
+        block_ids = torch.cat([anchor, masks], dim=1).to(input_device(state.embed_tokens))
         hidden_states = self(
             noise_embeds=state.embed_tokens(block_ids).to(self.device, self.dtype),
             context_hidden_states=context.features.to(self.device, self.dtype),
@@ -239,7 +240,7 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
         ).last_hidden_state
         state.cache.keep(start, last_columns(context.feature_counts, batch, num_read))
         head = state.lm_head
-        return head(hidden_states[:, 1 : depth + 1].to(head.weight.device, head.weight.dtype))
+        return head(hidden_states[:, 1 : depth + 1].to(input_device(head), head.weight.dtype))
 
     def _row_masks(self, context: DraftContext, state: DraftState) -> dict[str, torch.Tensor]:
         """Masks for rows of different lengths: a block sees all of its row's context, and all of itself."""

@@ -1,0 +1,235 @@
+"""Targets whose layers are spread over devices, as `device_map` spreads them, with a drafter on any of them."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from accelerate.hooks import remove_hook_from_module
+
+from fake_device import CPU, PRETENDED, PretendedDevices
+from hf_pardraft.generation.candidates import ParallelCandidateGenerator
+from tiny_models import VOCAB_SIZE, make_oracle, random_prompt, tiny_drafter, tiny_target
+
+FIRST, SECOND = PRETENDED
+PLACES = {"first": FIRST, "second": SECOND, "cpu": CPU}
+KINDS = ("pard", "dflash")
+BUDGETS = (0, 14)
+RATES = [0.8, 0.7, 0.7, 0.6]
+LONGEST = 10
+PLAIN = {"do_sample": False, "max_new_tokens": LONGEST}
+
+
+@pytest.fixture(autouse=True)
+def pretended_devices():
+    with PretendedDevices():
+        yield
+
+
+def spread(target, **places):
+    """Put the embedding and half of the layers on the first device, the rest on the second, or as `places` say."""
+    names = {"model.embed_tokens": FIRST, "model.rotary_emb": FIRST, "model.norm": SECOND, "lm_head": SECOND}
+    names |= {f"model.layers.{layer}": FIRST if layer < 2 else SECOND for layer in range(4)}
+    if target.config.tie_word_embeddings:
+        # Where device_map="auto" keeps it.
+        names["lm_head"] = FIRST
+    return dispatch_model(target, {**names, **places}, FIRST, skip_keys=target._skip_keys_device_placement)
+
+
+def spread_target(architecture="llama"):
+    return spread(tiny_target(architecture))
+
+
+def prompts(batch):
+    """A prompt, or a batch of them padded on the left."""
+    rows = [random_prompt(length, seed=seed)[0] for seed, length in enumerate((7, 3, 5)[:batch])]
+    ids = torch.stack([torch.nn.functional.pad(row, (7 - len(row), 0)) for row in rows])
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+
+def on(device, inputs):
+    return {name: value.to(device) for name, value in inputs.items()}
+
+
+@lru_cache
+def plain_text(architecture, batch):
+    """What the undivided target writes without a drafter."""
+    return tiny_target(architecture).generate(**prompts(batch), **PLAIN)
+
+
+def new_drafter(kind, target, device):
+    """An untrained drafter on `device`; of the layers that DFlash taps, one is on either side of the divide."""
+    drafter = tiny_drafter(kind, target, **({"target_layer_ids": [1, 2]} if kind == "dflash" else {}))
+    return drafter.to(device)
+
+
+def oracle(kind, target, place, budget, plain, inputs):
+    """An oracle that is right about the text `plain`, on a device."""
+    drafter = new_drafter(kind, target, PLACES[place])
+    drafter.generation_config.tree_budget = budget
+    texts = [text[int((mask == 0).sum()) :] for text, mask in zip(plain, inputs["attention_mask"], strict=True)]
+    return make_oracle(drafter, texts, RATES, runner_up=0.7)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("architecture", "place"), [*(("llama", place) for place in PLACES), ("gemma3", "second")])
+def test_the_text_is_that_of_the_undivided_target(architecture, kind, place, budget):
+    target = spread_target(architecture)
+    for batch in (1, 3):
+        inputs, plain = prompts(batch), plain_text(architecture, batch)
+        drafter = oracle(kind, target, place, budget, plain, inputs)
+        out = target.generate(**on(FIRST, inputs), assistant_model=drafter, **PLAIN)
+        assert out.device == FIRST
+        assert torch.equal(out.cpu(), plain)
+        assert drafter.last_stats.tau > 1.4
+
+
+def recorded_drafts(drafter):
+    """The logits of every draft that a drafter makes from now on."""
+    drafts, real_draft = [], drafter.draft
+
+    def draft(*args):
+        drafts.append(real_draft(*args))
+        return drafts[-1]
+
+    drafter.draft = draft
+    return drafts
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_drafts_are_those_for_the_undivided_target(kind, place):
+    inputs, found = prompts(3), []
+    for target, device in ((tiny_target(), CPU), (spread_target("qwen3"), FIRST)):
+        drafter = new_drafter(kind, target, CPU if device == CPU else PLACES[place])
+        found.append(recorded_drafts(drafter))
+        target.generate(**on(device, inputs), assistant_model=drafter, do_sample=False, max_new_tokens=5)
+    assert len(found[0]) == len(found[1]) > 1
+    for undivided, divided in zip(*found, strict=True):
+        torch.testing.assert_close(divided.cpu(), undivided, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("verification", ["match", "rejection"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_are_those_of_the_undivided_target(kind, verification):
+    inputs, found = prompts(3), []
+    for target, device in ((tiny_target(), CPU), (spread_target("qwen3"), FIRST)):
+        drafter = new_drafter(kind, target, CPU if device == CPU else SECOND)
+        drafter.generation_config.verification = verification
+        torch.manual_seed(0)
+        options = {"do_sample": True, "temperature": 3.0, "top_k": 20, "max_new_tokens": LONGEST}
+        found.append(target.generate(**on(device, inputs), assistant_model=drafter, **options).cpu())
+    assert torch.equal(*found)
+    assert found[1].shape == (3, 7 + LONGEST)
+    assert all(0 <= token < VOCAB_SIZE for token in found[1].flatten().tolist())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_may_stay_where_the_layers_are(kind):
+    target, inputs = spread_target(), prompts(3)
+    # This hook brings all outputs back to the device of the inputs.
+    remove_hook_from_module(target)
+    plain = plain_text("llama", 3)
+    drafter = oracle(kind, target, "second", 14, plain, inputs)
+    assert torch.equal(target.generate(**on(FIRST, inputs), assistant_model=drafter, **PLAIN).cpu(), plain)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_prompt_may_stay_on_the_cpu(kind):
+    target, inputs = spread_target(), prompts(3)
+    plain = plain_text("llama", 3)
+    drafter = oracle(kind, target, "second", 14, plain, inputs)
+    out = target.generate(**inputs, assistant_model=drafter, **PLAIN)
+    assert out.device == CPU
+    assert torch.equal(out, plain)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_end_at_different_times_under_processors_that_read_the_text(kind, budget):
+    undivided, target, inputs = tiny_target("llama"), spread_target(), prompts(3)
+    plain = undivided.generate(**inputs, repetition_penalty=1.3, **PLAIN)
+    options = {**PLAIN, "repetition_penalty": 1.3, "eos_token_id": [int(plain[0, 9]), int(plain[1, 11])]}
+    expected = undivided.generate(**inputs, **options)
+    assert bool((expected[:, -1] == 0).any())
+    drafter = oracle(kind, target, "second", budget, plain, inputs)
+    assert torch.equal(target.generate(**on(FIRST, inputs), assistant_model=drafter, **options).cpu(), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_turn_and_what_is_recorded_are_those_of_the_undivided_target(kind):
+    found = []
+    for target, device in ((tiny_target("gemma3"), CPU), (spread_target("gemma3"), FIRST)):
+        drafter = new_drafter(kind, target, CPU if device == CPU else SECOND)
+        options = {"do_sample": False, "max_new_tokens": 5, "return_dict_in_generate": True}
+        options |= {"output_scores": True, "output_hidden_states": True}
+        turn = target.generate(**on(device, prompts(1)), assistant_model=drafter, **options)
+        text = torch.cat([turn.sequences, random_prompt(4, seed=9).to(device)], dim=1)
+        options["past_key_values"] = turn.past_key_values
+        turn = target.generate(text, attention_mask=torch.ones_like(text), assistant_model=drafter, **options)
+        found.append((turn.sequences.cpu(), torch.cat(turn.scores).cpu(), turn.hidden_states[0][3].cpu()))
+    for undivided, divided in zip(*found, strict=True):
+        torch.testing.assert_close(divided, undivided, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_own_loop_writes_the_same(kind):
+    target, inputs = spread_target(), prompts(1)
+    plain = plain_text("llama", 1)
+    drafter = new_drafter(kind, target, SECOND)
+    drafter.generation_config.decode_loop = "stock"
+    assert torch.equal(target.generate(**on(FIRST, inputs), assistant_model=drafter, **PLAIN).cpu(), plain)
+
+
+@pytest.mark.parametrize("offloaded", ["ends", "embedding"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_the_target_may_be_offloaded(kind, offloaded):
+    names = {"model.layers.3": "cpu", "lm_head": "cpu"} if offloaded == "ends" else {"model.embed_tokens": "cpu"}
+    target, inputs = spread(tiny_target("llama"), **names), prompts(3)
+    assert target.get_parameter(f"{next(reversed(names))}.weight").is_meta
+    plain = plain_text("llama", 3)
+    drafter = oracle(kind, target, "first", 14, plain, inputs)
+    assert torch.equal(target.generate(**on(FIRST, inputs), assistant_model=drafter, **PLAIN).cpu(), plain)
+
+
+MIXES = {
+    "sum": lambda first, second: first + second,
+    "product": lambda first, second: first @ second.to(CPU),
+    "concatenation": lambda first, second: torch.cat([first, second]),
+    "choice": lambda first, second: torch.where(first > 0, first, second),
+    "index": lambda first, second: first[second.long()],
+    "index of a place": lambda first, second: first.__setitem__(second.long(), 0),
+    "gathered index": lambda first, second: first.gather(0, second.long().to(CPU)),
+    "value": lambda first, second: first.__setitem__(first.long(), second),
+    "target of a sum": lambda first, second: torch.ones((), device=CPU).add_(first.sum()),
+    "index of the cpu": lambda first, second: torch.ones(3)[second.long()],
+}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_the_pretended_devices_notice_a_mix(mix):
+    with pytest.raises(RuntimeError, match="same device"):
+        MIXES[mix](torch.ones(2, 2, device=FIRST), torch.ones(2, 2, device=SECOND))
+
+
+def test_the_pretended_devices_allow_what_torch_allows():
+    first, second = torch.zeros(2, 3, device=FIRST), torch.ones(2, 1, device=SECOND)
+    first[:, 1:2] = second
+    first[:, 2:].copy_(second)
+    first[torch.tensor([0]), torch.tensor([0])] = torch.tensor(5.0)
+    assert (first * torch.tensor(2.0)).device == FIRST
+    assert torch.where(first > 0, torch.tensor(1.0), first)[torch.tensor([1])].tolist() == [[0.0, 1.0, 1.0]]
+    assert first.tolist() == [[5.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
+
+
+def states_left_where_they_are(candidates, hidden_states, rows):
+    return torch.cat([hidden_states[tap][:, rows] for tap in candidates.taps], dim=-1)
+
+
+def test_states_that_are_not_brought_together_are_noticed(monkeypatch):
+    target = spread_target()
+    remove_hook_from_module(target)
+    monkeypatch.setattr(ParallelCandidateGenerator, "tapped", states_left_where_they_are)
+    with pytest.raises(RuntimeError, match="at least two devices, maia:0 and maia:1"):
+        target.generate(**on(FIRST, prompts(1)), assistant_model=new_drafter("dflash", target, FIRST), **PLAIN)
