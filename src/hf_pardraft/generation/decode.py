@@ -7,7 +7,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.generation.streamers import BaseStreamer
 
-from ..models.drafting import DraftContext, last_columns
+from ..models.drafting import DraftContext, counting, last_columns
 from .cache import Entries, Snapshot, attended_layers, export_entries, without_last
 from .candidates import ParallelCandidateGenerator
 from .depth import DepthSchedule
@@ -157,10 +157,10 @@ class SpeculativeDecoding:
         most, device = max(counts), self.texts.ids.device
         new_ids = self.texts.last(most)
         uneven = None if min(counts) == most else counts
-        ahead = torch.arange(1, most + 1, device=device)
+        ahead = counting(1, most + 1, device)
         if uneven is not None:
             ahead = ahead - (most - torch.tensor(counts, device=device)[:, None])
-        new_positions = self.unread.positions[:, -1:] + ahead
+        new_positions = self.unread.root_positions + ahead
         context = DraftContext(new_ids, new_positions, new_counts=uneven)
         if self.candidates.taps:
             self._add_features(context, outputs, nodes)
@@ -249,7 +249,7 @@ class SpeculativeDecoding:
         length, num_reread = self.unread.ids.shape[1], self.unread.num_reread
         if len(nodes) == 1 and nodes[0] == list(range(len(nodes[0]))):
             rows = slice(num_reread, length + len(nodes[0]))
-            positions = torch.cat([self.unread.positions[:, num_reread:], context.new_positions[:, :-1]], dim=1)
+            positions = self.unread.with_following(counting(1, len(nodes[0]) + 1, context.new_ids.device))[:, num_reread:]
         else:
             read = last_columns(self.unread.counts, len(nodes), length)
             kept = [row + [length + node for node in chosen] for row, chosen in zip(read, nodes, strict=True)]
@@ -258,7 +258,7 @@ class SpeculativeDecoding:
             rows = torch.tensor([row[:1] * (most - len(row)) + row for row in kept])
             # What is read ends one place before the newest token. A prompt has positions of its own.
             last = context.new_positions[:, -1:]
-            positions = last - torch.arange(most, 0, -1, device=last.device) if length == 1 else self.unread.positions
+            positions = last + counting(-most, 0, last.device) if length == 1 else self.unread.positions
         context.features = self.candidates.tapped(outputs.hidden_states, rows)
         context.feature_positions = positions
 
@@ -325,12 +325,15 @@ class SpeculativeDecoding:
 
 def paths_on_host(acceptance: Acceptance) -> tuple[list[list[int]], list[list[int]]]:
     """For each row the accepted slots, the root's first, and the tokens to commit (as many), in one transfer."""
-    packed = torch.cat([acceptance.num_accepted[:, None], acceptance.path, acceptance.tokens], 1).tolist()
+    parts = [acceptance.num_accepted[:, None], acceptance.tokens]
+    num_slots = acceptance.tokens.shape[1]
+    if acceptance.path is not None:
+        parts.append(acceptance.path)
     paths, tokens = [], []
-    for num_accepted, *rest in packed:
-        num_slots = len(rest) // 2
-        paths.append(rest[: num_accepted + 1])
-        tokens.append(rest[num_slots : num_slots + num_accepted + 1])
+    for num_accepted, *rest in torch.cat(parts, dim=1).tolist():
+        slots = range(num_slots) if acceptance.path is None else rest[num_slots:]
+        paths.append(list(slots[: num_accepted + 1]))
+        tokens.append(rest[: num_accepted + 1])
     return paths, tokens
 
 

@@ -60,6 +60,15 @@ class Unread:
     counts: list[int] | None = None
     num_reread: int = 0
 
+    @property
+    def root_positions(self) -> torch.LongTensor:
+        """`(batch, 1)`."""
+        return self.positions if self.positions.shape[1] == 1 else self.positions[:, -1:]
+
+    def with_following(self, distances: torch.LongTensor) -> torch.LongTensor:
+        """`positions`, and behind them those at some `distances (batch, count)` or `(count,)` from the root."""
+        return torch.cat([self.positions, self.root_positions + distances], dim=1)
+
 
 @dataclass
 class Prompt:
@@ -259,7 +268,7 @@ class TargetReader:
         ids, positions, num_slots = unread.ids, unread.positions, 1
         if tree is not None:
             ids = torch.cat([ids, tree.tokens], dim=1)
-            positions = torch.cat([positions, positions[:, -1:] + tree.depths], dim=1)
+            positions = unread.with_following(tree.depths)
             num_slots += tree.num_nodes
         arguments = {**self.arguments, **(extra or {})}
         if self.axis_shift is not None:

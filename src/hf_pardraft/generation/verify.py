@@ -17,12 +17,13 @@ class Acceptance:
     Attributes:
         num_accepted: `(batch,)`, the number of accepted nodes.
         path: `(batch, nodes + 1)`, the slots of root and accepted nodes in order; beyond `num_accepted + 1` meaningless.
+            `None` if they are simply the first ones, as in a chain.
         tokens: `(batch, nodes + 1)`, the tokens to commit: `num_accepted` accepted ones, then the bonus token; beyond them
             meaningless.
     """
 
     num_accepted: torch.LongTensor
-    path: torch.LongTensor
+    path: torch.LongTensor | None
     tokens: torch.LongTensor
 
 
@@ -38,8 +39,7 @@ def accept(tree: TokenTree, choices: torch.LongTensor) -> Acceptance:
     """
     if tree.is_chain:
         num_accepted = (tree.tokens == choices[:, :-1]).cumprod(dim=1).sum(dim=1)
-        path = torch.arange(choices.shape[1], device=choices.device).expand(len(choices), -1)
-        return Acceptance(num_accepted, path, choices)
+        return Acceptance(num_accepted, None, choices)
     matches = tree.tokens == choices.gather(1, tree.parents)
     # A node is accepted if it and all its ancestors match. At most one child of a slot matches, so the accepted nodes are
     # one path, and nodes are stored by depth, so a stable sort lists them from the top down.
@@ -51,5 +51,4 @@ def accept(tree: TokenTree, choices: torch.LongTensor) -> Acceptance:
 
 def plain_step(choices: torch.LongTensor) -> Acceptance:
     """The acceptance of a round without a draft: the one token that the target chose, `choices (batch, 1)`."""
-    zeros = torch.zeros_like(choices)
-    return Acceptance(zeros[:, 0], zeros, choices)
+    return Acceptance(torch.zeros_like(choices[:, 0]), None, choices)

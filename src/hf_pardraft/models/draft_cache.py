@@ -48,6 +48,28 @@ class GrowingLayer(DynamicLayer):
         self.num_columns = self.ahead = 0
         self.dropped: list[int] | None = None
 
+    @property
+    def keys(self) -> torch.Tensor | None:
+        return self.key_buffer.narrow(2, 0, self.num_columns) if self.is_initialized else None
+
+    @keys.setter
+    def keys(self, keys: torch.Tensor | None) -> None:
+        self._replace("key_buffer", keys)
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        return self.value_buffer.narrow(2, 0, self.num_columns) if self.is_initialized else None
+
+    @values.setter
+    def values(self, values: torch.Tensor | None) -> None:
+        self._replace("value_buffer", values)
+
+    def _replace(self, name: str, entries: torch.Tensor | None) -> None:
+        """What transformers' own methods do to a layer's entries (repeat them for beams, say) makes a buffer of its own."""
+        if entries is not None:
+            setattr(self, name, entries)
+            self.num_columns = entries.shape[2]
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         self.key_buffer = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[-1])
@@ -64,20 +86,14 @@ class GrowingLayer(DynamicLayer):
         if end > self.key_buffer.shape[-2]:
             # What is appended to a long text is mostly a draft, and forgotten again.
             self._reallocate([0] * len(key_states), [start] * len(key_states), end + self.reserve(start or end))
-        self.key_buffer[:, :, start:end] = key_states
-        self.value_buffer[:, :, start:end] = value_states
-        self.set_columns(end, self.ahead)
+        self.key_buffer.narrow(2, start, end - start).copy_(key_states)
+        self.value_buffer.narrow(2, start, end - start).copy_(value_states)
+        self.num_columns = end
         return self.keys, self.values
 
     def reserve(self, num_columns: int) -> int:
         """How many more columns to make room for, where `num_columns` have to last."""
         return max(num_columns // self.SLACK, self.MIN_SLACK)
-
-    def set_columns(self, num_columns: int, ahead: int) -> None:
-        """Say how many columns are in use, and how much longer the longest row is; nothing is copied."""
-        self.num_columns, self.ahead = num_columns, ahead
-        self.keys = self.key_buffer[:, :, :num_columns]
-        self.values = self.value_buffer[:, :, :num_columns]
 
     def get_seq_length(self) -> int:
         return self.num_columns + self.ahead
@@ -91,7 +107,7 @@ class GrowingLayer(DynamicLayer):
         if tokens_to_remove > 0:
             raise ValueError(f"crop takes minus the number of tokens to remove, got {tokens_to_remove}")
         if tokens_to_remove and self.is_initialized:
-            self.set_columns(self.num_columns + tokens_to_remove, self.ahead)
+            self.num_columns += tokens_to_remove
 
     def move(self, rows: torch.LongTensor, columns: torch.LongTensor) -> None:
         """Copy columns of `rows (rows, 1)` to other columns of theirs; from and to where in `columns (2, rows, n)`."""
@@ -112,7 +128,7 @@ class GrowingLayer(DynamicLayer):
         num_columns = max(self.held(row_lengths))
         self.key_buffer = self.keys[:, :, :num_columns].index_select(0, rows.to(self.device))
         self.value_buffer = self.values[:, :, :num_columns].index_select(0, rows.to(self.device))
-        self.set_columns(num_columns, max(row_lengths) - num_columns)
+        self.fit_to(row_lengths)
 
     def row_columns(self, row_lengths: list[int] | None) -> RowColumns:
         """Where rows of these lengths lie; `None` before any row was shortened."""
@@ -129,6 +145,11 @@ class GrowingLayer(DynamicLayer):
         """Copies of the keys and values of one row, `(1, heads, held, head_dim)`."""
         held = self.held(row_lengths)[row]
         return self.keys[row : row + 1, :, :held].clone(), self.values[row : row + 1, :, :held].clone()
+
+    def fit_to(self, row_lengths: list[int]) -> None:
+        """Forget the columns beyond rows of these lengths; nothing is copied."""
+        self.num_columns = max(self.held(row_lengths))
+        self.ahead = max(row_lengths) - self.num_columns
 
     def _reallocate(self, first: list[int], count: list[int], capacity: int) -> None:
         """Move, in each row, `count` columns from `first` on to the front of buffers of another size."""
@@ -161,7 +182,7 @@ class WindowedLayer(GrowingLayer):
             first = [number - kept for number, kept in zip(held, count, strict=True)]
             self._reallocate(first, count, self.limit)
             self.dropped = [length - kept for length, kept in zip(row_lengths, count, strict=True)]
-            self.set_columns(max(count), max(row_lengths) - max(count))
+            self.fit_to(row_lengths)
 
 
 def _moved(buffer: torch.Tensor, first: list[int], count: list[int], capacity: int) -> torch.Tensor:
@@ -231,8 +252,7 @@ class RowEntries:
                 layer.move_to(held[0], *indices[layout])
             elif indices[layout]:
                 layer.move(*indices[layout])
-            num_columns = max(layer.held(self.row_lengths))
-            layer.set_columns(num_columns, max(self.row_lengths) - num_columns)
+            layer.fit_to(self.row_lengths)
             if isinstance(layer, WindowedLayer):
                 layer.drop_behind(self.row_lengths)
 

@@ -6,6 +6,7 @@ This file travels with every drafter that is pushed to the Hub, so it imports to
 import warnings
 import weakref
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,21 @@ class DraftContext:
     feature_positions: torch.LongTensor | None = None
     new_counts: list[int] | None = None
     feature_counts: list[int] | None = None
+
+
+@lru_cache(maxsize=256)
+def counting(first: int, end: int, device: torch.device) -> torch.LongTensor:
+    """The numbers from `first` to before `end`, `(numbers,)`, made once and never to be written to."""
+    # A call under inference_mode would otherwise make tensors that no later autograd user may touch.
+    with torch.inference_mode(False):
+        return torch.arange(first, end, device=device)
+
+
+@lru_cache(maxsize=64)
+def mask_ids(mask_token_id: int, batch: int, count: int, device: torch.device) -> torch.LongTensor:
+    """`(batch, count)` mask token ids, made once and never to be written to."""
+    with torch.inference_mode(False):
+        return torch.full((batch, count), mask_token_id, device=device)
 
 
 def last_columns(counts: list[int] | None, batch: int, width: int) -> list[list[int]]:

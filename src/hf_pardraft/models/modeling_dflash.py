@@ -26,12 +26,14 @@ from .drafting import (
     DraftState,
     ParallelDrafter,
     are_real,
+    counting,
     describe_target,
     differing_weights,
     input_device,
     last_columns,
     layer_ids_to_hidden_state_indices,
     load_generation_config,
+    mask_ids,
     public_name,
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
@@ -226,8 +228,8 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
         """Denoise one block after the anchor. The whole block is always run, as in training; see [`ParallelDrafter.draft`]."""
         anchor, block_size = context.new_ids[:, -1:], self.config.block_size
         batch, num_read = context.features.shape[:2]
-        masks = anchor.new_full((batch, block_size - 1), self.config.mask_token_id)
-        block_positions = context.new_positions[:, -1:] + torch.arange(block_size, device=context.new_positions.device)
+        masks = mask_ids(self.config.mask_token_id, batch, block_size - 1, anchor.device)
+        block_positions = context.new_positions[:, -1:] + counting(0, block_size, context.new_positions.device)
         state.cache.set_previous_accepted_tokens(num_read)
         start = state.cache.get_seq_length()
         block_ids = torch.cat([anchor, masks], dim=1).to(input_device(state.embed_tokens))

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from .configuration_pard import PardConfig, PardLlamaConfig, PardQwen2Config, PardQwen3Config, config_class_of
-from .drafting import DraftContext, DraftState, ParallelDrafter, are_real, last_columns
+from .drafting import DraftContext, DraftState, ParallelDrafter, are_real, counting, last_columns, mask_ids
 from .mask_token import choose_mask_token_id, find_tokenizer
 from .row_masks import additive_masks, attention_windows
 
@@ -108,8 +108,8 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         `depth` may exceed the K of training: all masks share one id. Shapes as in [`ParallelDrafter.draft`].
         """
         batch, num_new = context.new_ids.shape
-        masks = context.new_ids.new_full((batch, depth - 1), self.config.pard_token)
-        ahead = torch.arange(1, depth, device=context.new_positions.device)
+        masks = mask_ids(self.config.pard_token, batch, depth - 1, context.new_ids.device)
+        ahead = counting(1, depth, context.new_positions.device)
         start = state.cache.get_seq_length()
         outputs = self(
             input_ids=torch.cat([context.new_ids, masks], dim=1).to(self.device),
