@@ -230,6 +230,7 @@ class TargetReader:
         self.takes_positions = model_kwargs.get("position_ids") is not None
         self.keeps_logits = target._supports_logits_to_keep()
         self.windows = attention_windows(text_config)
+        self.has_windows = any(size is not None for size in self.windows.values())
         # How far the positions on each axis are ahead of the token's index, once the prompt is read.
         self.axis_shift: torch.LongTensor | None = None
         others = {
@@ -297,7 +298,7 @@ class TargetReader:
             return are_real(unread.counts, batch, length, self.device).long()
         within = root_and_nodes(tree, batch, self.device)
         depths = within.new_zeros(batch, 1, dtype=torch.long)
-        if tree is not None:
+        if tree is not None and self.has_windows:
             depths = torch.cat([depths, tree.depths.to(depths.device)], dim=1)
         return additive_masks(within, depths, self.windows, self.cache.columns_by_type(), self.target.dtype)
 
@@ -319,5 +320,5 @@ def root_and_nodes(tree: TokenTree | None, batch: int, device: torch.device) -> 
     if tree is None:
         return torch.ones(batch, 1, 1, dtype=torch.bool, device=device)
     within = torch.nn.functional.pad(tree.ancestors.to(device), (1, 0, 1, 0))
-    within[:, :, 0] = True
+    within[:, :, 0].fill_(True)
     return within

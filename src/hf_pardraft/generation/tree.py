@@ -170,20 +170,72 @@ def _search_marginals(
     Then a level needs nothing from the one above but its scores; which tokens and prefixes they belong to is worked out for
     all levels at once. Takes gains and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
     """
-    batch, depth, top_k = gains.shape
-    level_scores, level_orders = [], []
-    beam_scores = gains.new_zeros(batch, 1)
+    depth, top_k = gains.shape[1:]
+    level_scores, level_orders, widths = [], [], []
+    paired_gains: dict[int, torch.Tensor] = {}
+    beam_scores = None
     for level in range(depth):
-        extended = (beam_scores[:, :, None] + gains[:, level, None, :]).flatten(1)
+        width = 1 if beam_scores is None else beam_scores.shape[1]
+        prefixes, choices = _worthwhile_pairs(width, top_k, budget, gains.device)
+        if width not in paired_gains:
+            paired_gains[width] = gains.index_select(2, choices)
+        extended = paired_gains[width][:, level]
+        if beam_scores is not None:
+            extended = extended + beam_scores.index_select(1, prefixes)
         scores, order = extended.topk(min(budget, extended.shape[1]), dim=1)
         level_scores.append(scores)
         level_orders.append(order)
+        widths.append(width)
         beam_scores = scores[:, :beam_width]
-    order = torch.cat(level_orders, dim=1)
-    parents = order.div(top_k, rounding_mode="floor")
-    # Row p * top_k + t of a level's extensions is token t of that level behind prefix p of the level above.
-    first_tokens, first_parents = _first_of_levels(tuple(map(_width, level_scores)), top_k, gains.device)
-    return level_scores, tokens.flatten(1).gather(1, order - parents * top_k + first_tokens), parents + first_parents
+    sizes = tuple(map(_width, level_scores))
+    first_pairs, parents_of, tokens_of = _pairs_of_levels(tuple(widths), sizes, top_k, budget, gains.device)
+    pairs = torch.cat(level_orders, dim=1) + first_pairs
+    return level_scores, tokens.flatten(1).gather(1, tokens_of.take(pairs)), parents_of.take(pairs)
+
+
+@lru_cache(maxsize=64)
+def _worthwhile_pairs(
+    num_prefixes: int, top_k: int, budget: int, device: torch.device
+) -> tuple[torch.LongTensor, torch.LongTensor]:
+    """Which prefixes to extend by which tokens, both sorted from the best down: `(pairs,)` each.
+
+    The i-th best prefix with the j-th best token is no better than i * j - 1 other extensions, so beyond i * j = budget
+    there is nothing to find: of 60 x 60 extensions, 261 are left.
+    """
+    pairs = [
+        (prefix, token)
+        for prefix in range(min(num_prefixes, budget))
+        for token in range(min(top_k, budget // (prefix + 1)))
+    ]
+    with torch.inference_mode(False):
+        prefixes, tokens = torch.tensor(pairs, device=device).T.contiguous()
+        return prefixes, tokens
+
+
+@lru_cache(maxsize=64)
+def _pairs_of_levels(
+    widths: tuple[int, ...], sizes: tuple[int, ...], top_k: int, budget: int, device: torch.device
+) -> tuple[torch.LongTensor, ...]:
+    """What the pairs of [`_worthwhile_pairs`], those of all levels in a row, stand for.
+
+    Args:
+        widths: number of prefixes that each level extended.
+        sizes: number of pool entries that each level left.
+        top_k, budget, device: as there.
+
+    Returns:
+        `(pool,)`, for every pool entry the first pair of its level; `(pairs,)`, the pool entry of each pair's prefix (-1 for
+        the root); `(pairs,)`, the place of each pair's token among the `top_k`s of all levels.
+    """
+    first_entries = [-1, 0, *itertools.accumulate(sizes)]
+    with torch.inference_mode(False):
+        pairs = [_worthwhile_pairs(width, top_k, budget, device) for width in widths]
+        first_pairs = [0, *itertools.accumulate(len(prefixes) for prefixes, _ in pairs)]
+        counts = torch.tensor(sizes, device=device)
+        starts = torch.tensor(first_pairs[: len(sizes)], device=device).repeat_interleave(counts)
+        parents = torch.cat([prefixes + first_entries[level] for level, (prefixes, _) in enumerate(pairs)])
+        tokens = torch.cat([choices + level * top_k for level, (_, choices) in enumerate(pairs)])
+        return starts, parents, tokens
 
 
 def candidate_gains(
@@ -231,33 +283,18 @@ def _best_of_pool(
 ) -> TokenTree:
     """The tree of the `budget` best entries of all levels; a parent is named by its place among all entries."""
     scores = torch.cat(level_scores, dim=1)
-    batch, pool_size = scores.shape
     # Stable, so that among equal scores a parent, which lies in an earlier level, comes before its child.
-    best = scores.sort(dim=1, descending=True, stable=True).indices[:, : min(budget, pool_size)]
+    best = scores.sort(dim=1, descending=True, stable=True).indices[:, :budget]
     kept = best.sort(dim=1).values
-    num_nodes = kept.shape[1]
-    slots = torch.arange(1, num_nodes + 1, device=scores.device).expand(batch, -1)
-    slot_of = slots.new_zeros(batch, pool_size + 1).scatter(1, kept + 1, slots)
-    slot_parents = slot_of.gather(1, parents.gather(1, kept) + 1)
+    # The number of kept entries up to a parent is its slot; the root is entry -1.
+    slot_parents = torch.searchsorted(kept, parents.gather(1, kept), right=True)
     level_of = _levels(tuple(map(_width, level_scores)), scores.device)
     ancestors = ancestors_of(slot_parents, len(level_scores))
-    return TokenTree(tokens.gather(1, kept), slot_parents, level_of[kept], ancestors)
+    return TokenTree(tokens.gather(1, kept), slot_parents, level_of.take(kept), ancestors)
 
 
 def _width(level: torch.Tensor) -> int:
     return level.shape[1]
-
-
-@lru_cache(maxsize=64)
-def _first_of_levels(
-    sizes: tuple[int, ...], top_k: int, device: torch.device
-) -> tuple[torch.LongTensor, torch.LongTensor]:
-    """For every pool entry, the first token of its level among all `top_k`s, and the first entry of the level above."""
-    starts = [-1, 0, *itertools.accumulate(sizes)][: len(sizes)]
-    with torch.inference_mode(False):
-        counts = torch.tensor(sizes, device=device)
-        first_tokens = torch.arange(len(sizes), device=device) * top_k
-        return first_tokens.repeat_interleave(counts), torch.tensor(starts, device=device).repeat_interleave(counts)
 
 
 @lru_cache(maxsize=64)
@@ -277,10 +314,22 @@ def ancestors_of(parents: torch.LongTensor, depth: int) -> torch.BoolTensor:
     Returns:
         `(batch, nodes, nodes)`.
     """
-    num_nodes = parents.shape[1]
     # Floats, for matmul; they count paths, and stay far below infinity.
-    reach = torch.zeros(*parents.shape, num_nodes + 1, dtype=torch.float32, device=parents.device)
-    reach = reach.scatter_(2, parents[:, :, None], 1.0)[:, :, 1:] + torch.eye(num_nodes, device=parents.device)
+    num_nodes, device = parents.shape[1], parents.device
+    reach = (parents[:, :, None] == node_slots(num_nodes, device)) + _identity(num_nodes, device)
     for _ in range(math.ceil(math.log2(depth)) if depth > 1 else 0):
         reach = reach @ reach
     return reach > 0
+
+
+@lru_cache(maxsize=64)
+def node_slots(num_nodes: int, device: torch.device) -> torch.LongTensor:
+    """The slots of a tree's nodes, `(nodes,)`, made once and never to be written to."""
+    with torch.inference_mode(False):
+        return torch.arange(1, num_nodes + 1, device=device)
+
+
+@lru_cache(maxsize=64)
+def _identity(num_nodes: int, device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return torch.eye(num_nodes, device=device)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .tree import TokenTree
+from .tree import TokenTree, node_slots
 
 # A choice for a slot that was never looked at; it matches no token.
 NO_CHOICE = -1
@@ -42,10 +42,11 @@ def accept(tree: TokenTree, choices: torch.LongTensor) -> Acceptance:
         return Acceptance(num_accepted, None, choices)
     matches = tree.tokens == choices.gather(1, tree.parents)
     # A node is accepted if it and all its ancestors match. At most one child of a slot matches, so the accepted nodes are
-    # one path, and nodes are stored by depth, so a stable sort lists them from the top down.
-    accepted = ~(tree.ancestors & ~matches[:, None, :]).any(dim=-1)
-    order = accepted.long().argsort(dim=1, descending=True, stable=True)
-    path = torch.nn.functional.pad(order + 1, (1, 0))
+    # one path, with one node at each depth.
+    accepted = (tree.ancestors <= matches[:, None, :]).all(dim=-1)
+    slots = node_slots(tree.num_nodes, choices.device)
+    # All others are written to the root's place, as the root.
+    path = torch.zeros_like(choices).scatter_(1, accepted * tree.depths, accepted * slots)
     return Acceptance(accepted.sum(dim=1), path, choices.gather(1, path))
 
 

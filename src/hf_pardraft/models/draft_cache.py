@@ -117,9 +117,8 @@ class GrowingLayer(DynamicLayer):
 
     def move_to(self, start: int, source: torch.LongTensor) -> None:
         """Copy the columns `source (n,)` to the columns from `start` on: what `move` does for one row, in less time."""
-        end = start + len(source)
-        self.key_buffer[:, :, start:end] = self.key_buffer.index_select(2, source)
-        self.value_buffer[:, :, start:end] = self.value_buffer.index_select(2, source)
+        for buffer in (self.key_buffer, self.value_buffer):
+            buffer.narrow(2, start, len(source)).copy_(buffer.index_select(2, source))
 
     def select_rows(self, rows: torch.LongTensor, row_lengths: list[int]) -> None:
         """Keep only some rows of the batch, which have `row_lengths`, and the columns that they use."""

@@ -1,5 +1,7 @@
 """Attention masks for rows of different lengths and for trees: which columns of a cache a query may see."""
 
+from functools import lru_cache
+
 import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
@@ -90,5 +92,13 @@ def additive_masks(
 
 def additive(visible: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
     """`(batch, queries, columns)` to `(batch, 1, queries, columns)`: 0 where visible, else the lowest number of `dtype`."""
-    zero = torch.zeros((), dtype=dtype, device=visible.device)
-    return torch.where(visible, zero, torch.finfo(dtype).min)[:, None]
+    return torch.where(visible, *_bounds(dtype, visible.device))[:, None]
+
+
+@lru_cache(maxsize=16)
+def _bounds(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is added to the score of a column that is seen, and of one that is not."""
+    with torch.inference_mode(False):
+        return torch.zeros((), dtype=dtype, device=device), torch.full(
+            (), torch.finfo(dtype).min, device=device, dtype=dtype
+        )
