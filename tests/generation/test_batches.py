@@ -242,8 +242,10 @@ def test_prompts_padded_on_the_right_are_refused():
     target = tiny_target("llama")
     batch, _ = padded_batch()
     flipped = {name: value.flip(1) for name, value in batch.items()}
-    with pytest.raises(ValueError, match="padding_side"):
-        target.generate(**flipped, assistant_model=tiny_drafter("pard", target), max_new_tokens=4)
+    # The second row is one that is padded.
+    for inputs in (flipped, {name: value[1:2] for name, value in flipped.items()}):
+        with pytest.raises(ValueError, match="padding_side"):
+            target.generate(**inputs, assistant_model=tiny_drafter("pard", target), max_new_tokens=4)
 
 
 def test_a_streamer_takes_one_sequence():

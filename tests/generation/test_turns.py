@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import AutoModelForCausalLM, DynamicCache, Gemma4TextConfig, StaticCache
 
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
@@ -65,6 +65,24 @@ def test_static_caches_are_filled_as_plain_generate_fills_them(architecture, bud
     assert all(map(torch.equal, found, expected))
     drafter = drafter_for("dflash", target, expected[0][0], budget)
     assert torch.equal(greedy(target, prompts[0], cache_implementation="static", assistant_model=drafter), expected[0])
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+def test_layers_that_share_the_cache_of_others_go_on_too(budget):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "vocab_size_per_layer_input": 64, "hidden_size": 32, "intermediate_size": 48}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 8}
+    layers = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 6}
+    shared = {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "eos_token_id": None}
+    config = Gemma4TextConfig(**sizes, **heads, **layers, **shared, initializer_range=0.2)
+    target = AutoModelForCausalLM.from_config(config).eval()
+    prompts = [random_prompt(length, seed=seed) for seed, length in enumerate((7, 4, 1))]
+    ids, expected = None, []
+    for prompt in prompts:
+        ids = greedy(target, prompt if ids is None else torch.cat([ids, prompt], dim=1))
+        expected.append(ids)
+    found = three_turns(target, prompts, ("pard", "dflash", "pard"), budget, expected)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_a_turn_behind_a_padded_prompt_keeps_its_padding():

@@ -32,6 +32,7 @@ def target():
 def test_a_drafter_round_trips_bit_exactly(target, tmp_path, kind, dtype):
     drafter = tiny_drafter(kind, target).to(dtype)
     drafter.generation_config.num_assistant_tokens = 3
+    drafter.generation_config.tree_budget = 7
     drafter.save_pretrained(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "config.json",
@@ -41,6 +42,7 @@ def test_a_drafter_round_trips_bit_exactly(target, tmp_path, kind, dtype):
     loaded = AutoDrafter.from_pretrained(tmp_path, dtype="auto")
     assert type(loaded) is type(drafter)
     assert loaded.generation_config.num_assistant_tokens == 3
+    assert loaded.generation_config.tree_budget == 7
     assert loaded.state_dict().keys() == drafter.state_dict().keys()
     for name, weight in drafter.state_dict().items():
         assert loaded.state_dict()[name].dtype == dtype

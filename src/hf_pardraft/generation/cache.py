@@ -71,7 +71,8 @@ class TargetCache(GrowingCache):
                 # Copied: the states of a caller's cache are changed when this one's are handed back, not before.
                 self.layers[index] = copy.deepcopy(layer)
                 continue
-            if not layer.is_initialized:
+            # A layer that shares another's entries has none.
+            if self.layer_types[index] == "dummy" or not layer.is_initialized:
                 continue
             stored = stored_entries(layer)
             # Layers with a window may have forgotten the oldest columns, which nobody will look at any more.

@@ -148,9 +148,9 @@ def check_request(
     if length == 0 or model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("drafting needs the prompt as input_ids, got inputs_embeds or an empty prompt: pass token ids")
     attention_mask = model_kwargs.get("attention_mask")
-    if attention_mask is not None and batch > 1 and not bool(attention_mask[:, -1].all()):
+    if attention_mask is not None and not bool(attention_mask[:, -1].all()):
         raise ValueError(
-            "drafting continues a batch from its last column, got prompts that are padded on the right: set "
+            "drafting continues prompts from their last column, got some that are padded on the right: set "
             'tokenizer.padding_side = "left"'
         )
     check_cache(model_kwargs.get("past_key_values"), batch, length)
