@@ -190,3 +190,17 @@ def test_a_pard_drafter_warns_for_another_family_only(target):
         tiny_target("qwen3", seed=5).generate(random_prompt(4), assistant_model=drafter, max_new_tokens=2)
     with pytest.warns(UserWarning, match="model type 'qwen3'.*'llama'"):
         tiny_target("llama").generate(random_prompt(4), assistant_model=drafter, max_new_tokens=2)
+
+
+def test_masked_out_tokens_inside_the_text_are_refused_where_windows_count_them():
+    mask = torch.tensor([[1, 1, 0, 1, 1, 0, 1, 1, 1]])
+    for architecture in ("gemma3", "llama"):
+        target = tiny_target(architecture)
+        drafter = tiny_drafter("pard", target)
+        options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 12}
+        expected = target.generate(random_prompt(9), **options)
+        if architecture == "llama":
+            assert torch.equal(target.generate(random_prompt(9), assistant_model=drafter, **options), expected)
+            continue
+        with pytest.raises(ValueError, match="zeros inside the text"):
+            target.generate(random_prompt(9), assistant_model=drafter, **options)

@@ -182,6 +182,8 @@ def test_transformers_own_loop_writes_the_same(kind):
     assert torch.equal(target.generate(**on(FIRST, inputs), assistant_model=drafter, **PLAIN).cpu(), plain)
 
 
+# The prompt is where its text is, which is what transformers warns of.
+@pytest.mark.filterwarnings("ignore:You are calling .generate")
 @pytest.mark.parametrize("offloaded", ["ends", "embedding"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_of_the_target_may_be_offloaded(kind, offloaded):

@@ -153,9 +153,11 @@ def check_request(
             "drafting continues prompts from their last column, got some that are padded on the right: set "
             'tokenizer.padding_side = "left"'
         )
-    check_cache(model_kwargs.get("past_key_values"), batch, length)
-    check_can_roll_back(target.config.get_text_config(decoder=True))
     text_config = target.config.get_text_config(decoder=True)
+    if attention_mask is not None and any(size is not None for size in attention_windows(text_config).values()):
+        check_has_no_gap(attention_mask)
+    check_cache(model_kwargs.get("past_key_values"), batch, length)
+    check_can_roll_back(text_config)
     if is_hybrid(text_config):
         check_hybrid(text_config.model_type, batch, settings)
     elif batch > 1 or settings.tree_budget:
@@ -165,6 +167,16 @@ def check_request(
         raise ValueError(
             f"a {type(target).__name__} drafts with text alone, got {', '.join(others)}: leave them out, or call generate "
             "without assistant_model"
+        )
+
+
+def check_has_no_gap(attention_mask: torch.Tensor) -> None:
+    """Raise a `ValueError` for a mask `(batch, length)` with zeros behind a one."""
+    real = attention_mask.bool()
+    if bool((real[:, :-1] & ~real[:, 1:]).any()):
+        raise ValueError(
+            "a target with sliding windows counts masked-out tokens as distance, and drafting leaves them out, got an "
+            "attention_mask with zeros inside the text: take these tokens out of input_ids, or pad on the left only"
         )
 
 

@@ -43,8 +43,6 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
                 f"{config.pard_token}: set it in config.json, or make the drafter with PardDrafter.from_causal_lm"
             )
         super().__init__(config, *args, **kwargs)
-        # Otherwise loading would drop the draft settings: of a config that was made from a model's, only known fields are read.
-        self.generation_config._from_model_config = False
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args: Any, **kwargs: Any):
