@@ -100,6 +100,7 @@ def test_an_encoder_decoder_target(target):
     ("options", "match"),
     [
         ({"num_beams": 2}, "beam_search"),
+        ({"dola_layers": "low"}, "dola_layers"),
         ({"use_cache": False}, "use_cache=True"),
         ({"cache_implementation": "offloaded"}, "not offloaded"),
     ],

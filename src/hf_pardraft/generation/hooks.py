@@ -76,6 +76,11 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
                 f"drafters work with greedy decoding and sampling, got {generation_mode.value}: set num_beams=1 and leave out "
                 "the options of other decoding modes"
             )
+        if generation_config.dola_layers is not None:
+            raise ValueError(
+                "drafters write the target's own text, and dola_layers asks for another: leave it out, or call generate "
+                "without assistant_model"
+            )
         if self._is_stateful and not is_hybrid(self.config.get_text_config(decoder=True)):
             raise ValueError(
                 f"drafters work with targets whose cache can forget a rejected token, and {type(self).__name__} keeps a "
