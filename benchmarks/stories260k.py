@@ -84,7 +84,8 @@ def train(drafter, target, text: Dataset, steps: int, folder: Path) -> dict:
     )
     trainer.train()
     scores = trainer.evaluate()
-    return {"seconds": round(time.perf_counter() - started), "expected_tau": scores["eval_expected_tau"]}
+    seconds = round(time.perf_counter() - started)
+    return {"seconds": seconds, "steps": steps, "expected_tau": scores["eval_expected_tau"]}
 
 
 def fresh_drafters(target, tokenizer) -> dict:
@@ -154,7 +155,7 @@ def main() -> None:
     parser.add_argument("--training-text", type=Path, required=True)
     parser.add_argument("--prompt-text", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=4096, help="stories to sample for training")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=1600, help="training steps of each drafter")
     parser.add_argument("--work", type=Path, default=Path("stories260k.work"))
     arguments = parser.parse_args()
     logging.set_verbosity_error()
