@@ -5,7 +5,7 @@ This file travels with every drafter that is pushed to the Hub, so it imports to
 
 import warnings
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,18 @@ def are_real(counts: list[int] | None, batch: int, width: int, device: torch.dev
 
 @dataclass
 class DraftState:
-    """One generate call's memory of a drafter: its cache, and what it borrows from the target."""
+    """One generate call's memory of a drafter: its cache, what it borrows from the target, and what no round changes.
+
+    Attributes:
+        cache: keys and values of the context.
+        embed_tokens, lm_head: the target's, if the drafter has none of its own.
+        constants: arguments of the drafter's forward that are the same in every round, computed once.
+    """
 
     cache: GrowingCache
     embed_tokens: nn.Module | None = None
     lm_head: nn.Module | None = None
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class ParallelDrafter:
