@@ -14,7 +14,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from hf_pardraft import DFlashDrafter, PardDrafter
+from hf_pardraft import DFlareDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.generation.tree import TokenTree, ancestors_of
 
 VOCAB_SIZE = 64
@@ -71,7 +71,12 @@ def tiny_drafter(kind: str, target: PreTrainedModel, depth: int = 4, seed: int =
         drafter.generation_config.num_assistant_tokens = depth
         return drafter
     torch.manual_seed(seed)
-    return DFlashDrafter.for_target(target, num_layers=2, block_size=depth + 1, mask_token_id=vocab_size - 1)
+    options = {"num_layers": 2, "block_size": depth + 1, "mask_token_id": vocab_size - 1}
+    if kind == "dflare":
+        # So shallow a target has one tap by default, and then there is nothing to mix.
+        num_layers = target.config.get_text_config().num_hidden_layers
+        return DFlareDrafter.for_target(target, target_layer_ids=list(range(num_layers - 1)), **options)
+    return DFlashDrafter.for_target(target, **options)
 
 
 def make_oracle(drafter, continuation, rates: list[float], seed: int = 0, runner_up: float = 0.0):
