@@ -38,6 +38,16 @@ ARCHITECTURES = {
 }
 
 
+def every_architecture(kinds) -> list[tuple[str, str]]:
+    """Architectures and kinds of drafters to try together. What DFlare does with a target, DFlash does too: two are enough."""
+    return [
+        (architecture, kind)
+        for architecture in ARCHITECTURES
+        for kind in kinds
+        if kind != "dflare" or architecture in ("qwen3", "gemma3")
+    ]
+
+
 def tiny_target(architecture: str = "qwen3", seed: int = 0, **overrides) -> PreTrainedModel:
     """A random model with weights large enough that its argmax is no near tie."""
     config_class, fields = ARCHITECTURES[architecture]
