@@ -81,10 +81,16 @@ class ParallelDrafter:
     """The contract of all drafters, as a mixin of `PreTrainedModel` classes.
 
     A subclass says what it taps (`tapped_hidden_states`), how deep it can draft (`max_draft_depth`), and implements
-    `new_draft_state` and `draft`. Nothing else about it is known to the decode loops.
+    `new_draft_state` and `draft`. Nothing else about it is known to the decode loops. To the trainer it says how its batches
+    are laid out.
+
+    Attributes:
+        batch_layout: "cod" for a causal LM's rows with masks behind them, some of them dropped; "anchored_blocks" for blocks
+            of an anchor and masks beside the target's hidden states.
     """
 
     DEFAULT_DEPTH = 8
+    batch_layout: str | None = None
     last_stats = None
     vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
 

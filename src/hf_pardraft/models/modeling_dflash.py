@@ -134,6 +134,7 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
     """
 
     config: DFlashConfig
+    batch_layout = "anchored_blocks"
     layer_class = DFlashLayer
     base_model_prefix = ""
     main_input_name = "noise_embeds"

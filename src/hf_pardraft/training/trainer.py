@@ -12,7 +12,8 @@ from .forwards import FORWARDS, SupervisedRows, target_features
 from .losses import position_weights, weighted_cross_entropy
 from .metrics import DraftMetrics
 
-COLLATORS = {"pard": PardCollator, "dflash": BlockCollator}
+# By what a drafter declares as its `batch_layout`.
+COLLATORS = {"cod": PardCollator, "anchored_blocks": BlockCollator}
 
 
 class DraftTrainer(Trainer):
@@ -22,7 +23,7 @@ class DraftTrainer(Trainer):
         model: the drafter.
         target: the model that it will draft for. Drafters that read hidden states need it; PARD only notes its kind.
         args: see [`DraftTrainingArguments`].
-        data_collator: by default the one for this kind of drafter, set up from `args`.
+        data_collator: by default the one for the drafter's batch layout, set up from `args`.
         **kwargs: as for `Trainer`. Examples have `input_ids` and `labels` (-100 for tokens that are not learned).
 
     Raises:
@@ -46,7 +47,8 @@ class DraftTrainer(Trainer):
             freeze(target)
         self.target = target
         self.drafter = model
-        super().__init__(model=model, args=args, data_collator=data_collator or default_collator(model, args), **kwargs)
+        data_collator = data_collator or COLLATORS[model.batch_layout].for_drafter(model, args)
+        super().__init__(model=model, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
             target.to(args.device)
         # The losses are means already, so the Trainer has to divide them by the accumulation steps.
@@ -58,7 +60,7 @@ class DraftTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Features, draft logits, loss, metrics."""
         features = target_features(self.drafter, self.target, inputs)
-        rows = FORWARDS[self.drafter.config.drafter_kind](model, self.drafter, self.target, inputs, features)
+        rows = FORWARDS[self.drafter.batch_layout](model, self.drafter, self.target, inputs, features)
         loss = self.draft_loss(rows)
         self.metrics["train" if model.training else "eval"].add(rows.logits, rows.labels, rows.positions)
         return (loss, rows) if return_outputs else loss
@@ -92,13 +94,3 @@ class _TellCollatorTheEpoch(TrainerCallback):
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         self.collator.epoch = int(state.epoch or 0)
-
-
-def default_collator(drafter: PreTrainedModel, args: DraftTrainingArguments) -> PardCollator | BlockCollator:
-    """The collator of a drafter's kind, set up from the training arguments."""
-    collator = COLLATORS[drafter.config.drafter_kind]
-    if collator is PardCollator:
-        return PardCollator(
-            drafter.config.pard_token, args.draft_tokens, args.cod_retention, args.cod_min_retention, args.seed
-        )
-    return BlockCollator(drafter.config.mask_token_id, drafter.config.block_size, args.num_anchors, args.seed)
