@@ -9,7 +9,7 @@ from .arguments import DraftTrainingArguments
 from .collators import BlockCollator, PardCollator
 from .features import freeze
 from .forwards import FORWARDS, SupervisedRows, target_features
-from .losses import position_weights, weighted_cross_entropy
+from .losses import gamma_after_epochs, linear_gamma, position_weights, weighted_cross_entropy
 from .metrics import DraftMetrics
 
 # By what a drafter declares as its `batch_layout`.
@@ -61,14 +61,24 @@ class DraftTrainer(Trainer):
         """Features, draft logits, loss, metrics."""
         features = target_features(self.drafter, self.target, inputs)
         rows = FORWARDS[self.drafter.batch_layout](model, self.drafter, self.target, inputs, features)
-        loss = self.draft_loss(rows)
+        # Evaluation losses are compared with each other, so their weights stay what they are before the first step.
+        loss = self.draft_loss(rows, self.current_gamma() if model.training else self.args.loss_gamma)
         self.metrics["train" if model.training else "eval"].add(rows.logits, rows.labels, rows.positions)
         return (loss, rows) if return_outputs else loss
 
-    def draft_loss(self, rows: SupervisedRows) -> torch.Tensor:
+    def current_gamma(self) -> float | None:
+        """The decay constant of the next step's position weights, from the steps or epochs that are done."""
+        args, state = self.args, self.state
+        if args.loss_gamma_end is not None:
+            return linear_gamma(state.global_step, max(state.max_steps, 1), args.loss_gamma, args.loss_gamma_end)
+        if args.loss_gamma_epoch_step is not None:
+            return gamma_after_epochs(state.epoch or 0, args.loss_gamma, args.loss_gamma_epoch_step)
+        return args.loss_gamma
+
+    def draft_loss(self, rows: SupervisedRows, gamma: float | None) -> torch.Tensor:
         """Cross-entropy with position decay over the supervised rows, divided by the sum of their weights."""
         deepest = max(self.args.draft_tokens, self.drafter.draft_depth)
-        weights = position_weights(deepest, self.args.loss_gamma, rows.logits.device)
+        weights = position_weights(deepest, gamma, rows.logits.device)
         total, weight_sum = weighted_cross_entropy(rows.logits, rows.labels, weights[rows.positions - 1])
         return total / weight_sum.clamp(min=torch.finfo(weight_sum.dtype).tiny)
 
@@ -79,7 +89,10 @@ class DraftTrainer(Trainer):
         return loss.detach(), None, None
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the draft metrics that were gathered since the last log."""
+        """Add the draft metrics that were gathered since the last log, and gamma if it grows."""
+        grows = self.args.loss_gamma_end is not None or self.args.loss_gamma_epoch_step is not None
+        if "loss" in logs and grows:
+            logs["loss_gamma"] = self.current_gamma()
         for mode, marker, prefix in (("train", "loss", ""), ("eval", "eval_loss", "eval_")):
             if marker in logs:
                 logs.update({prefix + name: value for name, value in self.metrics[mode].pop().items()})
