@@ -145,18 +145,19 @@ class DFlareDrafter(DFlashDrafter):
     def layer_contexts(
         self, context_hidden_states: torch.Tensor, fusion_weights: torch.Tensor | None = None
     ) -> list[torch.Tensor]:
-        """Context features of each layer, `(batch, new, H)` each (eq. 3), from `(batch, new, taps * H)`."""
-        config = self.config
-        if config.fusion == "fc":
-            fused = self.fc(context_hidden_states).unsqueeze(2)
-        else:
-            weights = self.fusion_weights() if fusion_weights is None else fusion_weights
-            taps = context_hidden_states.unflatten(-1, (len(config.target_layer_ids), -1))
-            fused = weights.to(taps.dtype) @ taps
-        if config.fusion_fc:
+        """Context features `(batch, new, H)` for each layer (eq. 3), from `(batch, new, taps * H)`."""
+        is_shared = self.config.fusion_norm == "shared"
+        if self.config.fusion == "fc":
+            if is_shared:
+                return super().layer_contexts(context_hidden_states)
+            fused = self.fc(context_hidden_states)
+            return [norm(fused) for norm in self.hidden_norm]
+        weights = self.fusion_weights() if fusion_weights is None else fusion_weights
+        taps = context_hidden_states.unflatten(-1, (weights.shape[1], -1))
+        # (batch, new, layers, H)
+        fused = weights.to(taps.dtype) @ taps
+        if self.config.fusion_fc:
             fused = self.fusion_fc(fused)
-        # (batch, new, layers, H), or a single one for all layers.
-        if config.fusion_norm == "shared":
-            return list(self.hidden_norm(fused).expand(-1, -1, config.num_hidden_layers, -1).unbind(2))
-        layers = fused.expand(-1, -1, config.num_hidden_layers, -1).unbind(2)
-        return [norm(layer) for norm, layer in zip(self.hidden_norm, layers, strict=True)]
+        if is_shared:
+            return list(self.hidden_norm(fused).unbind(2))
+        return [norm(layer) for norm, layer in zip(self.hidden_norm, fused.unbind(2), strict=True)]

@@ -1,6 +1,6 @@
 """DFlash: a block-diffusion drafter that reads a target's hidden states as keys and values (dflare.txt, section 3)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -308,14 +308,17 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
         Returns:
             `last_hidden_state (batch, rows, H)`, after the final norm, ready for the target's lm_head.
         """
-        context = self.hidden_norm(self.fc(context_hidden_states))
-        contexts = [context] * self.config.num_hidden_layers
+        contexts = self.layer_contexts(context_hidden_states)
         return self.denoise(noise_embeds, contexts, position_ids, attention_mask, past_key_values, **kwargs)
+
+    def layer_contexts(self, context_hidden_states: torch.Tensor) -> list[torch.Tensor]:
+        """Context features `(batch, new, H)` for each layer, here the same for all, from `(batch, new, taps * target_hidden)`."""
+        return [self.hidden_norm(self.fc(context_hidden_states))] * self.config.num_hidden_layers
 
     def denoise(
         self,
         noise_embeds: torch.Tensor,
-        contexts: Sequence[torch.Tensor],
+        contexts: list[torch.Tensor],
         position_ids: torch.LongTensor,
         attention_mask: torch.Tensor | dict[str, torch.Tensor] | None,
         past_key_values: Cache | None,
