@@ -6,7 +6,7 @@ from .configuration_dflash import DFlashConfig
 
 # AngelSlim's checkpoints carry this name; where they list no taps, they have one per draft layer.
 ANGELSLIM_ARCHITECTURE = "QwenDFlareDraftModel"
-NUM_TAPS = 9
+DEFAULT_NUM_TAPS = 9
 
 
 class DFlareConfig(DFlashConfig):
@@ -39,4 +39,4 @@ class DFlareConfig(DFlashConfig):
 
     def default_num_taps(self) -> int:
         """How many target layers to tap where none are named."""
-        return self.num_hidden_layers if ANGELSLIM_ARCHITECTURE in (self.architectures or []) else NUM_TAPS
+        return self.num_hidden_layers if ANGELSLIM_ARCHITECTURE in (self.architectures or []) else DEFAULT_NUM_TAPS

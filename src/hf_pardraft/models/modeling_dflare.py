@@ -46,6 +46,8 @@ class DFlareAttention(DFlashAttention):
 
 
 class DFlareLayer(DFlashLayer):
+    """A DFlash layer with DFlare's attention."""
+
     attention_class = DFlareAttention
 
 
