@@ -14,7 +14,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from hf_pardraft import DFlashDrafter, PardDrafter
+from hf_pardraft import DFlareDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.generation.tree import TokenTree, ancestors_of
 
 VOCAB_SIZE = 64
@@ -36,6 +36,16 @@ ARCHITECTURES = {
     ),
     "phi3": (Phi3Config, {}),
 }
+
+
+def every_architecture(kinds) -> list[tuple[str, str]]:
+    """Architectures and kinds of drafters to try together. What DFlare does with a target, DFlash does too: two are enough."""
+    return [
+        (architecture, kind)
+        for architecture in ARCHITECTURES
+        for kind in kinds
+        if kind != "dflare" or architecture in ("qwen3", "gemma3")
+    ]
 
 
 def tiny_target(architecture: str = "qwen3", seed: int = 0, **overrides) -> PreTrainedModel:
@@ -71,8 +81,12 @@ def tiny_drafter(kind: str, target: PreTrainedModel, depth: int = 4, seed: int =
         drafter.generation_config.num_assistant_tokens = depth
         return drafter
     torch.manual_seed(seed)
-    fields = {"num_layers": 2, "block_size": depth + 1, "mask_token_id": vocab_size - 1, **overrides}
-    return DFlashDrafter.for_target(target, **fields)
+    fields = {"num_layers": 2, "block_size": depth + 1, "mask_token_id": vocab_size - 1}
+    if kind == "dflare":
+        # So shallow a target has one tap by default, and then there is nothing to mix.
+        fields["target_layer_ids"] = list(range(target.config.get_text_config().num_hidden_layers - 1))
+    drafter_class = DFlareDrafter if kind == "dflare" else DFlashDrafter
+    return drafter_class.for_target(target, **{**fields, **overrides})
 
 
 def make_oracle(drafter, continuation, rates: list[float], seed: int = 0, runner_up: float = 0.0):

@@ -12,8 +12,10 @@ from .auto import AutoDrafter
 from .generation import hooks
 from .generation.candidates import ParallelCandidateGenerator
 from .generation.stats import DecodeStats
+from .models.configuration_dflare import DFlareConfig
 from .models.configuration_dflash import DFlashConfig
 from .models.configuration_pard import PardConfig
+from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
 
@@ -25,6 +27,8 @@ __version__ = version("hf-pardraft")
 
 __all__ = [
     "AutoDrafter",
+    "DFlareConfig",
+    "DFlareDrafter",
     "DFlashConfig",
     "DFlashDrafter",
     "DecodeStats",
@@ -51,4 +55,6 @@ def __getattr__(name: str) -> Any:
 
 AutoConfig.register(DFlashConfig.model_type, DFlashConfig, exist_ok=True)
 AutoModel.register(DFlashConfig, DFlashDrafter, exist_ok=True)
+AutoConfig.register(DFlareConfig.model_type, DFlareConfig, exist_ok=True)
+AutoModel.register(DFlareConfig, DFlareDrafter, exist_ok=True)
 hooks.install()

@@ -4,13 +4,15 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
 
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 KNOWN_LAYOUTS = (
     "PARD (an ordinary Llama, Qwen2 or Qwen3 config with `pard_token`), DFlash as published (`dflash_config` or the "
-    "architecture DFlashDraftModel), and what save_pretrained of this package writes"
+    "architecture DFlashDraftModel), DFlare as published (the same with the architecture QwenDFlareDraftModel), and what "
+    "save_pretrained of this package writes"
 )
 
 
@@ -23,11 +25,11 @@ def drafter_class_for(config: dict[str, Any], source: str = "config.json") -> ty
     architectures = config.get("architectures") or []
     if config.get("pard_token") is not None and config.get("spd_type", "pard") == "pard":
         return PardDrafter
+    # DFlare's published configs are DFlash's in all but the architecture, so it has to be asked for first.
+    if config.get("model_type") == "dflare" or any("DFlare" in name for name in architectures):
+        return DFlareDrafter
     is_dflash_architecture = any(name in ("DFlashDraftModel", "DFlashDrafter") for name in architectures)
-    other_architecture = any("DFlare" in name for name in architectures)
-    if config.get("model_type") == "dflash" or is_dflash_architecture:
-        return DFlashDrafter
-    if "dflash_config" in config and not other_architecture:
+    if config.get("model_type") == "dflash" or is_dflash_architecture or "dflash_config" in config:
         return DFlashDrafter
     found = {
         key: config[key]

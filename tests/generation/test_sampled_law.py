@@ -124,6 +124,13 @@ def test_sampled_decoding_has_the_target_law(target, kind, setting, proposal):
 
 
 @pytest.mark.parametrize("proposal", PROPOSALS)
+def test_dflare_has_it_too(target, proposal):
+    options, warpers = SETTINGS["temperature"]
+    counts = sampled_counts(target, drafter_for("dflare", target, **PROPOSALS[proposal]), options)
+    assert p_value(counts, exact_law(target, warpers)) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("proposal", PROPOSALS)
 def test_one_sequence_at_a_time_has_it_too(target, proposal):
     options, warpers = SETTINGS["temperature"]
     drafter = drafter_for("pard", target, rows=1, **PROPOSALS[proposal])

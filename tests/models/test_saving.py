@@ -15,11 +15,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from hf_pardraft import AutoDrafter, DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
+from hf_pardraft import AutoDrafter, DFlareDrafter, DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
 from hf_pardraft.models.mask_token import choose_mask_token_id
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash")
+KINDS = ("pard", "dflash", "dflare")
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,13 @@ def test_a_dflash_folder_has_neither_embedding_nor_head(target, tmp_path):
     assert type(AutoModel.from_pretrained(tmp_path)) is DFlashDrafter
 
 
+def test_a_dflare_folder_has_the_published_names(target, tmp_path):
+    tiny_drafter("dflare", target).save_pretrained(tmp_path)
+    published = load_file(Path(__file__).parent.parent / "fixtures" / "dflare" / "model.safetensors")
+    assert load_file(tmp_path / "model.safetensors").keys() == published.keys()
+    assert type(AutoModel.from_pretrained(tmp_path)) is DFlareDrafter
+
+
 def test_a_pard_folder_is_an_ordinary_causal_lm_to_transformers(tmp_path):
     drafter = PardDrafter.from_causal_lm(tiny_target("llama"), mask_token_id=MASK_TOKEN_ID)
     drafter.save_pretrained(tmp_path)
@@ -97,15 +104,19 @@ def test_a_missing_weight_is_named(target, tmp_path, kind):
 def test_a_left_over_weight_is_named(target, tmp_path, kind):
     tiny_drafter(kind, target).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    weights["layer_fusion_weights"] = torch.zeros(2, 3)
+    weights["left_over.weight"] = torch.zeros(2, 3)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"unexpected keys: .*layer_fusion_weights"):
+    with pytest.raises(ValueError, match=r"unexpected keys: left_over.weight"):
         AutoDrafter.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"architectures": ["QwenDFlareDraftModel"], "dflash_config": {}}, {"pard_token": 5, "spd_type": "pard2"}],
+    [
+        {},
+        {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash"},
+        {"pard_token": 5, "spd_type": "pard2"},
+    ],
 )
 def test_an_unknown_layout_is_refused_with_what_was_found(tmp_path, fields):
     config = {**Qwen3Config(vocab_size=64, hidden_size=32).to_dict(), **fields}
@@ -163,6 +174,7 @@ def test_a_real_tokenizer_gives_the_published_choice():
 def test_a_published_config_names_no_path_of_this_machine(tiny_family, tmp_path):
     target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
     DFlashDrafter.for_target(target, 1, 4).save_pretrained(tmp_path / "dflash")
+    DFlareDrafter.for_target(target, 1, 4).save_pretrained(tmp_path / "dflare")
     PardDrafter.from_causal_lm(tiny_family / "target").save_pretrained(tmp_path / "pard")
     for kind in KINDS:
         assert str(tiny_family) not in (tmp_path / kind / "config.json").read_text()

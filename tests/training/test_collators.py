@@ -6,7 +6,7 @@ import torch
 from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.training.collators import BlockCollator, PardCollator
 from hf_pardraft.training.features import tapped_features
-from hf_pardraft.training.forwards import dflash_forward, pard_forward, target_features
+from hf_pardraft.training.forwards import block_forward, pard_forward, target_features
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
 EOS = 2
@@ -131,13 +131,14 @@ def test_pard_training_rows_equal_inference_with_the_same_prefix(retention):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", ["dflash", "dflare"])
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
-def test_dflash_training_blocks_equal_inference_with_the_same_prefix(architecture):
+def test_anchored_training_blocks_equal_inference_with_the_same_prefix(architecture, kind):
     target = tiny_target(architecture)
-    drafter = tiny_drafter("dflash", target)
+    drafter = tiny_drafter(kind, target)
     samples = [example(3, 12), example(2, 8, seed=4)]
     batch = BlockCollator(MASK_TOKEN_ID, block_size=5, num_anchors=100)(samples)
-    rows = dflash_forward(drafter, drafter, target, batch, target_features(drafter, target, batch))
+    rows = block_forward(drafter, drafter, target, batch, target_features(drafter, target, batch))
     where = (batch["labels"] != -100).nonzero().tolist()
     for position, (sample, block, k) in enumerate(where):
         anchor = int(batch["anchors"][sample, block])

@@ -3,11 +3,12 @@
 import pytest
 import torch
 from datasets import Dataset
+from transformers import TrainerCallback
 
 from hf_pardraft import AutoDrafter, DraftTrainer, DraftTrainingArguments
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash")
+KINDS = ("pard", "dflash", "dflare")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,28 @@ def trainer_for(kind, target, text, folder, **settings):
     return DraftTrainer(
         tiny_drafter(kind, target), target=target, args=arguments, train_dataset=text, eval_dataset=text
     )
+
+
+class StopAt(TrainerCallback):
+    """Cuts a run off, which leaves the number of steps that it was planned for as it was."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= self.step
+
+
+def note_gammas(trainer) -> list[float]:
+    """The gammas of the losses that `trainer` computes from now on."""
+    gammas, draft_loss = [], trainer.draft_loss
+
+    def noting(rows, gamma):
+        gammas.append(gamma)
+        return draft_loss(rows, gamma)
+
+    trainer.draft_loss = noting
+    return gammas
 
 
 def losses(trainer) -> list[float]:
@@ -120,6 +143,53 @@ def test_accumulated_batches_train_like_one_batch(kind, target, text, tmp_path):
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-4)
 
 
+# Eight examples in batches of four: two steps an epoch.
+SCHEDULES = {
+    "steps": ({"loss_gamma": 1.0, "loss_gamma_end": 4.0}, [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]),
+    "epochs": ({"loss_gamma": 4.5, "loss_gamma_epoch_step": 1.0}, [4.5, 4.5, 5.5, 5.5, 6.5, 6.5, 7.5]),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_gamma_grows_while_training_and_not_for_evaluation(schedule, target, text, tmp_path):
+    settings, expected = SCHEDULES[schedule]
+    trainer = trainer_for("dflare", target, text, tmp_path, **settings)
+    gammas = note_gammas(trainer)
+    trainer.train()
+    assert gammas == pytest.approx(expected[:6])
+    logged = [entry["loss_gamma"] for entry in trainer.state.log_history if "loss_gamma" in entry]
+    assert logged == pytest.approx(expected[1:])
+    gammas.clear()
+    trainer.evaluate()
+    assert gammas == [settings["loss_gamma"]]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_gamma_grows_with_optimiser_steps_not_with_accumulated_batches(schedule, target, text, tmp_path):
+    settings, expected = SCHEDULES[schedule]
+    halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    trainer = trainer_for("dflash", target, text, tmp_path, **settings, **halves)
+    gammas = note_gammas(trainer)
+    trainer.train()
+    assert gammas == pytest.approx([gamma for gamma in expected[:6] for _ in range(2)])
+
+
+@pytest.mark.parametrize("cut_at", [3, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_resumed_run_goes_on_with_the_gamma_of_an_unbroken_one(schedule, cut_at, target, text, tmp_path):
+    settings, expected = SCHEDULES[schedule]
+    unbroken = trainer_for("dflare", target, text, tmp_path / "unbroken", **settings)
+    unbroken.train()
+    first = trainer_for("dflare", target, text, tmp_path / "cut", save_strategy="steps", save_steps=cut_at, **settings)
+    first.add_callback(StopAt(cut_at))
+    first.train()
+    second = trainer_for("dflare", target, text, tmp_path / "cut", **settings)
+    gammas = note_gammas(second)
+    second.train(resume_from_checkpoint=str(tmp_path / "cut" / f"checkpoint-{cut_at}"))
+    assert gammas == pytest.approx(expected[cut_at:6])
+    assert losses(second)[cut_at:] == losses(unbroken)[cut_at:]
+
+
 def test_a_drafter_that_taps_needs_its_target(target, text, tmp_path):
     with pytest.raises(ValueError, match="pass target="):
         DraftTrainer(tiny_drafter("dflash", target), args=DraftTrainingArguments(tmp_path, use_cpu=True))
@@ -127,8 +197,29 @@ def test_a_drafter_that_taps_needs_its_target(target, text, tmp_path):
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("draft_tokens", 0), ("cod_retention", 0.0), ("cod_min_retention", 1.5), ("num_anchors", 0), ("loss_gamma", -1.0)],
+    [
+        ("draft_tokens", 0),
+        ("cod_retention", 0.0),
+        ("cod_min_retention", 1.5),
+        ("num_anchors", 0),
+        ("loss_gamma", -1.0),
+    ],
 )
 def test_settings_out_of_range_are_refused(tmp_path, setting, value):
     with pytest.raises(ValueError, match=setting):
         DraftTrainingArguments(tmp_path, use_cpu=True, **{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"loss_gamma_end": 5.0}, "a value to start from"),
+        ({"loss_gamma_epoch_step": 1.0}, "a value to start from"),
+        ({"loss_gamma": 4.0, "loss_gamma_end": 3.0}, "loss_gamma_end must be above"),
+        ({"loss_gamma": 4.0, "loss_gamma_epoch_step": 0.0}, "loss_gamma_epoch_step must be positive"),
+        ({"loss_gamma": 4.0, "loss_gamma_end": 5.0, "loss_gamma_epoch_step": 1.0}, "leave one of them out"),
+    ],
+)
+def test_schedules_that_contradict_themselves_are_refused(tmp_path, settings, match):
+    with pytest.raises(ValueError, match=match):
+        DraftTrainingArguments(tmp_path, use_cpu=True, **settings)

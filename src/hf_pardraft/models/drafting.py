@@ -5,7 +5,7 @@ This file travels with every drafter that is pushed to the Hub, so it imports to
 
 import warnings
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -87,21 +87,34 @@ def input_device(module: nn.Module) -> torch.device:
 
 @dataclass
 class DraftState:
-    """One generate call's memory of a drafter: its cache, and what it borrows from the target."""
+    """One generate call's memory of a drafter: its cache, what it borrows from the target, and what no round changes.
+
+    Attributes:
+        cache: keys and values of the context.
+        embed_tokens, lm_head: the target's, if the drafter has none of its own.
+        constants: arguments of the drafter's forward that are the same in every round, computed once.
+    """
 
     cache: GrowingCache
     embed_tokens: nn.Module | None = None
     lm_head: nn.Module | None = None
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class ParallelDrafter:
     """The contract of all drafters, as a mixin of `PreTrainedModel` classes.
 
     A subclass says what it taps (`tapped_hidden_states`), how deep it can draft (`max_draft_depth`), and implements
-    `new_draft_state` and `draft`. Nothing else about it is known to the decode loops.
+    `new_draft_state` and `draft`. Nothing else about it is known to the decode loops. To the trainer it says how its batches
+    are laid out.
+
+    Attributes:
+        batch_layout: "cod" for a causal LM's rows with masks behind them, some of them dropped; "anchored_blocks" for blocks
+            of an anchor and masks beside the target's hidden states.
     """
 
     DEFAULT_DEPTH = 8
+    batch_layout: str | None = None
     last_stats = None
     vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
 

@@ -26,6 +26,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
     """
 
     config: PardConfig
+    batch_layout = "cod"
     vocab_mismatch_advice = (
         "If they do share a tokenizer, and only the padding of the embedding differs, call "
         "drafter.resize_token_embeddings with the target's size"
@@ -43,8 +44,6 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
                 f"{config.pard_token}: set it in config.json, or make the drafter with PardDrafter.from_causal_lm"
             )
         super().__init__(config, *args, **kwargs)
-        # Otherwise loading would drop the draft settings: of a config that was made from a model's, only known fields are read.
-        self.generation_config._from_model_config = False
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args: Any, **kwargs: Any):

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
+from .arguments import DraftTrainingArguments
 from .masks import PADDING
 
 IGNORED = -100
@@ -115,6 +117,11 @@ class PardCollator:
         self.seed = seed
         self.epoch = 0
 
+    @classmethod
+    def for_drafter(cls, drafter: PreTrainedModel, args: DraftTrainingArguments) -> "PardCollator":
+        """One that is set up from the drafter's config and the training arguments."""
+        return cls(drafter.config.pard_token, args.draft_tokens, args.cod_retention, args.cod_min_retention, args.seed)
+
     def rows(self, example: dict[str, Any]) -> dict[str, torch.LongTensor]:
         """The rows of one example, `(rows,)` each."""
         input_ids, labels, documents = checked(example)
@@ -143,7 +150,7 @@ class PardCollator:
 
 
 class BlockCollator:
-    """Anchored blocks for DFlash: sequences for the target, and blocks of an anchor and masks (dflare.txt, section 3.3).
+    """Anchored blocks: sequences for the target, and blocks of an anchor and masks (dflare.txt, section 3.3).
 
     A batch holds `input_ids` and `attention_mask` `(batch, length)`; `anchors (batch, blocks)`, `PADDING` where an example
     has fewer; `block_ids (batch, blocks, block_size)`; and `labels (batch, blocks, block_size - 1)`, the tokens after the
@@ -164,12 +171,17 @@ class BlockCollator:
         self.seed = seed
         self.epoch = 0
 
+    @classmethod
+    def for_drafter(cls, drafter: PreTrainedModel, args: DraftTrainingArguments) -> "BlockCollator":
+        """One that is set up from the drafter's config and the training arguments."""
+        return cls(drafter.config.mask_token_id, drafter.config.block_size, args.num_anchors, args.seed)
+
     def blocks(self, example: dict[str, Any]) -> dict[str, torch.LongTensor]:
         """Sequence, anchors, block ids and labels of one example."""
         input_ids, labels, documents = checked(example)
         if documents.unique().numel() > 1:
             raise ValueError(
-                "DFlash training takes one document per row, got a packed row: the target would attend across documents. Pass "
+                "anchored blocks take one document per row, got a packed row: the target would attend across documents. Pass "
                 "the documents as separate examples"
             )
         # At inference the target writes the first anchor itself, so an anchor lies in the response, and has a successor.

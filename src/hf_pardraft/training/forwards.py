@@ -1,4 +1,4 @@
-"""From a batch to the draft logits of its supervised rows, one function per kind of drafter."""
+"""From a batch to the draft logits of its supervised rows, one function per batch layout."""
 
 from dataclasses import dataclass
 
@@ -55,7 +55,7 @@ def pard_forward(
     return SupervisedRows(outputs.logits, batch["labels"][supervised], batch["draft_positions"][supervised])
 
 
-def dflash_forward(
+def block_forward(
     model: nn.Module, drafter: PreTrainedModel, target: PreTrainedModel, batch: dict, features: torch.Tensor
 ) -> SupervisedRows:
     """All anchored blocks of a batch in one sequence; the target's own embedding and lm_head, frozen."""
@@ -82,4 +82,5 @@ def dflash_forward(
     )
 
 
-FORWARDS = {"pard": pard_forward, "dflash": dflash_forward}
+# By what a drafter declares as its `batch_layout`.
+FORWARDS = {"cod": pard_forward, "anchored_blocks": block_forward}

@@ -25,6 +25,25 @@ def position_weights(
     return torch.exp(-torch.arange(num_positions, device=device, dtype=dtype) / gamma)
 
 
+def linear_gamma(step: int, num_steps: int, start: float, end: float) -> float:
+    """The decay constant gamma(s) that grows from `start` before the first step to `end` behind the last (dflare.txt, eq. 5).
+
+    Args:
+        step: s, optimiser steps that are done.
+        num_steps: S, optimiser steps of the whole training, at least 1.
+    """
+    return start + step / num_steps * (end - start)
+
+
+def gamma_after_epochs(epochs: float, start: float, growth: float) -> float:
+    """The decay constant that grows from `start` by `growth` after each whole epoch (dflare.txt, section A.1).
+
+    Args:
+        epochs: epochs that are done, a started one in part.
+    """
+    return start + growth * int(epochs)
+
+
 def weighted_cross_entropy(
     logits: torch.Tensor, labels: torch.LongTensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
