@@ -115,6 +115,7 @@ def test_the_tree_with_an_ngram_term_is_darts(form, case):
         ngram_context=torch.tensor([case["context_tail"]]),
         scoring=scoring,
         end_token_id=case.get("eos"),
+        end_rule="last",
     )
     assert_well_formed(tree, logits.shape[0])
     assert set(paths_of(tree)) == {tuple(path) for path in case["paths"]}

@@ -75,10 +75,15 @@ class ParallelDrafter:
 
     A subclass says what it taps (`tapped_hidden_states`), how deep it can draft (`max_draft_depth`), and implements
     `new_draft_state` and `draft`. Nothing else about it is known to the decode loops.
+
+    Attributes:
+        last_stats: how the latest `generate` call went.
+        ngram: a continuity model for its token trees, set by the user; never saved.
     """
 
     DEFAULT_DEPTH = 8
     last_stats = None
+    ngram = None
     vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
 
     @property
