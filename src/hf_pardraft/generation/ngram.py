@@ -12,7 +12,8 @@ from huggingface_hub import HfApi
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
-from .ngram_build import BuildOptions, build_store
+from .ngram_build import BuildOptions, build_store, checked_count
+from .ngram_sources import token_documents
 from .ngram_store import FILE_NAME, Level, NgramInfo, read_store
 from .ngram_trie import convert_trie
 
@@ -112,11 +113,11 @@ class NgramModel:
 
         Returns:
             Pairs of `(..., contexts, 1)` and `(..., contexts, candidates)`, float32; the share is 0 where the context was
-            never seen. Those of the empty context have one row for all contexts.
+            never seen.
         """
         contexts = contexts.clamp(max=self.vocab_size)
         candidates = candidates.clamp(max=self.vocab_size)[..., None, :]
-        total = torch.full_like(candidates[..., :1], self.info.num_tokens, dtype=torch.float32)
+        total = torch.full(contexts.shape[:-1], float(self.info.num_tokens), device=contexts.device)[..., None]
         found = [(total, self.unigrams[candidates] / total.clamp(min=1))]
         for length in range(1, min(self.order - 1, contexts.shape[-1]) + 1):
             places = contexts[..., -length, None]
@@ -187,7 +188,7 @@ class NgramModel:
             min_count: n-grams of two and more tokens that were seen less often are dropped.
             max_memory: bytes, or a size such as "2GB", to be used for counting. What does not fit is sorted in runs on
                 disk and merged. A document itself comes on top.
-            num_proc: processes to count with. With more than one, call from under `if __name__ == "__main__":`.
+            num_proc: processes to count with.
             progress: whether to show progress bars.
             save_directory: folder for the store; by default a temporary one, which goes when the model does.
 
@@ -205,6 +206,22 @@ class NgramModel:
             progress=progress,
         )
         return cls._made(save_directory, lambda path: build_store(documents, path, options, fingerprint(tokenizer)))
+
+    @classmethod
+    def from_texts(
+        cls, texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, add_end_token: bool = False, **kwargs: Any
+    ) -> "NgramModel":
+        """Tokenise texts and count them, each a document of its own; streamed.
+
+        Args:
+            texts: an iterable of strings; [`texts_of_files`] and [`texts_of_dataset`] make some.
+            tokenizer: the target's.
+            add_end_token: whether each text is followed by `tokenizer.eos_token`, as DART's builder has it. Right for
+                whole documents, wrong for paragraphs.
+            **kwargs: as for [`from_token_stream`].
+        """
+        documents = token_documents(texts, tokenizer, add_end_token)
+        return cls.from_token_stream(documents, tokenizer=tokenizer, **kwargs)
 
     @classmethod
     def from_dart_trie(
@@ -226,7 +243,7 @@ class NgramModel:
         """
         if vocab_size is None and tokenizer is None:
             raise ValueError("expected vocab_size or tokenizer, got neither: pass the one the trie was built with")
-        size = len(tokenizer) if vocab_size is None else vocab_size
+        size = checked_count("vocab_size", len(tokenizer) if vocab_size is None else vocab_size)
         return cls._made(save_directory, lambda target: convert_trie(Path(path), target, size, fingerprint(tokenizer)))
 
     @classmethod
@@ -373,7 +390,7 @@ def longest_match(frequencies: Frequencies, weight: float) -> torch.Tensor:
     probability = torch.zeros_like(frequencies[0][1])
     for _, share in frequencies[1:]:
         probability = torch.where(share > 0, share, probability)
-    return probability.expand_as(frequencies[-1][1])
+    return probability
 
 
 def stupid_backoff(frequencies: Frequencies, weight: float) -> torch.Tensor:
@@ -381,7 +398,7 @@ def stupid_backoff(frequencies: Frequencies, weight: float) -> torch.Tensor:
     probability = frequencies[0][1]
     for _, share in frequencies[1:]:
         probability = torch.where(share > 0, share, weight * probability)
-    return probability.expand_as(frequencies[-1][1])
+    return probability
 
 
 def interpolated(frequencies: Frequencies, weight: float) -> torch.Tensor:
@@ -389,7 +406,7 @@ def interpolated(frequencies: Frequencies, weight: float) -> torch.Tensor:
     probability = frequencies[0][1]
     for seen, share in frequencies[1:]:
         probability = torch.where(seen > 0, weight * share + (1 - weight) * probability, probability)
-    return probability.expand_as(frequencies[-1][1])
+    return probability
 
 
 SMOOTHINGS: dict[str, tuple[Callable[[Frequencies, float], torch.Tensor], float]] = {

@@ -1,10 +1,10 @@
 """Counting n-grams in bounded memory: chunks of text are sorted into runs on disk, and the runs merged into levels."""
 
 import itertools
-import multiprocessing
+import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from accelerate.utils import convert_file_size_to_int
 from tqdm.auto import tqdm
 
+from .ngram_count import ArrayFile, CountJob, Packing, Run, RunWriter, count_windows, first_of_equals, mapped
 from .ngram_store import Counts, blocks_of, check_order, write_store
 
 LEAST_MEMORY = 1 << 20
@@ -22,8 +23,15 @@ BYTES_PER_TOKEN = 64
 BYTES_PER_ENTRY = 192
 # Runs merged at once. More would leave each too small a share of the memory.
 MAX_OPEN_RUNS = 64
-# Places of all tokens of an n-gram, a bit pattern each; longest n-grams of large vocabularies take two.
+# Of the integers that n-grams are packed into.
 KEY_BITS = 64
+
+
+def checked_count(name: str, value: int) -> int:
+    """`value`, or a `ValueError` unless it is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -51,52 +59,10 @@ class BuildOptions:
         """Raise a `ValueError` for what can't be honoured."""
         check_order(self.order)
         for name in ("vocab_size", "min_count", "num_proc"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            checked_count(name, getattr(self, name))
         if self.memory < LEAST_MEMORY:
             raise ValueError(f"counting needs a max_memory of at least {LEAST_MEMORY} bytes, got {self.max_memory!r}")
         packing_for(self)
-
-
-@dataclass(frozen=True)
-class Packing:
-    """How the tokens of an n-gram share the bits of one or two unsigned integers, the first token highest.
-
-    A token is stored as its id plus 1; 0 stands for what comes after the end of a document.
-
-    Attributes:
-        bits: for a token.
-        columns: how many tokens each integer holds.
-    """
-
-    bits: int
-    columns: tuple[int, ...]
-
-    @property
-    def order(self) -> int:
-        return sum(self.columns)
-
-    def pack(self, shifted: np.ndarray, num_windows: int) -> list[np.ndarray]:
-        """The n-grams that begin at the first `num_windows` places of `shifted` (ids plus 1, uint64), column by column."""
-        columns, offset = [], 0
-        for width in self.columns:
-            keys = shifted[offset : offset + num_windows].copy()
-            for place in range(1, width):
-                keys <<= np.uint64(self.bits)
-                keys |= shifted[offset + place : offset + place + num_windows]
-            columns.append(keys)
-            offset += width
-        return columns
-
-    def token(self, columns: list[np.ndarray], place: int) -> np.ndarray:
-        """The token at a place of each n-gram, plus 1."""
-        for column, width in zip(columns, self.columns, strict=True):
-            if place < width:
-                shift = np.uint64(self.bits * (width - 1 - place))
-                return ((column >> shift) & np.uint64((1 << self.bits) - 1)).astype(np.int64)
-            place -= width
-        raise IndexError(place)
 
 
 def packing_for(options: BuildOptions) -> Packing:
@@ -181,7 +147,7 @@ def document_chunks(documents: Iterator[Any], options: BuildOptions) -> Iterator
             yield Chunk(np.concatenate(parts), capacity, num_tokens + taken)
             shifted = shifted[taken:]
             parts, filled, num_tokens = [], 0, 0
-        # The end marks may overfill a chunk by a few places, so that the next document finds less than none left.
+        # Where the end marks alone would overfill it, the chunk is done.
         if filled + len(shifted) + reach >= capacity:
             yield Chunk(np.concatenate([*parts, shifted, end]), filled + len(shifted), num_tokens + len(shifted))
             parts, filled, num_tokens = [], 0, 0
@@ -206,91 +172,6 @@ def id_chunks(ids: Iterator[Any], options: BuildOptions) -> Iterator[Chunk]:
 # Runs
 
 
-@dataclass(frozen=True)
-class Run:
-    """Sorted, different n-grams and their counts, on disk."""
-
-    path: Path
-    size: int
-
-    def columns(self, packing: Packing) -> list[np.ndarray]:
-        return [mapped(self.path.with_suffix(f".{i}"), np.uint64) for i in range(len(packing.columns))]
-
-    @property
-    def counts(self) -> np.ndarray:
-        return mapped(self.path.with_suffix(".counts"), np.int64)
-
-    def delete(self) -> None:
-        for file in self.path.parent.glob(f"{self.path.name}.*"):
-            file.unlink()
-
-
-class ArrayFile:
-    """A one-dimensional array on disk that grows at its end."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file = open(path, "wb")  # noqa: SIM115 (closed by the caller)
-
-    def append(self, array: np.ndarray) -> None:
-        self.file.write(np.ascontiguousarray(array).data)
-
-    def close(self) -> None:
-        self.file.close()
-
-
-def mapped(path: Path, dtype: type) -> np.ndarray:
-    """The array in a file, memory-mapped. An empty file can't be."""
-    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.empty(0, dtype=dtype)
-
-
-class RunWriter:
-    """Writes a [`Run`], block by block."""
-
-    def __init__(self, path: Path, num_columns: int) -> None:
-        self.path, self.size = path, 0
-        self.files = [ArrayFile(path.with_suffix(f".{i}")) for i in range(num_columns)]
-        self.counts = ArrayFile(path.with_suffix(".counts"))
-
-    def append(self, columns: list[np.ndarray], counts: np.ndarray) -> None:
-        for file, column in zip([*self.files, self.counts], [*columns, counts], strict=True):
-            file.append(column)
-        self.size += len(counts)
-
-    def close(self) -> Run:
-        for file in [*self.files, self.counts]:
-            file.close()
-        return Run(self.path, self.size)
-
-
-def first_of_equals(columns: list[np.ndarray]) -> np.ndarray:
-    """Where, in sorted n-grams, a new one begins."""
-    is_new = np.zeros(len(columns[0]), dtype=bool)
-    is_new[:1] = True
-    for column in columns:
-        is_new[1:] |= column[1:] != column[:-1]
-    return np.flatnonzero(is_new)
-
-
-def count_chunk(chunk: Chunk, packing: Packing, path: Path) -> Run:
-    """Count a chunk's n-grams, and write them as a run."""
-    shifted = chunk.shifted.astype(np.uint64)
-    columns = packing.pack(shifted, chunk.num_windows)
-    is_ngram = shifted[: chunk.num_windows] != 0
-    del shifted
-    columns = [column[is_ngram] for column in columns]
-    if len(columns) == 1:
-        columns[0].sort()
-    else:
-        order = np.lexsort(columns[::-1])
-        columns = [column[order] for column in columns]
-    starts = first_of_equals(columns)
-    counts = np.diff(starts, append=len(columns[0]))
-    writer = RunWriter(path, len(columns))
-    writer.append([column[starts] for column in columns], counts)
-    return writer.close()
-
-
 def count_runs(chunks: Iterator[Chunk], packing: Packing, folder: Path, options: BuildOptions) -> tuple[list[Run], int]:
     """Count all chunks, in this process or in several; returns the runs and the number of tokens."""
     num_tokens, paths = 0, (folder / f"run{number}" for number in itertools.count())
@@ -304,19 +185,36 @@ def count_runs(chunks: Iterator[Chunk], packing: Packing, folder: Path, options:
                 bar.update(chunk.num_tokens)
 
         if options.num_proc == 1:
-            return [count_chunk(chunk, packing, next(paths)) for chunk in noted()], num_tokens
-        # Not fork: torch and the tokenizers have threads.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(options.num_proc, mp_context=context) as pool:
-            done: list[Run] = []
-            waiting: set[Future] = set()
-            for chunk in noted():
-                if len(waiting) == options.num_proc:
-                    finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                    done += [future.result() for future in finished]
-                waiting.add(pool.submit(count_chunk, chunk, packing, next(paths)))
-            done += [future.result() for future in waiting]
-    return done, num_tokens
+            runs = [count_windows(chunk.shifted, chunk.num_windows, packing, next(paths)) for chunk in noted()]
+        else:
+            runs = count_apart(noted(), packing, paths, options.num_proc)
+    return runs, num_tokens
+
+
+def count_apart(chunks: Iterator[Chunk], packing: Packing, paths: Iterator[Path], num_proc: int) -> list[Run]:
+    """Count chunks in processes of their own, `num_proc` at a time."""
+
+    def count(shifted: Path, num_windows: int, path: Path) -> Run:
+        job = CountJob(str(shifted), num_windows, packing.bits, list(packing.columns), str(path))
+        done = subprocess.run(job.command(), stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"a counting process failed: {done.stderr.strip() or done.returncode}")
+        shifted.unlink()
+        return Run(path)
+
+    finished: list[Run] = []
+    waiting: set[Future] = set()
+    # The threads only wait for the processes.
+    with ThreadPoolExecutor(num_proc) as pool:
+        for chunk in chunks:
+            if len(waiting) == num_proc:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                finished += [future.result() for future in done]
+            path = next(paths)
+            shifted = path.with_suffix(".ids")
+            chunk.shifted.tofile(shifted)
+            waiting.add(pool.submit(count, shifted, chunk.num_windows, path))
+        return finished + [future.result() for future in waiting]
 
 
 # Merging
@@ -398,10 +296,9 @@ class LevelWriter:
         totals = np.add.reduceat(counts, starts)
         if keys[0] == self.open_key:
             totals[0] += self.open_count
-            first = self.size
         else:
             self._write_open()
-            first = self.size
+        first = self.size
         self.keys.append(keys[starts[:-1]])
         self.counts.append(totals[:-1])
         self.size += len(starts) - 1

@@ -13,10 +13,11 @@ from safetensors import SafetensorError, safe_open
 
 FILE_NAME = "ngram.safetensors"
 METADATA_KEY = "hf_pardraft.ngram"
+CHECKSUM_KEY = "hf_pardraft.ngram.crc32"
 FORMAT = 1
 ORDERS = (2, 5)
-# Entries of a level that are handled at once while writing, and bytes while checking: a few MB.
-BLOCK = 1 << 18
+# Entries that are handled at once while writing and checking: half a MB for each array of them.
+BLOCK = 1 << 16
 # A checksum of this much takes a fraction of a second, so smaller files are always checked whole.
 CHECKED_BYTES = 1 << 26
 SAFETENSORS_NAMES = {"int32": "I32", "int64": "I64"}
@@ -229,7 +230,9 @@ def _header(tensors: dict[str, tuple[np.dtype, int]], info: NgramInfo, checksums
         start, end = end, end + dtype.itemsize * size
         entries[name] = {"dtype": SAFETENSORS_NAMES[dtype.name], "shape": [size], "data_offsets": [start, end]}
     facts = {"format": FORMAT, **asdict(info), "checksums": {name: f"{crc:08x}" for name, crc in checksums.items()}}
-    header = json.dumps({"__metadata__": {METADATA_KEY: json.dumps(facts)}, **entries}).encode()
+    text = json.dumps(facts)
+    metadata = {METADATA_KEY: text, CHECKSUM_KEY: f"{zlib.crc32(text.encode()):08x}"}
+    header = json.dumps({"__metadata__": metadata, **entries}).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header
 
@@ -259,7 +262,7 @@ def read_store(path: str | Path, verify: bool | None = None) -> tuple[NgramInfo,
         raise ValueError(f"{path} is damaged ({error}): copy, download or build it again") from error
     if METADATA_KEY not in metadata:
         raise ValueError(f"{path} holds no n-gram model: expected a file that NgramModel.save_pretrained wrote")
-    info = _read_info(path, metadata[METADATA_KEY])
+    info = _read_info(path, metadata[METADATA_KEY], metadata.get(CHECKSUM_KEY))
     _check_tensors(path, info, tensors)
     if verify or (verify is None and os.path.getsize(path) <= CHECKED_BYTES):
         check_sums(path, info, tensors)
@@ -270,7 +273,9 @@ def read_store(path: str | Path, verify: bool | None = None) -> tuple[NgramInfo,
     return info, tensors["unigrams"], levels
 
 
-def _read_info(path: str | Path, text: str) -> NgramInfo:
+def _read_info(path: str | Path, text: str, checksum: str | None) -> NgramInfo:
+    if checksum != f"{zlib.crc32(text.encode()):08x}":
+        raise ValueError(f"{path} is damaged (its description): copy, download or build it again")
     try:
         facts = json.loads(text)
         if facts.pop("format") != FORMAT:
@@ -296,6 +301,11 @@ def _check_tensors(path: str | Path, info: NgramInfo, tensors: dict[str, torch.T
         raise ValueError(
             f"{path} is damaged: its description speaks of tensors {expected}, and it holds {found}: copy, download or "
             "build it again"
+        )
+    wrong = {str(tensor.dtype) for tensor in tensors.values()} - {"torch.int32", "torch.int64"}
+    if wrong:
+        raise ValueError(
+            f"{path} is damaged: it holds {', '.join(wrong)} and no integers: copy, download or build it again"
         )
     for n in range(2, info.order + 1):
         words = tensors[f"{n}.words"]
