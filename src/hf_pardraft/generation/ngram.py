@@ -282,7 +282,12 @@ class NgramModel:
             OSError: if there is no store.
             ValueError: if it is damaged, or was built with another tokenizer.
         """
-        path = Path(cached_file(str(name_or_path), FILE_NAME, **kwargs))
+        try:
+            path = Path(cached_file(str(name_or_path), FILE_NAME, **kwargs))
+        except OSError as error:
+            raise OSError(
+                f"no n-gram model at {name_or_path}: expected a folder or a Hub repository with {FILE_NAME} ({error})"
+            ) from error
         info, unigrams, levels = read_store(path, verify)
         model = cls(info, unigrams, levels, smoothing, smoothing_weight)
         model.path = path
