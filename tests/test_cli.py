@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers.utils import logging
 from typer.testing import CliRunner
 
 from hf_pardraft.cli import app
@@ -44,7 +45,13 @@ def test_env_names_versions():
 
 def invoke(*arguments):
     """The same command without a process of its own, which takes seconds to start."""
-    return CliRunner().invoke(app, [*map(str, arguments)])
+    verbosity = logging.get_verbosity()
+    try:
+        return CliRunner().invoke(app, [*map(str, arguments)])
+    finally:
+        # What the command silences would stay silent for other tests.
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
 
 
 def test_an_ngram_model_is_built_from_text_and_described(tiny_family, tmp_path):
