@@ -35,6 +35,7 @@ RESULT = Path(__file__).parent / "results" / "ngram.json"
 BEAMS, CANDIDATES = 20, 25
 NUM_LEVELS = 500
 TREE_BUDGET = 59
+PARTS = ("building", "looking_up", "trees")
 # Order, max_memory, min_count.
 BUILDS = [(3, "1GB", 1), (3, "64MB", 1), (3, "1GB", 2), (2, "1GB", 1), (4, "1GB", 1), (5, "1GB", 1)]
 # By name, generation settings beside the budget; an order of 0 is no model.
@@ -163,6 +164,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, default=40, help="of text")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, help="leave the others as the result has them"
+    )
     parser.add_argument("--output", type=Path, default=RESULT)
     return parser.parse_args()
 
@@ -174,21 +178,24 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
     texts = library_texts(arguments.megabytes)
     documents = [np.array(ids, dtype=np.int32) for ids in token_documents(texts, tokenizer)]
-    report = {
-        "machine": f"{platform.machine()} CPU, 1 thread, Python {platform.python_version()}, torch {torch.__version__}, "
-        f"numpy {np.__version__}",
-        "text": f"{len(texts)} files of the Python library, {sum(map(len, texts)) / 1e6:.1f} M characters",
-        "tokens": sum(map(len, documents)),
-        "vocab_size": len(tokenizer),
-    }
+    report = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
+    report["machine"] = (
+        f"{platform.machine()} CPU, 1 thread, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"numpy {np.__version__}"
+    )
+    text = {"files": len(texts), "megabytes": round(sum(map(len, texts)) / 1e6, 1)}
+    ids = {**text, "tokens": sum(map(len, documents)), "vocab_size": len(tokenizer)}
     parts = {
-        "building": lambda: building(documents, len(tokenizer), arguments.repeats),
-        "looking_up": lambda: [looking_up(documents, len(tokenizer), order) for order in (2, 3, 4, 5)],
-        "trees": lambda: growing_trees(texts, arguments.max_new_tokens, arguments.repeats),
+        "building": lambda: {"text": ids, "rows": building(documents, len(tokenizer), arguments.repeats)},
+        "looking_up": lambda: {
+            "text": ids,
+            "rows": [looking_up(documents, len(tokenizer), order) for order in (2, 3, 4, 5)],
+        },
+        "trees": lambda: {"text": text, "rows": growing_trees(texts, arguments.max_new_tokens, arguments.repeats)},
     }
     arguments.output.parent.mkdir(exist_ok=True)
-    for name, measure in parts.items():
-        report[name] = measure()
+    for name in arguments.only:
+        report[name] = parts[name]()
         print(json.dumps({name: report[name]}, indent=2), flush=True)
         arguments.output.write_text(json.dumps(report, indent=2) + "\n")
 
