@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModel
 from .auto import AutoDrafter
 from .generation import hooks
 from .generation.candidates import ParallelCandidateGenerator
+from .generation.ngram import NgramModel
 from .generation.stats import DecodeStats
 from .models.configuration_dflare import DFlareConfig
 from .models.configuration_dflash import DFlashConfig
@@ -34,6 +35,7 @@ __all__ = [
     "DecodeStats",
     "DraftTrainer",
     "DraftTrainingArguments",
+    "NgramModel",
     "ParallelCandidateGenerator",
     "PardConfig",
     "PardDrafter",

@@ -111,11 +111,14 @@ class ParallelDrafter:
     Attributes:
         batch_layout: "cod" for a causal LM's rows with masks behind them, some of them dropped; "anchored_blocks" for blocks
             of an anchor and masks beside the target's hidden states.
+        last_stats: how the latest `generate` call went.
+        ngram: a continuity model for its token trees, set by the user; never saved.
     """
 
     DEFAULT_DEPTH = 8
     batch_layout: str | None = None
     last_stats = None
+    ngram = None
     vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
 
     @property
