@@ -1,6 +1,7 @@
 """Tiny random targets of many architectures, and drafters that are right as often as a test wants."""
 
 import torch
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -14,7 +15,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from hf_pardraft import DFlashDrafter, PardDrafter
+from hf_pardraft import DartDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.generation.tree import TokenTree, ancestors_of
 
 VOCAB_SIZE = 64
@@ -71,7 +72,26 @@ def tiny_drafter(kind: str, target: PreTrainedModel, depth: int = 4, seed: int =
         drafter.generation_config.num_assistant_tokens = depth
         return drafter
     torch.manual_seed(seed)
+    if kind == "dart":
+        return DartDrafter.for_target(target, draft_length=depth - 1, initializer_range=0.2)
     return DFlashDrafter.for_target(target, num_layers=2, block_size=depth + 1, mask_token_id=vocab_size - 1)
+
+
+class StandIn(nn.Module):
+    """A target's embedding and head, which is all that a draft state takes from it."""
+
+    def __init__(self, inputs):
+        super().__init__()
+        self.embedding = nn.Embedding.from_pretrained(inputs["target.embed_tokens.weight"])
+        head = inputs["target.lm_head.weight"]
+        self.head = nn.Linear(head.shape[1], head.shape[0], bias=False)
+        self.head.weight = nn.Parameter(head)
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def get_output_embeddings(self):
+        return self.head
 
 
 def make_oracle(drafter, continuation, rates: list[float], seed: int = 0, runner_up: float = 0.0):

@@ -12,8 +12,10 @@ from .auto import AutoDrafter
 from .generation import hooks
 from .generation.candidates import ParallelCandidateGenerator
 from .generation.stats import DecodeStats
+from .models.configuration_dart import DartConfig
 from .models.configuration_dflash import DFlashConfig
 from .models.configuration_pard import PardConfig
+from .models.modeling_dart import DartDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
 
@@ -27,6 +29,8 @@ __all__ = [
     "AutoDrafter",
     "DFlashConfig",
     "DFlashDrafter",
+    "DartConfig",
+    "DartDrafter",
     "DecodeStats",
     "DraftTrainer",
     "DraftTrainingArguments",
@@ -49,6 +53,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-AutoConfig.register(DFlashConfig.model_type, DFlashConfig, exist_ok=True)
-AutoModel.register(DFlashConfig, DFlashDrafter, exist_ok=True)
+for config_class, model_class in ((DFlashConfig, DFlashDrafter), (DartConfig, DartDrafter)):
+    AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+    AutoModel.register(config_class, model_class, exist_ok=True)
 hooks.install()

@@ -1,6 +1,6 @@
 """The settings of `drafter.generation_config` that the decode loops read, checked; a call's own config overrides them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import GenerationConfig
@@ -71,6 +71,9 @@ def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig)
             f"tree_budget={settings.tree_budget} and decode_loop={settings.decode_loop!r}: set verification to 'match', or "
             "tree_budget to 0 and decode_loop to 'native'"
         )
+    if settings.tree_budget and drafter.num_draftable_tokens < (settings.tree_top_k or settings.tree_budget):
+        # A prefix is never extended by a token that the drafter can't propose.
+        return replace(settings, tree_top_k=drafter.num_draftable_tokens)
     return settings
 
 

@@ -79,12 +79,24 @@ class ParallelDrafter:
 
     DEFAULT_DEPTH = 8
     last_stats = None
+    # How training lays out its batches, and what the drafter learns from them: names of training's collators and objectives.
+    training_layout = ""
+    training_objective = "cross_entropy"
     vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
 
     @property
     def tapped_hidden_states(self) -> list[int]:
         """Indices into the target's `hidden_states` tuple that the drafter reads; empty if it reads token ids only."""
         return []
+
+    def taps_of(self, target: PreTrainedModel) -> list[int]:
+        """[`tapped_hidden_states`] of one target, for a drafter that leaves them to the target's depth."""
+        return self.tapped_hidden_states
+
+    @property
+    def num_draftable_tokens(self) -> int:
+        """How many of the target's tokens it can propose; the logits of the others are -inf."""
+        return self.config.vocab_size
 
     @property
     def max_draft_depth(self) -> int | None:
@@ -177,7 +189,7 @@ class ParallelDrafter:
 
 def check_taps(drafter: ParallelDrafter, target: PreTrainedModel) -> None:
     """Raise a `ValueError` if `target` can't give the hidden states that `drafter` reads."""
-    taps = drafter.tapped_hidden_states
+    taps = drafter.taps_of(target)
     if not taps:
         return
     config = target.config.get_text_config(decoder=True)
