@@ -6,7 +6,7 @@ import torch
 from hf_pardraft.generation.tree import build_tree
 from tiny_models import ARCHITECTURES, make_oracle, random_prompt, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash")
+KINDS = ("pard", "dflash", "dart")
 LONGEST = 24
 
 
