@@ -94,6 +94,11 @@ class ParallelDrafter:
         return self.tapped_hidden_states
 
     @property
+    def reads_target(self) -> bool:
+        """Whether it reads any hidden states of the target."""
+        return bool(self.tapped_hidden_states)
+
+    @property
     def num_draftable_tokens(self) -> int:
         """How many of the target's tokens it can propose; the logits of the others are -inf."""
         return self.config.vocab_size

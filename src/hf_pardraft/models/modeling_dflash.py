@@ -127,6 +127,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
     base_model_prefix = ""
     main_input_name = "noise_embeds"
     supports_gradient_checkpointing = True
+    training_layout = "anchored_blocks"
     _no_split_modules = ["DFlashLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_flash_attn = True

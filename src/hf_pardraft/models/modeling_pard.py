@@ -26,6 +26,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
     """
 
     config: PardConfig
+    training_layout = "dropped_masks"
     vocab_mismatch_advice = (
         "If they do share a tokenizer, and only the padding of the embedding differs, call "
         "drafter.resize_token_embeddings with the target's size"

@@ -10,6 +10,10 @@ from .drafting import ParallelDrafter, differing_weights, load_generation_config
 class TargetBoundDrafter(ParallelDrafter):
     """What [`ParallelDrafter`] is, of a drafter as wide as its target (`hidden_size`, `target_hidden_size` of its config)."""
 
+    @property
+    def reads_target(self) -> bool:
+        return True
+
     def check_target(self, target: PreTrainedModel) -> None:
         """See [`ParallelDrafter.check_target`]; the widths must agree too."""
         width = target.config.get_text_config(decoder=True).hidden_size
