@@ -4,6 +4,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from .models.drafting import ParallelDrafter
+from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
@@ -11,12 +13,12 @@ from .models.modeling_pard import PardDrafter
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 KNOWN_LAYOUTS = (
     "PARD (an ordinary Llama, Qwen2 or Qwen3 config with `pard_token`), DFlash as published (`dflash_config` or the "
-    "architecture DFlashDraftModel), DFlare as published (the same with the architecture QwenDFlareDraftModel), and what "
-    "save_pretrained of this package writes"
+    "architecture DFlashDraftModel), DFlare as published (the same with the architecture QwenDFlareDraftModel), DART as "
+    "published (`draft_length` and `draft_vocab_size`), and what save_pretrained of this package writes"
 )
 
 
-def drafter_class_for(config: dict[str, Any], source: str = "config.json") -> type[PardDrafter] | type[DFlashDrafter]:
+def drafter_class_for(config: dict[str, Any], source: str = "config.json") -> type[ParallelDrafter]:
     """The drafter class that a config.json (as a dict) belongs to.
 
     Raises:
@@ -31,6 +33,10 @@ def drafter_class_for(config: dict[str, Any], source: str = "config.json") -> ty
     is_dflash_architecture = any(name in ("DFlashDraftModel", "DFlashDrafter") for name in architectures)
     if config.get("model_type") == "dflash" or is_dflash_architecture or "dflash_config" in config:
         return DFlashDrafter
+    # EAGLE-3 has a reduced vocabulary too, but drafts step by step and so has no draft_length.
+    is_dart_layout = config.get("draft_length") is not None and config.get("draft_vocab_size") is not None
+    if config.get("model_type") == "dart" or is_dart_layout:
+        return DartDrafter
     found = {
         key: config[key]
         for key in ("architectures", "model_type", "spd_type", "speculators_model_type", "draft_length")
@@ -49,7 +55,7 @@ class AutoDrafter:
         raise OSError("AutoDrafter is used through AutoDrafter.from_pretrained(name_or_path)")
 
     @classmethod
-    def from_pretrained(cls, name_or_path, **kwargs: Any) -> PardDrafter | DFlashDrafter:
+    def from_pretrained(cls, name_or_path, **kwargs: Any) -> ParallelDrafter:
         """Load a drafter.
 
         Args:

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tiny_models import every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash", "dflare")
+KINDS = ("pard", "dflash", "dflare", "dart")
 LONGEST = 20
 LENGTHS = (9, 3, 6, 1)
 RATES = [0.7, 0.6, 0.6, 0.5]

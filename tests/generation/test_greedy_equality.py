@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from tiny_models import ARCHITECTURES, make_oracle, random_prompt, tiny_drafter, tiny_target
+from tiny_models import ARCHITECTURES, every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash", "dflare")
+KINDS = ("pard", "dflash", "dflare", "dart")
 # Where a text is cut is the loop's affair: it is enough to see it with one drafter that taps, and one that doesn't.
 TWO_KINDS = KINDS[:2]
 LONGEST = 20
@@ -25,10 +25,10 @@ def drafted(target, prompt, drafter, **options):
     return plain(target, prompt, assistant_model=drafter, **options)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("architecture", "kind"), every_architecture(KINDS))
 @pytest.mark.parametrize("prompt_length", [1, 11])
-def test_untrained_and_oracle_drafters_leave_the_text_as_it_is(target, kind, prompt_length):
-    prompt = random_prompt(prompt_length)
+def test_untrained_and_oracle_drafters_leave_the_text_as_it_is(architecture, kind, prompt_length):
+    target, prompt = tiny_target(architecture), random_prompt(prompt_length)
     expected = plain(target, prompt, max_new_tokens=LONGEST)
     untrained = tiny_drafter(kind, target)
     assert torch.equal(drafted(target, prompt, untrained, max_new_tokens=LONGEST), expected)

@@ -42,7 +42,7 @@ def test_an_ngram_model_leaves_the_text_as_it_is(kind, settings, order):
     assert oracle.last_stats.tau > 1.5
 
 
-@pytest.mark.parametrize("kind", ["pard", "dflash"])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
 def test_rows_of_a_batch_have_contexts_of_their_own(kind):
     target = tiny_target("qwen3")
     prompts = torch.cat(

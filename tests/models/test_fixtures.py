@@ -6,35 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from hf_pardraft import AutoDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.models.configuration_dflash import default_target_layer_ids
 from hf_pardraft.models.draft_cache import GrowingCache
 from hf_pardraft.models.drafting import DraftContext, DraftState, layer_ids_to_hidden_state_indices
+from tiny_models import StandIn
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
 def assert_close(found, expected):
     torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
-
-
-class StandIn(nn.Module):
-    """A target's embedding and head, which is all that a draft state takes from it."""
-
-    def __init__(self, inputs):
-        super().__init__()
-        self.embedding = nn.Embedding.from_pretrained(inputs["target.embed_tokens.weight"])
-        head = inputs["target.lm_head.weight"]
-        self.head = nn.Linear(head.shape[1], head.shape[0], bias=False)
-        self.head.weight = nn.Parameter(head)
-
-    def get_input_embeddings(self):
-        return self.embedding
-
-    def get_output_embeddings(self):
-        return self.head
 
 
 BLOCK_DRAFTERS = {"dflash": DFlashDrafter, "dflare": DFlareDrafter}

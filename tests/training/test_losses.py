@@ -7,10 +7,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_pardraft.training.losses import block_cross_entropy, gamma_after_epochs, linear_gamma, position_weights
+from hf_pardraft.training.losses import (
+    annealed_kl,
+    annealing_weights,
+    block_cross_entropy,
+    gamma_after_epochs,
+    linear_gamma,
+    position_weights,
+)
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "loss_block"
 GAMMA_FIXTURES = FIXTURES.parent / "loss_gamma"
+KL_FIXTURES = FIXTURES.parent / "loss_kl"
+KL_SETTINGS = json.loads((KL_FIXTURES / "expected.json").read_text())["settings"]
+KL_REDUCTIONS = {"weight_sum": "kl.weight_sum", "paper": "kl.literal_mean_active"}
 SETTINGS = json.loads((FIXTURES / "expected.json").read_text())["settings"]
 REDUCTIONS = {"weight_sum": "ce.weight_sum", "paper": "ce.literal_mean_active"}
 
@@ -32,6 +42,44 @@ def test_block_cross_entropy_equals_the_fixture(setting, reduction):
     loss.backward()
     expected = gradients.get(f"{setting['id']}.{REDUCTIONS[reduction]}", torch.zeros_like(logits))
     torch.testing.assert_close(logits.grad, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("setting", KL_SETTINGS, ids=lambda setting: f"{setting['mask']}-{setting['gamma']}")
+@pytest.mark.parametrize("reduction", KL_REDUCTIONS)
+def test_annealed_kl_equals_the_fixture(setting, reduction):
+    inputs, gradients = load_file(KL_FIXTURES / "inputs.safetensors"), load_file(KL_FIXTURES / "grads.safetensors")
+    logits = inputs["logits"].clone().requires_grad_()
+    target_logits = inputs["teacher_logits"].clone().requires_grad_()
+    valid = inputs[f"valid.{setting['mask']}"]
+    loss = annealed_kl(logits, target_logits, valid, setting["gamma"], reduction)
+    assert loss.item() == pytest.approx(setting["values"][KL_REDUCTIONS[reduction]], abs=1e-9)
+    loss.backward()
+    expected = gradients[f"{setting['mask']}.g{setting['gamma']}.{KL_REDUCTIONS[reduction]}"]
+    torch.testing.assert_close(logits.grad, expected, rtol=0, atol=1e-9)
+    assert target_logits.grad is None
+
+
+def test_annealed_kl_is_each_positions_divergence_and_nothing_where_nothing_is_valid():
+    inputs = load_file(KL_FIXTURES / "inputs.safetensors")
+    divergences = load_file(KL_FIXTURES / "expected.safetensors")["kl"]
+    for block in range(divergences.shape[0]):
+        for position in range(divergences.shape[1]):
+            valid = torch.zeros_like(inputs["valid.full"])
+            valid[block, position] = True
+            found = annealed_kl(inputs["logits"], inputs["teacher_logits"], valid, 0.6)
+            assert found.item() == pytest.approx(divergences[block, position].item(), abs=1e-9)
+    logits = inputs["logits"].clone().requires_grad_()
+    for reduction in KL_REDUCTIONS:
+        loss = annealed_kl(logits, inputs["teacher_logits"], torch.zeros_like(valid), 0.6, reduction)
+        loss.backward()
+        assert loss.item() == 0
+        assert not logits.grad.any()
+
+
+@pytest.mark.parametrize("gamma", [0.0, -0.5, 1.5])
+def test_an_annealing_coefficient_out_of_range_is_refused(gamma):
+    with pytest.raises(ValueError, match=r"must be in \(0, 1\]"):
+        annealing_weights(3, gamma)
 
 
 def test_weights_decay_from_one():
@@ -64,3 +112,5 @@ def test_an_unknown_reduction_is_refused():
         block_cross_entropy(
             torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=int), torch.ones(1, 1, dtype=bool), None, "mean"
         )
+    with pytest.raises(ValueError, match="reduction must be one of"):
+        annealed_kl(torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), torch.ones(1, 1, dtype=bool), 0.6, "mean")

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_pardraft import AutoDrafter
-from hf_pardraft.training.collators import BlockCollator, PardCollator
+from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
 from hf_pardraft.training.masks import PADDING, BlockRows, PardRows, additive, block_mask, pard_mask
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "pard"
@@ -69,6 +69,41 @@ def test_the_block_mask_is_context_before_the_anchor_and_the_own_block(seed):
                     else:
                         expected = (column - length) // 4 == n
                     assert bool(mask[b, n * 4 + k, column]) == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_shared_prefix_mask_is_three_causal_parts(seed):
+    """Figure 4 of dart.txt: the prompt is causal, a group of masks sees its prefix, and is causal in itself."""
+    rng = random.Random(seed)
+    examples = [random_example(rng, packed=False) for _ in range(3)]
+    examples[0] = {"input_ids": list(range(5, 15)), "labels": [-100] * 2 + list(range(7, 15))}
+    shifted = seed % 2 == 0
+    batch = SharedPrefixCollator(num_tokens=4, shifted=shifted, num_anchors=4, seed=seed)(examples)
+    mask = pard_mask(PardRows(batch["row_block"], batch["row_index"], batch["row_document"]))
+    num_prefix = batch["input_ids"].shape[1] - 1
+    num_rows = batch["labels"].shape[1]
+    assert mask.shape == (3, num_rows, num_rows)
+    for b, example in enumerate(examples):
+        # Walk over the masks as they lie: a group begins wherever the count begins again.
+        group_of, anchors = {}, []
+        for row in range(num_prefix, num_rows):
+            if batch["row_document"][b, row] == PADDING:
+                continue
+            if batch["row_block"][b, row] == 1:
+                anchors.append(int(batch["row_index"][b, row]))
+            group_of[row] = len(anchors) - 1
+            place = row - min(r for r, group in group_of.items() if group == len(anchors) - 1)
+            assert int(batch["row_index"][b, row]) == anchors[-1] + place
+        length = len(example["input_ids"])
+        for q in range(num_rows):
+            for k in range(num_rows):
+                q_is_prompt, k_is_prompt = q < length - 1, k < length - 1
+                prompt_causal = q_is_prompt and k_is_prompt and k <= q
+                # Row i of the prompt reads token i + 1 too, so an anchor's prefix ends one row before it.
+                mask_preceding = q in group_of and k_is_prompt and k <= anchors[group_of[q]] - 1
+                mask_causal = q in group_of and k in group_of and group_of[q] == group_of[k] and k <= q
+                expected = prompt_causal or mask_preceding or mask_causal or q == k
+                assert bool(mask[b, q, k]) == expected, (b, q, k)
 
 
 @torch.no_grad()

@@ -85,7 +85,9 @@ class TreeSearch:
             self.ngram = self.ngram.smoothed(settings.ngram_smoothing)
         self.budget = settings.tree_budget
         self.beam_width = settings.tree_beam_width or (NGRAM_BEAM_WIDTH if has_ngram else None)
-        self.top_k = settings.tree_top_k or (NGRAM_TOP_K if has_ngram else None)
+        top_k = settings.tree_top_k or (NGRAM_TOP_K if has_ngram else settings.tree_budget)
+        # A token that the drafter can't propose is worth -inf, which a scoring with an epsilon would make finite.
+        self.top_k = min(top_k, drafter.num_draftable_tokens)
         self.scoring = scoring_for(settings, has_ngram)
         self.end_tokens = end_tokens
         self.end_rule = settings.tree_end_rule or ("stop" if has_ngram else "ignore")

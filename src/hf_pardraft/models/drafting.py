@@ -106,17 +106,20 @@ class ParallelDrafter:
 
     A subclass says what it taps (`tapped_hidden_states`), how deep it can draft (`max_draft_depth`), and implements
     `new_draft_state` and `draft`. Nothing else about it is known to the decode loops. To the trainer it says how its batches
-    are laid out.
+    are laid out, and what it learns from them.
 
     Attributes:
-        batch_layout: "cod" for a causal LM's rows with masks behind them, some of them dropped; "anchored_blocks" for blocks
-            of an anchor and masks beside the target's hidden states.
+        training_layout: "dropped_masks" for a causal LM's rows with masks behind them, some of them dropped;
+            "anchored_blocks" for blocks of an anchor and masks beside the target's hidden states; "shared_prefix" for a text's
+            rows with masks behind many of its prefixes.
+        training_objective: "cross_entropy" with the text, or "annealed_kl" to the target's law.
         last_stats: how the latest `generate` call went.
         ngram: a continuity model for its token trees, set by the user; never saved.
     """
 
     DEFAULT_DEPTH = 8
-    batch_layout: str | None = None
+    training_layout: str | None = None
+    training_objective = "cross_entropy"
     last_stats = None
     ngram = None
     vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
@@ -125,6 +128,20 @@ class ParallelDrafter:
     def tapped_hidden_states(self) -> list[int]:
         """Indices into the target's `hidden_states` tuple that the drafter reads; empty if it reads token ids only."""
         return []
+
+    def taps_of(self, target: PreTrainedModel) -> list[int]:
+        """[`tapped_hidden_states`] of one target, for a drafter that leaves them to the target's depth."""
+        return self.tapped_hidden_states
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether it reads any hidden states of the target."""
+        return bool(self.tapped_hidden_states)
+
+    @property
+    def num_draftable_tokens(self) -> int:
+        """How many of the target's tokens it can propose; the logits of the others are -inf."""
+        return self.config.vocab_size
 
     @property
     def max_draft_depth(self) -> int | None:
@@ -223,7 +240,7 @@ class ParallelDrafter:
 
 def check_taps(drafter: ParallelDrafter, target: PreTrainedModel) -> None:
     """Raise a `ValueError` if `target` can't give the hidden states that `drafter` reads."""
-    taps = drafter.tapped_hidden_states
+    taps = drafter.taps_of(target)
     if not taps:
         return
     config = target.config.get_text_config(decoder=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DFlashCache
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -24,20 +24,17 @@ from .draft_cache import GrowingLayer, RowEntries
 from .drafting import (
     DraftContext,
     DraftState,
-    ParallelDrafter,
     are_real,
     counting,
     describe_target,
-    differing_weights,
     input_device,
     last_columns,
     layer_ids_to_hidden_state_indices,
-    load_generation_config,
     mask_ids,
-    public_name,
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
 from .row_masks import additive, token_indices, visible_columns
+from .target_bound import TargetBoundDrafter, architecture_like, with_common_names
 
 
 class DFlashAttention(nn.Module):
@@ -129,7 +126,7 @@ class DFlashLayer(GradientCheckpointingLayer):
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
-class DFlashDrafter(ParallelDrafter, PreTrainedModel):
+class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
     """A DFlash drafter: anchor and masks attend to each other both ways, and to the target's fused hidden states.
 
     It borrows the target's embedding and lm_head, and saves neither. Besides [`ParallelDrafter`] it satisfies transformers'
@@ -137,11 +134,11 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
     """
 
     config: DFlashConfig
-    batch_layout = "anchored_blocks"
     layer_class = DFlashLayer
     base_model_prefix = ""
     main_input_name = "noise_embeds"
     supports_gradient_checkpointing = True
+    training_layout = "anchored_blocks"
     _no_split_modules = ["DFlashLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_flash_attn = True
@@ -229,27 +226,6 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
     @property
     def max_draft_depth(self) -> int:
         return self.config.block_size - 1
-
-    def check_target(self, target: PreTrainedModel) -> None:
-        """See [`ParallelDrafter.check_target`]; the widths must agree too."""
-        width = target.config.get_text_config(decoder=True).hidden_size
-        expected = {self.config.hidden_size, self.config.target_hidden_size}
-        if expected != {width}:
-            raise ValueError(
-                f"the drafter has hidden size {self.config.hidden_size} and reads hidden states of size "
-                f"{self.config.target_hidden_size}, but the target's are of size {width}: it borrows the target's embedding, so "
-                f"all must agree. Make a drafter for this target with {type(self).__name__}.for_target"
-            )
-        super().check_target(target)
-
-    def other_target_reason(self, target: PreTrainedModel) -> str | None:
-        """The drafter reads the hidden states of one model, so any other weights count as another target."""
-        trained_for, name = self.config.target_name_or_path, public_name(target)
-        if differing_weights(self.config.target_fingerprint, target):
-            return f"its weights differ from those of {trained_for or 'the target it was made for'}"
-        if self.config.target_fingerprint is None and trained_for and name and trained_for != name:
-            return f"it was trained for {trained_for}, and this one is {name}"
-        return None
 
     def new_draft_state(self, target: PreTrainedModel) -> DraftState:
         return DraftState(BlockCache(), target.get_input_embeddings(), target.get_output_embeddings())
@@ -359,47 +335,3 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
         if "sliding_attention" in self.config.layer_types:
             masks["sliding_attention"] = create_bidirectional_sliding_window_mask(**arguments)
         return masks
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *model_args: Any, **kwargs: Any):
-        """As in `PreTrainedModel`, generation config included; every weight must be there."""
-        loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        model.generation_config = load_generation_config(pretrained_model_name_or_path, **kwargs)
-        return loaded
-
-    def save_pretrained(self, save_directory, *args: Any, **kwargs: Any) -> None:
-        """As in `PreTrainedModel`, generation config included."""
-        super().save_pretrained(save_directory, *args, **kwargs)
-        self.generation_config.save_pretrained(save_directory)
-
-
-def with_common_names(config: PreTrainedConfig) -> dict[str, Any]:
-    """A config as a dict, in which what an older family calls by a name of its own (`n_head`) has the common name too."""
-    fields = config.to_dict()
-    return fields | {common: fields[own] for common, own in config.attribute_map.items() if own in fields}
-
-
-def architecture_like(target: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a Qwen3 configuration whose layers are as wide as those of a target (its config as a dict)."""
-    num_heads = target["num_attention_heads"]
-    rope = target.get("rope_parameters") or {"rope_type": "default", "rope_theta": target.get("rope_theta", 10000.0)}
-    # Models with several layer types keep one rope per type; the drafter's layers are of full attention.
-    rope = dict(rope.get("full_attention", rope))
-    rope.setdefault("rope_type", "default")
-    # The drafter rotates whole heads, so factors that fit a part of a head are of no use to it.
-    if rope.pop("partial_rotary_factor", 1.0) != 1.0 and rope["rope_type"] == "longrope":
-        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    return {
-        "vocab_size": target["vocab_size"],
-        "hidden_size": target["hidden_size"],
-        "intermediate_size": target.get("intermediate_size") or 3 * target["hidden_size"],
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": target.get("num_key_value_heads") or num_heads,
-        "head_dim": target.get("head_dim") or target["hidden_size"] // num_heads,
-        "rms_norm_eps": target.get("rms_norm_eps") or 1e-6,
-        "max_position_embeddings": target["max_position_embeddings"],
-        "initializer_range": target.get("initializer_range") or 0.02,
-        "rope_parameters": rope,
-        **{key: target.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
-    }

@@ -15,7 +15,7 @@ from transformers import (
 from .configuration_pard import PardConfig, PardLlamaConfig, PardQwen2Config, PardQwen3Config, config_class_of
 from .drafting import DraftContext, DraftState, ParallelDrafter, are_real, counting, last_columns, mask_ids
 from .mask_token import choose_mask_token_id, find_tokenizer
-from .row_masks import additive_masks, attention_windows
+from .row_masks import attention_windows, causal_row_masks
 
 
 class PardDrafter(ParallelDrafter, PreTrainedModel):
@@ -26,7 +26,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
     """
 
     config: PardConfig
-    batch_layout = "cod"
+    training_layout = "dropped_masks"
     vocab_mismatch_advice = (
         "If they do share a tokenizer, and only the padding of the embedding differs, call "
         "drafter.resize_token_embeddings with the target's size"
@@ -128,19 +128,14 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
     def _row_masks(self, context: DraftContext, state: DraftState, depth: int) -> Any:
         """Masks for rows of different lengths: a row sees its own committed text, and is causal behind it."""
         batch, num_new = context.new_ids.shape
-        num_rows, start = num_new + depth - 1, state.cache.get_seq_length()
         real = torch.nn.functional.pad(
             are_real(context.new_counts, batch, num_new, self.device), (0, depth - 1), value=True
         )
-        if start == 0:
+        if state.cache.get_seq_length() == 0:
             # The model's own masks for a padded prompt cost less memory than these.
             return real.long()
-        # Padding sees itself, since a row that sees nothing is a row of NaN in some attention implementations.
-        own = torch.eye(num_rows, dtype=torch.bool, device=self.device)
-        within = (own.new_ones(own.shape).tril() & real[:, None]) | own
-        new_indices = real.cumsum(dim=1) - 1
         windows = attention_windows(self.config)
-        return additive_masks(within, new_indices, windows, state.cache.row_columns(), self.dtype)
+        return causal_row_masks(real, windows, state.cache.row_columns(), self.dtype)
 
 
 class PardLlama(PardDrafter, LlamaForCausalLM):

@@ -6,14 +6,18 @@ import torch
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from .arguments import DraftTrainingArguments
-from .collators import BlockCollator, PardCollator
+from .collators import COLLATORS
 from .features import freeze
-from .forwards import FORWARDS, SupervisedRows, target_features
-from .losses import gamma_after_epochs, linear_gamma, position_weights, weighted_cross_entropy
+from .forwards import FORWARDS, UNKNOWN, SupervisedRows, target_reading
+from .losses import (
+    annealing_weights,
+    gamma_after_epochs,
+    linear_gamma,
+    position_weights,
+    weighted_cross_entropy,
+    weighted_kl,
+)
 from .metrics import DraftMetrics
-
-# By what a drafter declares as its `batch_layout`.
-COLLATORS = {"cod": PardCollator, "anchored_blocks": BlockCollator}
 
 
 class DraftTrainer(Trainer):
@@ -39,7 +43,7 @@ class DraftTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         args = args or DraftTrainingArguments("drafter-checkpoints")
-        if target is None and model.tapped_hidden_states:
+        if target is None and model.reads_target:
             raise ValueError(f"a {type(model).__name__} reads the target's hidden states: pass target=")
         if target is not None:
             model.check_target(target)
@@ -47,7 +51,7 @@ class DraftTrainer(Trainer):
             freeze(target)
         self.target = target
         self.drafter = model
-        data_collator = data_collator or COLLATORS[model.batch_layout].for_drafter(model, args)
+        data_collator = data_collator or COLLATORS[model.training_layout].for_drafter(model, args)
         super().__init__(model=model, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
             target.to(args.device)
@@ -58,13 +62,20 @@ class DraftTrainer(Trainer):
         model.adopt_training(args.draft_tokens)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """Features, draft logits, loss, metrics."""
-        features = target_features(self.drafter, self.target, inputs)
-        rows = FORWARDS[self.drafter.batch_layout](model, self.drafter, self.target, inputs, features)
+        """What the target says, draft logits, loss, metrics."""
+        reading = target_reading(self.drafter, self.target, inputs, with_logits=self.learns_from_logits)
+        forward = FORWARDS[self.drafter.training_layout]
+        rows = forward(model, self.drafter, self.target, inputs, reading.features)
         # Evaluation losses are compared with each other, so their weights stay what they are before the first step.
-        loss = self.draft_loss(rows, self.current_gamma() if model.training else self.args.loss_gamma)
+        gamma = self.current_gamma() if model.training else self.args.loss_gamma
+        loss = self.draft_loss(rows, reading.logits, gamma)
         self.metrics["train" if model.training else "eval"].add(rows.logits, rows.labels, rows.positions)
         return (loss, rows) if return_outputs else loss
+
+    @property
+    def learns_from_logits(self) -> bool:
+        """Whether the objective compares laws, and so needs the target's logits."""
+        return self.drafter.training_objective == "annealed_kl"
 
     def current_gamma(self) -> float | None:
         """The decay constant of the next step's position weights, from the steps or epochs that are done."""
@@ -75,11 +86,27 @@ class DraftTrainer(Trainer):
             return gamma_after_epochs(state.epoch or 0, args.loss_gamma, args.loss_gamma_epoch_step)
         return args.loss_gamma
 
-    def draft_loss(self, rows: SupervisedRows, gamma: float | None) -> torch.Tensor:
-        """Cross-entropy with position decay over the supervised rows, divided by the sum of their weights."""
-        deepest = max(self.args.draft_tokens, self.drafter.draft_depth)
-        weights = position_weights(deepest, gamma, rows.logits.device)
-        total, weight_sum = weighted_cross_entropy(rows.logits, rows.labels, weights[rows.positions - 1])
+    def draft_loss(self, rows: SupervisedRows, target_logits: torch.Tensor | None, gamma: float | None) -> torch.Tensor:
+        """The drafter's objective over the supervised rows, divided by the sum of their weights.
+
+        Cross-entropy with position decay, or the annealed KL of the target's law to the drafter's: of the tokens that the
+        drafter knows, where it doesn't know all.
+
+        Args:
+            rows: see [`SupervisedRows`].
+            target_logits: `(batch, length, vocab)`, for the second.
+            gamma: decay constant of the first's position weights.
+        """
+        deepest = max(self.args.draft_tokens, self.drafter.max_draft_depth or 0)
+        if self.learns_from_logits:
+            target_rows = target_logits[rows.target_rows]
+            if rows.vocabulary is not None:
+                target_rows = target_rows[:, rows.vocabulary]
+            weights = annealing_weights(deepest, self.args.kl_gamma, rows.logits.device)[rows.positions - 1]
+            total, weight_sum = weighted_kl(rows.logits, target_rows, weights)
+        else:
+            weights = position_weights(deepest, gamma, rows.logits.device)[rows.positions - 1]
+            total, weight_sum = weighted_cross_entropy(rows.logits, rows.labels, weights * (rows.labels != UNKNOWN))
         return total / weight_sum.clamp(min=torch.finfo(weight_sum.dtype).tiny)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
