@@ -4,6 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_pardraft.generation.candidates import rows_of
+from hf_pardraft.models.drafting import DraftContext
 from tiny_models import every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart")
@@ -290,3 +292,17 @@ def test_no_time_leaves_one_token_a_row(budget):
     drafter = batch_drafter("dflash", target, [prompt[0] for prompt in prompts], budget)
     options = {**batch, "do_sample": False, "max_new_tokens": LONGEST, "max_time": 0.0}
     assert torch.equal(target.generate(**options, assistant_model=drafter), target.generate(**options))
+
+
+def test_rows_that_stay_bring_no_padding_of_those_that_left():
+    """A row that is left alone is drafted without a mask."""
+    ids, features = torch.arange(12).view(3, 4), torch.arange(24.0).view(3, 4, 2)
+    context = DraftContext(ids, ids + 100, features[:, 1:], ids[:, 1:] + 100, [1, 4, 3], [1, 3, 3])
+    alone = rows_of(context, [0])
+    assert (alone.new_ids.tolist(), alone.new_positions.tolist(), alone.new_counts) == ([[3]], [[103]], None)
+    assert (alone.features.tolist(), alone.feature_counts) == (features[:1, 3:].tolist(), None)
+    assert alone.feature_positions.tolist() == [[103]]
+    both = rows_of(context, [2, 0])
+    assert (both.new_ids.tolist(), both.new_counts) == ([[9, 10, 11], [1, 2, 3]], [3, 1])
+    assert (both.features.tolist(), both.feature_counts) == (features[[2, 0], 1:].tolist(), [3, 1])
+    assert rows_of(context, [1, 2]).feature_counts is None
