@@ -70,6 +70,13 @@ def tiny_drafter(kind: str, target: PreTrainedModel, depth: int = 4, seed: int =
         drafter = PardDrafter.from_causal_lm(base, mask_token_id=vocab_size - 1)
         drafter.generation_config.num_assistant_tokens = depth
         return drafter
+    if kind == "pard2":
+        base = tiny_target("qwen3", seed=seed, vocab_size=vocab_size, num_hidden_layers=2)
+        drafter = PardDrafter.from_causal_lm(base, vocab_size - 1, target=target, target_scale=1.0)
+        # As if trained: a fresh projection adds nothing.
+        torch.nn.init.normal_(drafter.target_proj.weight, std=0.3, generator=torch.Generator().manual_seed(seed))
+        drafter.generation_config.num_assistant_tokens = depth
+        return drafter
     torch.manual_seed(seed)
     return DFlashDrafter.for_target(target, num_layers=2, block_size=depth + 1, mask_token_id=vocab_size - 1)
 

@@ -27,6 +27,7 @@ class DraftSettings:
         verification: "match": draw the target's token, and keep a draft while it equals it. "rejection": draw the drafts
             too, and keep each with the odds of the target's law to the drafter's; chains only.
         time_rounds: whether to measure the seconds that each part of a round takes.
+        use_target_features: whether a drafter that can do both reads the target's hidden states; by default it does.
     """
 
     depth: int
@@ -37,6 +38,7 @@ class DraftSettings:
     decode_loop: str = "native"
     verification: str = "match"
     time_rounds: bool = False
+    use_target_features: bool | None = None
 
 
 def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig) -> DraftSettings:
@@ -56,6 +58,9 @@ def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig)
     for name, choices in (("decode_loop", DECODE_LOOPS), ("verification", VERIFICATIONS)):
         if getattr(settings, name) not in choices:
             raise ValueError(f"{name} must be one of {choices}, got {getattr(settings, name)!r}")
+    if not isinstance(settings.use_target_features, bool | None):
+        raise ValueError(f"use_target_features must be True or False, got {settings.use_target_features!r}")
+    drafter.taps_for(settings.use_target_features)
     check_whole_number("tree_budget", settings.tree_budget, 0)
     for name in ("tree_beam_width", "tree_top_k"):
         if getattr(settings, name) is not None:

@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from .draft_cache import GrowingCache
 
 # Layers of a target are named by what a published config calls them; `hidden_states` has the embeddings at index 0.
 FIRST_LAYER_OUTPUT = 1
+
+# Arguments of `from_pretrained` that say where the files are.
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
 def layer_ids_to_hidden_state_indices(layer_ids: list[int]) -> list[int]:
@@ -113,6 +116,24 @@ class ParallelDrafter:
             )
         return depth
 
+    def taps_for(self, use_target_features: bool | None = None) -> list[int]:
+        """The hidden states that a call reads: [`tapped_hidden_states`], unless a drafter that can do without is told to.
+
+        Args:
+            use_target_features: what the call asks for; `None` leaves it to the drafter.
+
+        Raises:
+            ValueError: if the drafter can't do what is asked for.
+        """
+        taps = self.tapped_hidden_states
+        if use_target_features is None or use_target_features == bool(taps):
+            return taps
+        does, other = ("reads", "False") if taps else ("does not read", "True")
+        raise ValueError(
+            f"this {type(self).__name__} {does} the target's hidden states, got use_target_features={other}: leave the setting "
+            "out, or use a PARD-2 drafter with its projection, which drafts with and without them"
+        )
+
     def new_draft_state(self, target: PreTrainedModel) -> DraftState:
         """An empty cache, and references to what the drafter borrows from `target`."""
         return DraftState(cache=GrowingCache())
@@ -127,8 +148,13 @@ class ParallelDrafter:
         """
         raise NotImplementedError(f"{type(self).__name__} must implement draft()")
 
-    def check_target(self, target: PreTrainedModel) -> None:
-        """Raise a `ValueError` if this drafter can't draft for `target`, and warn if it was trained for another one."""
+    def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:
+        """Raise a `ValueError` if this drafter can't draft for `target`, and warn if it was trained for another one.
+
+        Args:
+            target: the model to draft for.
+            taps: the hidden states that are to be read (see [`taps_for`]); `None` for [`tapped_hidden_states`].
+        """
         if any(parameter.is_meta for parameter in self.parameters()):
             raise ValueError(
                 f"this {type(self).__name__} is on the meta device and has no weights: load it with from_pretrained, or "
@@ -140,7 +166,7 @@ class ParallelDrafter:
                 f"vocabulary mismatch: the drafter has {self.config.vocab_size} tokens and the target {vocab_size}, and they "
                 f"must share a tokenizer. {self.vocab_mismatch_advice}"
             )
-        check_taps(self, target)
+        check_taps(self, target, self.tapped_hidden_states if taps is None else taps)
         warn_if_other_target(self, target)
 
     def other_target_reason(self, target: PreTrainedModel) -> str | None:
@@ -157,6 +183,9 @@ class ParallelDrafter:
         """Draft as many tokens as training teaches, unless the drafter has a block size of its own."""
         if self.max_draft_depth is None:
             self.generation_config.num_assistant_tokens = draft_tokens
+
+    def load_separate_weights(self, folder: str) -> None:
+        """Load, from a folder that `save_pretrained` wrote, the weights that it keeps outside the main file; none by default."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
@@ -175,9 +204,11 @@ class ParallelDrafter:
         return (model, info) if return_info else model
 
 
-def check_taps(drafter: ParallelDrafter, target: PreTrainedModel) -> None:
-    """Raise a `ValueError` if `target` can't give the hidden states that `drafter` reads."""
-    taps = drafter.tapped_hidden_states
+def check_taps(drafter: ParallelDrafter, target: PreTrainedModel, taps: list[int]) -> None:
+    """Raise a `ValueError` if `target` can't give the hidden states that `drafter` is to read.
+
+    A negative index counts from the end, where -1 says by itself that it is taken after the final norm.
+    """
     if not taps:
         return
     config = target.config.get_text_config(decoder=True)
@@ -194,7 +225,7 @@ def check_taps(drafter: ParallelDrafter, target: PreTrainedModel) -> None:
             f"{type(drafter).__name__} reads. Use a drafter that reads token ids only (PARD)"
         )
     num_layers = config.num_hidden_layers
-    wrong = [tap for tap in taps if not 0 <= tap <= num_layers]
+    wrong = [tap for tap in taps if not -num_layers - 1 <= tap <= num_layers]
     if wrong:
         raise ValueError(
             f"the drafter taps hidden states {taps}, but a target of {num_layers} layers has indices 0 to {num_layers - 1} "
@@ -267,10 +298,19 @@ def differing_weights(remembered: list[float] | None, target: PreTrainedModel) -
     return not bool(close.all())
 
 
+def other_weights_reason(config: PreTrainedConfig, target: PreTrainedModel) -> str | None:
+    """Why `target` is not the model whose hidden states a drafter of this configuration was trained on, if something says so."""
+    trained_for, name = config.target_name_or_path, public_name(target)
+    if differing_weights(config.target_fingerprint, target):
+        return f"its weights differ from those of {trained_for or 'the target it was made for'}"
+    if config.target_fingerprint is None and trained_for and name and trained_for != name:
+        return f"it was trained for {trained_for}, and this one is {name}"
+    return None
+
+
 def load_generation_config(path, **kwargs) -> GenerationConfig:
     """The generation config saved beside a drafter, or a default one."""
-    hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
     try:
-        return GenerationConfig.from_pretrained(path, **{key: kwargs[key] for key in hub if key in kwargs})
+        return GenerationConfig.from_pretrained(path, **{key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs})
     except OSError:
         return GenerationConfig()

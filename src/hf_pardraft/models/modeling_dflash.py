@@ -27,11 +27,10 @@ from .drafting import (
     ParallelDrafter,
     are_real,
     describe_target,
-    differing_weights,
     last_columns,
     layer_ids_to_hidden_state_indices,
     load_generation_config,
-    public_name,
+    other_weights_reason,
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
 from .row_masks import additive, token_indices, visible_columns
@@ -197,7 +196,7 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
     def max_draft_depth(self) -> int:
         return self.config.block_size - 1
 
-    def check_target(self, target: PreTrainedModel) -> None:
+    def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:
         """See [`ParallelDrafter.check_target`]; the widths must agree too."""
         width = target.config.get_text_config(decoder=True).hidden_size
         expected = {self.config.hidden_size, self.config.target_hidden_size}
@@ -207,16 +206,11 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
                 f"{self.config.target_hidden_size}, but the target's are of size {width}: it borrows the target's embedding, so "
                 "all must agree. Make a drafter for this target with DFlashDrafter.for_target"
             )
-        super().check_target(target)
+        super().check_target(target, taps)
 
     def other_target_reason(self, target: PreTrainedModel) -> str | None:
         """A DFlash drafter reads the hidden states of one model, so any other weights count as another target."""
-        trained_for, name = self.config.target_name_or_path, public_name(target)
-        if differing_weights(self.config.target_fingerprint, target):
-            return f"its weights differ from those of {trained_for or 'the target it was made for'}"
-        if self.config.target_fingerprint is None and trained_for and name and trained_for != name:
-            return f"it was trained for {trained_for}, and this one is {name}"
-        return None
+        return other_weights_reason(self.config, target)
 
     def new_draft_state(self, target: PreTrainedModel) -> DraftState:
         return DraftState(BlockCache(), target.get_input_embeddings(), target.get_output_embeddings())

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..models.target_projection import one_place_behind
 from .collators import IGNORED
 from .features import tapped_features
-from .masks import BlockRows, PardRows, additive, block_mask, pard_mask
+from .masks import PADDING, BlockRows, PardRows, additive, block_mask, pard_mask
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,29 @@ class SupervisedRows:
 
 def target_features(drafter: PreTrainedModel, target: PreTrainedModel | None, batch: dict) -> torch.Tensor | None:
     """The tapped hidden states that the drafter reads, `(batch, length, taps * hidden)`, or `None` if it reads none."""
-    if not drafter.tapped_hidden_states:
+    taps = drafter.tapped_hidden_states
+    if not taps:
         return None
-    return tapped_features(target, drafter.tapped_hidden_states, batch["input_ids"], batch["attention_mask"])
+    # A PARD batch holds its text among its rows.
+    input_ids, mask = text_of_rows(batch) if "row_block" in batch else (batch["input_ids"], batch["attention_mask"])
+    return tapped_features(target, taps, input_ids, mask)
+
+
+def text_of_rows(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:
+    """The real tokens of a PARD batch, which every example's rows begin with: ids and mask, `(batch, length)` each.
+
+    Raises:
+        ValueError: for a packed row, where the target would attend across documents.
+    """
+    documents = batch["row_document"]
+    real = (batch["row_block"] == 0) & (documents != PADDING)
+    if bool(((documents != documents[:, :1]) & real).any()):
+        raise ValueError(
+            "PARD-2 training takes one document per row, got a packed row: the target would attend across documents. Pass "
+            "the documents as separate examples"
+        )
+    length = int(real.sum(dim=1).max())
+    return batch["input_ids"][:, :length], real[:, :length].long()
 
 
 def compute_dtype(drafter: PreTrainedModel) -> torch.dtype:
@@ -40,17 +61,29 @@ def compute_dtype(drafter: PreTrainedModel) -> torch.dtype:
 
 
 def pard_forward(
-    model: nn.Module, drafter: PreTrainedModel, target: PreTrainedModel | None, batch: dict, features: None
+    model: nn.Module,
+    drafter: PreTrainedModel,
+    target: PreTrainedModel | None,
+    batch: dict,
+    features: torch.Tensor | None,
 ) -> SupervisedRows:
-    """A PARD batch through an ordinary causal LM, with a mask that shows each row what inference shows it."""
+    """A PARD batch through an ordinary causal LM, with a mask that shows each row what inference shows it.
+
+    With features (PARD-2), each row gets those that its anchor gets, the last real token that it sees.
+    """
     rows = PardRows(batch["row_block"], batch["row_index"], batch["row_document"])
     supervised = batch["labels"] != IGNORED
+    injected = {}
+    if features is not None:
+        anchors = batch["row_index"] - batch["row_block"]
+        injected = {"target_features": one_place_behind(features), "feature_rows": anchors}
     outputs = model(
         input_ids=batch["input_ids"],
         position_ids=batch["position_ids"],
         attention_mask=additive(pard_mask(rows), compute_dtype(drafter)),
         use_cache=False,
         logits_to_keep=supervised,
+        **injected,
     )
     return SupervisedRows(outputs.logits, batch["labels"][supervised], batch["draft_positions"][supervised])
 
