@@ -5,7 +5,7 @@ import torch
 
 from tiny_models import ARCHITECTURES, make_oracle, random_prompt, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash")
+KINDS = ("pard", "pard2", "dflash")
 LONGEST = 20
 LENGTHS = (9, 3, 6, 1)
 RATES = [0.7, 0.6, 0.6, 0.5]

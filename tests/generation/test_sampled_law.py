@@ -114,8 +114,7 @@ PROPOSALS = {"chain": {}, "tree": {"tree_budget": 7}, "rejection": {"verificatio
 
 
 @pytest.mark.parametrize("proposal", PROPOSALS)
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("kind", ["pard", "dflash"])
+@pytest.mark.parametrize(("kind", "setting"), [*product(["pard", "dflash"], SETTINGS), ("pard2", "temperature")])
 def test_sampled_decoding_has_the_target_law(target, kind, setting, proposal):
     options, warpers = SETTINGS[setting]
     drafter = drafter_for(kind, target, **PROPOSALS[proposal])

@@ -12,7 +12,7 @@ WAITING = ("tolist", "item", "cpu", "nonzero", "__bool__", "__int__", "__float__
 
 
 @pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "temperature": 0.5, "top_p": 0.9}])
-@pytest.mark.parametrize("kind", ["pard", "dflash"])
+@pytest.mark.parametrize("kind", ["pard", "pard2", "dflash"])
 def test_a_round_synchronises_once(monkeypatch, kind, sampling):
     target, prompt = tiny_target("llama"), random_prompt(6)
     options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 24}

@@ -19,7 +19,7 @@ from hf_pardraft import AutoDrafter, DFlashConfig, DFlashDrafter, PardConfig, Pa
 from hf_pardraft.models.mask_token import choose_mask_token_id
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash")
+KINDS = ("pard", "pard2", "dflash")
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +32,16 @@ def target():
 def test_a_drafter_round_trips_bit_exactly(target, tmp_path, kind, dtype):
     drafter = tiny_drafter(kind, target).to(dtype)
     drafter.generation_config.num_assistant_tokens = 3
+    drafter.generation_config.tree_budget = 5
     drafter.save_pretrained(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-    ]
+    files = ["config.json", "generation_config.json", "model.safetensors"]
+    if kind == "pard2":
+        files.append("target_projection")
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
     loaded = AutoDrafter.from_pretrained(tmp_path, dtype="auto")
     assert type(loaded) is type(drafter)
     assert loaded.generation_config.num_assistant_tokens == 3
+    assert loaded.generation_config.tree_budget == 5
     assert loaded.state_dict().keys() == drafter.state_dict().keys()
     for name, weight in drafter.state_dict().items():
         assert loaded.state_dict()[name].dtype == dtype
@@ -103,7 +104,7 @@ def test_a_left_over_weight_is_named(target, tmp_path, kind):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"architectures": ["QwenDFlareDraftModel"], "dflash_config": {}}, {"pard_token": 5, "spd_type": "pard2"}],
+    [{}, {"architectures": ["QwenDFlareDraftModel"], "dflash_config": {}}, {"pard_token": 5, "spd_type": "pard3"}],
 )
 def test_an_unknown_layout_is_refused_with_what_was_found(tmp_path, fields):
     config = {**Qwen3Config(vocab_size=64, hidden_size=32).to_dict(), **fields}
@@ -162,6 +163,6 @@ def test_a_published_config_names_no_path_of_this_machine(tiny_family, tmp_path)
     target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
     DFlashDrafter.for_target(target, 1, 4).save_pretrained(tmp_path / "dflash")
     PardDrafter.from_causal_lm(tiny_family / "target").save_pretrained(tmp_path / "pard")
-    for kind in KINDS:
+    for kind in ("pard", "dflash"):
         assert str(tiny_family) not in (tmp_path / kind / "config.json").read_text()
     assert json.loads((tmp_path / "dflash" / "config.json").read_text())["target_name_or_path"] == "target"

@@ -7,7 +7,7 @@ from datasets import Dataset
 from hf_pardraft import AutoDrafter, DraftTrainer, DraftTrainingArguments
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash")
+KINDS = ("pard", "pard2", "dflash")
 
 
 @pytest.fixture(scope="module")
