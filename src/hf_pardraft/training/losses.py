@@ -44,6 +44,58 @@ def weighted_cross_entropy(
     return (losses * weights).sum(), weights.sum()
 
 
+def weighted_distillation(
+    logits: torch.Tensor, teacher_logits: torch.Tensor, weights: torch.Tensor, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two sums of a weighted mean of T^2 KL(teacher || student), both softened by a temperature T (PARD-2, AMD).
+
+    T^2 keeps the gradients' size independent of T.
+
+    Args:
+        logits: `(rows, vocab)`.
+        teacher_logits: `(rows, vocab)`, the target's for the same token; constants.
+        weights: `(rows,)`.
+        temperature: T.
+
+    Returns:
+        sum of weight times divergence, in nats, and sum of weights; scalars in float32 or the logits' wider dtype.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    weights = weights.to(wide)
+    student = functional.log_softmax(logits.to(wide) / temperature, dim=-1)
+    teacher = functional.log_softmax(teacher_logits.detach().to(wide) / temperature, dim=-1)
+    divergences = functional.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=-1)
+    return (divergences * weights).sum() * temperature**2, weights.sum()
+
+
+def confidence_weights(
+    token_probabilities: torch.Tensor, block: torch.LongTensor, index: torch.LongTensor, num_tokens: int
+) -> torch.Tensor:
+    """How likely the target is to accept a PARD row's predecessors: the weight of the row's loss (PARD-2, AMD).
+
+    Row (j, p) drafts the token at p + 1 behind the prefix that ends at p - j, so its weight is the product of the target's
+    probabilities of the tokens in between, at p - j + 1 to p; 1 for block 0.
+
+    Args:
+        token_probabilities: `(batch, length)`, the target's probability of each token of the text, given those before it.
+        block: `(batch, rows)`, number of masks up to and including the row, below `num_tokens`.
+        index: `(batch, rows)`, the row's place p in the text.
+        num_tokens: K.
+
+    Returns:
+        `(batch, rows)`.
+    """
+    weights = torch.ones(block.shape, dtype=token_probabilities.dtype, device=block.device)
+    for back in range(num_tokens - 1):
+        place = index - back
+        probability = token_probabilities.gather(1, place.clamp(min=0))
+        # Before the text begins there is nothing to accept.
+        weights = torch.where((back < block) & (place >= 0), weights * probability, weights)
+    return weights
+
+
 def block_cross_entropy(
     draft_logits: torch.Tensor,
     labels: torch.LongTensor,
