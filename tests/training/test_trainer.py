@@ -136,10 +136,14 @@ def test_settings_out_of_range_are_refused(tmp_path, setting, value):
 
 def test_pard2_learns_its_projection_and_the_best_checkpoint_brings_it_back(target, text, tmp_path):
     settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-    trainer = trainer_for("pard2", target, text, tmp_path, load_best_model_at_end=True, **settings)
+    # The greatest loss is the first, so that the best checkpoint is not the last.
+    trainer = trainer_for(
+        "pard2", target, text, tmp_path, load_best_model_at_end=True, greater_is_better=True, **settings
+    )
     torch.nn.init.zeros_(trainer.drafter.target_proj.weight)
     trainer.train()
     assert trainer.drafter.config.target_fingerprint is not None
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
     best = AutoDrafter.from_pretrained(trainer.state.best_model_checkpoint)
     assert best.target_proj.weight.abs().max() > 0
     assert torch.equal(trainer.drafter.target_proj.weight, best.target_proj.weight)
