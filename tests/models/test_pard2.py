@@ -2,19 +2,29 @@
 
 import json
 import shutil
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
+    GenerationConfig,
+    LlamaForCausalLM,
+    dynamic_module_utils,
+)
 
 from hf_pardraft import AutoDrafter, PardConfig, PardDrafter
 from hf_pardraft.generation.candidates import ParallelCandidateGenerator
-from hf_pardraft.models.configuration_pard import default_target_layers
+from hf_pardraft.models.configuration_pard import PardQwen3Config, default_target_layers
 from hf_pardraft.models.draft_cache import GrowingCache
 from hf_pardraft.models.drafting import DraftContext, DraftState
+from hf_pardraft.models.modeling_pard import PardQwen3
 from hf_pardraft.models.target_projection import features_behind, one_place_behind
 from tiny_models import MASK_TOKEN_ID, make_oracle, random_prompt, tiny_drafter, tiny_target
 
@@ -379,6 +389,20 @@ def test_pushing_uploads_the_projection_too(target, tmp_path, monkeypatch):
     assert (tmp_path / "uploaded" / "target_projection" / "model.safetensors").exists()
 
 
+def test_the_code_that_travels_with_a_drafter_loads_its_projection(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(PardQwen3, "_auto_class", "AutoModel")
+    monkeypatch.setattr(PardQwen3Config, "_auto_class", "AutoConfig")
+    drafter, prompt = tiny_drafter("pard2", target), random_prompt(5)
+    drafter.save_pretrained(tmp_path / "drafter")
+    loaded = AutoModel.from_pretrained(tmp_path / "drafter", trust_remote_code=True)
+    assert type(loaded).__module__.startswith("transformers_modules")
+    assert torch.equal(loaded.target_proj.weight, drafter.target_proj.weight)
+    assert torch.equal(plain(target, prompt, assistant_model=loaded), plain(target, prompt))
+    assert loaded.last_stats.drafted_per_round[:2] == [0, 4]
+
+
 # A fresh drafter
 
 
@@ -450,6 +474,19 @@ def test_a_target_of_another_width_is_refused_unless_its_states_are_not_read(tar
     with pytest.warns(UserWarning, match="model type 'qwen3'.*'llama'"):
         found = plain(wider, random_prompt(4), assistant_model=drafter)
     assert torch.equal(found, plain(wider, random_prompt(4)))
+
+
+def test_a_target_that_gives_no_states_is_refused_unless_the_call_reads_none(target):
+    config = BloomConfig(vocab_size=64, hidden_size=32, n_layer=4, n_head=4, pad_token_id=0, eos_token_id=None)
+    torch.manual_seed(0)
+    bloom, prompt = BloomForCausalLM(config).eval(), random_prompt(4)
+    drafter = tiny_drafter("pard2", target)
+    drafter.config.target_fingerprint = None
+    with pytest.raises(ValueError, match=r"can't select hidden states .* use_target_features=False"):
+        plain(bloom, prompt, assistant_model=drafter)
+    without = GenerationConfig(use_target_features=False, max_new_tokens=LONGEST, do_sample=False)
+    found = plain(bloom, prompt, assistant_model=drafter, generation_config=without)
+    assert torch.equal(found, plain(bloom, prompt))
 
 
 def test_features_of_the_wrong_size_are_refused(target):

@@ -28,7 +28,7 @@ class PardConfig(PreTrainedConfig):
         pard2_target_layers: PARD-2: which hidden states of the target it reads, as indices into its `hidden_states` tuple;
             negative ones count from the end, and -1 is taken after the final norm. `None` for PARD.
         pard2_target_dim: PARD-2: their width, side by side.
-        pard2_scale: PARD-2: what the projected states are multiplied with.
+        pard2_scale: PARD-2: what the projected states are multiplied with (0.02, as published).
         pard2_proj_bias: PARD-2: whether the projection has a bias.
         target_name_or_path, target_fingerprint: PARD-2: the target that it was made for, to warn about another.
     """
@@ -74,11 +74,9 @@ class PardConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """As in `PreTrainedConfig`; a PARD drafter's has no fields of PARD-2."""
         fields = super().to_dict()
-        return (
-            fields
-            if self.pard2_target_layers is not None
-            else {k: v for k, v in fields.items() if k not in PARD2_FIELDS}
-        )
+        if self.pard2_target_layers is None:
+            fields = {name: value for name, value in fields.items() if name not in PARD2_FIELDS}
+        return fields
 
     def save_pretrained(self, save_directory, *args: Any, **kwargs: Any) -> None:
         """As in `PreTrainedConfig`; `architectures` names the base, so that other tools load it as a causal LM."""

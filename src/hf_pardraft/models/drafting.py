@@ -222,7 +222,8 @@ def check_taps(drafter: ParallelDrafter, target: PreTrainedModel, taps: list[int
     if not recorders:
         raise ValueError(
             f"{type(target).__name__} can't select hidden states (output_hidden_states=[...]), which a "
-            f"{type(drafter).__name__} reads. Use a drafter that reads token ids only (PARD)"
+            f"{type(drafter).__name__} reads. Use a drafter that reads token ids only (PARD, or "
+            "PARD-2 with use_target_features=False)"
         )
     num_layers = config.num_hidden_layers
     wrong = [tap for tap in taps if not -num_layers - 1 <= tap <= num_layers]

@@ -11,6 +11,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     LlamaForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Qwen2ForCausalLM,
@@ -98,7 +99,8 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         kwargs = with_subfolder(pretrained_model_name_or_path, kwargs)
         source = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
         config = kwargs.get("config")
-        if isinstance(config, PardConfig):
+        # Not PardConfig: code that came with a checkpoint may have been imported twice, and its classes with it.
+        if isinstance(config, PreTrainedConfig):
             fields = config.to_dict()
         else:
             fields, _ = PardConfig.get_config_dict(config or pretrained_model_name_or_path, **source)
@@ -157,7 +159,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         tokenizer: PreTrainedTokenizerBase | None = None,
         target: PreTrainedModel | None = None,
         target_layers: list[int] | None = None,
-        target_scale: float = 0.05,
+        target_scale: float = 0.02,
         **kwargs: Any,
     ) -> "PardDrafter":
         """Adapt an autoregressive Llama, Qwen2 or Qwen3 model. It drafts badly until it is trained.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import load_state_dict, safe_save_file
 from transformers.utils import cached_file
 
@@ -123,7 +123,7 @@ def with_subfolder(folder, kwargs: dict[str, Any]) -> dict[str, Any]:
 def without_projection(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `from_pretrained` that make a PARD drafter of a PARD-2 configuration."""
     plain = {"spd_type": "pard", "pard2_target_layers": None}
-    if not isinstance(kwargs.get("config"), PardConfig):
+    if not isinstance(kwargs.get("config"), PreTrainedConfig):
         return {**kwargs, **plain}
     config = copy.deepcopy(kwargs["config"])
     config.update(plain)
