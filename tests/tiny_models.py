@@ -39,8 +39,12 @@ ARCHITECTURES = {
 }
 
 
-# What these do with a target, DFlash does too: with a few targets it has been seen.
-FEWER_ARCHITECTURES = {"dflare": ("qwen3", "gemma3"), "dart": ("llama", "gemma3", "gpt_oss")}
+# What these do with a target, PARD or DFlash does too: with a few targets it has been seen.
+FEWER_ARCHITECTURES = {
+    "dflare": ("qwen3", "gemma3"),
+    "dart": ("llama", "gemma3", "gpt_oss"),
+    "pard2": ("llama", "gemma3", "qwen2"),
+}
 
 
 def every_architecture(kinds) -> list[tuple[str, str]]:
@@ -83,6 +87,13 @@ def tiny_drafter(kind: str, target: PreTrainedModel, depth: int = 4, seed: int =
     if kind == "pard":
         base = tiny_target("qwen3", seed=seed, vocab_size=vocab_size, num_hidden_layers=2)
         drafter = PardDrafter.from_causal_lm(base, mask_token_id=vocab_size - 1)
+        drafter.generation_config.num_assistant_tokens = depth
+        return drafter
+    if kind == "pard2":
+        base = tiny_target("qwen3", seed=seed, vocab_size=vocab_size, num_hidden_layers=2)
+        drafter = PardDrafter.from_causal_lm(base, vocab_size - 1, target=target, target_scale=1.0)
+        # As if trained: a fresh projection adds nothing.
+        torch.nn.init.normal_(drafter.target_proj.weight, std=0.3, generator=torch.Generator().manual_seed(seed))
         drafter.generation_config.num_assistant_tokens = depth
         return drafter
     torch.manual_seed(seed)

@@ -4,15 +4,15 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from .models.drafting import ParallelDrafter
+from .models.drafting import HUB_ARGUMENTS, ParallelDrafter
 from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
+from .models.target_projection import with_subfolder
 
-HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 KNOWN_LAYOUTS = (
-    "PARD (an ordinary Llama, Qwen2 or Qwen3 config with `pard_token`), DFlash as published (`dflash_config` or the "
+    "PARD and PARD-2 (an ordinary Llama, Qwen2 or Qwen3 config with `pard_token`), DFlash as published (`dflash_config` or the "
     "architecture DFlashDraftModel), DFlare as published (the same with the architecture QwenDFlareDraftModel), DART as "
     "published (`draft_length` and `draft_vocab_size`), and what save_pretrained of this package writes"
 )
@@ -25,7 +25,7 @@ def drafter_class_for(config: dict[str, Any], source: str = "config.json") -> ty
         ValueError: if it is none that this package reads; the message says what was found.
     """
     architectures = config.get("architectures") or []
-    if config.get("pard_token") is not None and config.get("spd_type", "pard") == "pard":
+    if config.get("pard_token") is not None and config.get("spd_type", "pard") in ("pard", "pard2"):
         return PardDrafter
     # DFlare's published configs are DFlash's in all but the architecture, so it has to be asked for first.
     if config.get("model_type") == "dflare" or any("DFlare" in name for name in architectures):
@@ -65,6 +65,7 @@ class AutoDrafter:
         Raises:
             ValueError: if the layout is not known, or a weight is missing or left over.
         """
+        kwargs = with_subfolder(name_or_path, kwargs)
         hub_arguments = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
         config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub_arguments)
         return drafter_class_for(config, f"the config of {name_or_path}").from_pretrained(name_or_path, **kwargs)

@@ -130,7 +130,7 @@ def test_drafts_in_the_stock_loop_are_chains_that_match(target):
         assert_refused(target, drafter, "decode_loop='stock'")
 
 
-@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart", "pard2"])
 def test_a_drafter_without_weights(target, kind):
     assert_refused(target, tiny_drafter(kind, target).to("meta"), "meta device")
 

@@ -8,7 +8,7 @@ from hf_pardraft.generation.candidates import rows_of
 from hf_pardraft.models.drafting import DraftContext
 from tiny_models import every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash", "dflare", "dart")
+KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 LONGEST = 20
 LENGTHS = (9, 3, 6, 1)
 RATES = [0.7, 0.6, 0.6, 0.5]

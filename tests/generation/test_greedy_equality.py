@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from tiny_models import ARCHITECTURES, every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash", "dflare", "dart")
+KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 # Where a text is cut is the loop's affair: it is enough to see it with one drafter that taps, and one that doesn't.
 TWO_KINDS = KINDS[:2]
 LONGEST = 20

@@ -67,7 +67,7 @@ def oracle(kind, target, text):
     return make_oracle(tiny_drafter(kind, target), text, RATES)
 
 
-@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart", "pard2"])
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrid_targets_write_what_they_write_alone(name, kind):
     target = hybrid_target(name)

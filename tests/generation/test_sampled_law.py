@@ -125,7 +125,7 @@ def test_sampled_decoding_has_the_target_law(target, kind, setting, proposal):
 
 
 @pytest.mark.parametrize("proposal", PROPOSALS)
-@pytest.mark.parametrize("kind", ["dflare", "dart"])
+@pytest.mark.parametrize("kind", ["dflare", "dart", "pard2"])
 def test_other_drafters_have_it_too(target, kind, proposal):
     options, warpers = SETTINGS["temperature"]
     counts = sampled_counts(target, drafter_for(kind, target, **PROPOSALS[proposal]), options)

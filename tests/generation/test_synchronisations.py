@@ -13,7 +13,7 @@ WAITING = ("tolist", "item", "cpu", "nonzero", "__bool__", "__int__", "__float__
 
 
 @pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "temperature": 0.5, "top_p": 0.9}])
-@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart", "pard2"])
 @pytest.mark.parametrize("proposal", ["chain", "tree", "tree and n-grams"])
 def test_a_round_synchronises_once(monkeypatch, kind, sampling, proposal):
     target, prompt = tiny_target("llama"), random_prompt(6)

@@ -6,7 +6,7 @@ import torch
 from hf_pardraft.generation.tree import build_tree
 from tiny_models import every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash", "dflare", "dart")
+KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 LONGEST = 24
 
 

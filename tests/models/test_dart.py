@@ -300,10 +300,12 @@ def test_default_taps_can_be_tapped(num_layers):
 
 def test_a_published_config_leaves_its_taps_to_the_target():
     drafter = AutoDrafter.from_pretrained(FIXTURES / "dart")
-    assert drafter.taps_of(tiny_target("llama", num_hidden_layers=8, vocab_size=120)) == [2, 4, 5]
-    assert drafter.taps_of(tiny_target("llama", num_hidden_layers=12, vocab_size=120)) == [2, 6, 9]
-    with pytest.raises(ValueError, match="taps_of"):
+    assert drafter.taps_for(tiny_target("llama", num_hidden_layers=8, vocab_size=120)) == [2, 4, 5]
+    assert drafter.taps_for(tiny_target("llama", num_hidden_layers=12, vocab_size=120)) == [2, 6, 9]
+    with pytest.raises(ValueError, match="taps_for"):
         _ = drafter.tapped_hidden_states
+    with pytest.raises(ValueError, match="reads the target's hidden states, got use_target_features=False"):
+        drafter.taps_for(tiny_target("llama", num_hidden_layers=8, vocab_size=120), use_target_features=False)
     with pytest.raises(ValueError, match=r"fuses 3 hidden states.*\[1, 2\]"):
         drafter.check_target(tiny_target("llama", num_hidden_layers=3, vocab_size=120))
 

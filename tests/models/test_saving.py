@@ -19,7 +19,7 @@ from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashConfig, D
 from hf_pardraft.models.mask_token import choose_mask_token_id
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash", "dflare", "dart")
+KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,10 @@ def test_a_drafter_round_trips_bit_exactly(target, tmp_path, kind, dtype):
     drafter.generation_config.num_assistant_tokens = 3
     drafter.generation_config.tree_budget = 7
     drafter.save_pretrained(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-    ]
+    files = ["config.json", "generation_config.json", "model.safetensors"]
+    if kind == "pard2":
+        files.append("target_projection")
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
     loaded = AutoDrafter.from_pretrained(tmp_path, dtype="auto")
     assert type(loaded) is type(drafter)
     assert loaded.generation_config.num_assistant_tokens == 3
@@ -125,7 +124,7 @@ def test_a_left_over_weight_is_named(target, tmp_path, kind):
     [
         {},
         {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash"},
-        {"pard_token": 5, "spd_type": "pard2"},
+        {"pard_token": 5, "spd_type": "pard3"},
     ],
 )
 def test_an_unknown_layout_is_refused_with_what_was_found(tmp_path, fields):
@@ -187,6 +186,7 @@ def test_a_published_config_names_no_path_of_this_machine(tiny_family, tmp_path)
     DFlareDrafter.for_target(target, 1, 4).save_pretrained(tmp_path / "dflare")
     PardDrafter.from_causal_lm(tiny_family / "target").save_pretrained(tmp_path / "pard")
     DartDrafter.for_target(target).save_pretrained(tmp_path / "dart")
+    PardDrafter.from_causal_lm(tiny_family / "target", target=target).save_pretrained(tmp_path / "pard2")
     for kind in KINDS:
         assert str(tiny_family) not in (tmp_path / kind / "config.json").read_text()
     assert json.loads((tmp_path / "dflash" / "config.json").read_text())["target_name_or_path"] == "target"

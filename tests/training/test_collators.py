@@ -179,6 +179,40 @@ def test_pard_training_rows_equal_inference_with_the_same_prefix(retention):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("retention", [1.0, 0.6])
+def test_pard2_training_rows_equal_inference_with_the_same_prefix(retention):
+    target = tiny_target("gemma3")
+    drafter = tiny_drafter("pard2", target)
+    collator = PardCollator(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)
+    samples = [example(3, 12), example(1, 7, seed=4)]
+    batch = collator(samples)
+    rows = pard_forward(drafter, drafter, target, batch, target_features(drafter, target, batch))
+    where = (batch["labels"] != -100).nonzero().tolist()
+    assert len(where) == len(rows.labels) > 20
+    for position, (sample, row) in enumerate(where):
+        block, index = int(batch["row_block"][sample, row]), int(batch["row_index"][sample, row])
+        prefix = torch.tensor([samples[sample]["input_ids"][: index - block + 1]])
+        positions = torch.arange(prefix.shape[1])[None]
+        # What the target has read: all but the anchor.
+        hidden = target(prefix, output_hidden_states=True).hidden_states
+        features = torch.cat([hidden[tap] for tap in drafter.tapped_hidden_states], dim=-1)[:, :-1]
+        context = DraftContext(prefix, positions, features, positions[:, :-1])
+        drafted = drafter.draft(context, drafter.new_draft_state(target), 5)
+        torch.testing.assert_close(rows.logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
+
+
+def test_pard2_does_not_train_on_packed_rows():
+    target = tiny_target("qwen3")
+    drafter = tiny_drafter("pard2", target)
+    packed = {**example(0, 12), "document_ids": [0] * 7 + [1] * 5}
+    batch = PardCollator(MASK_TOKEN_ID, num_tokens=4)([example(2, 5), packed])
+    with pytest.raises(ValueError, match="packed"):
+        target_features(drafter, target, batch)
+    drafter.generation_config.use_target_features = False
+    assert target_features(drafter, target, batch) is None
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("kind", ["dflash", "dflare"])
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
 def test_anchored_training_blocks_equal_inference_with_the_same_prefix(architecture, kind):

@@ -11,9 +11,12 @@ from hf_pardraft.training.losses import (
     annealed_kl,
     annealing_weights,
     block_cross_entropy,
+    confidence_weights,
     gamma_after_epochs,
     linear_gamma,
     position_weights,
+    weighted_cross_entropy,
+    weighted_distillation,
 )
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "loss_block"
@@ -21,6 +24,8 @@ GAMMA_FIXTURES = FIXTURES.parent / "loss_gamma"
 KL_FIXTURES = FIXTURES.parent / "loss_kl"
 KL_SETTINGS = json.loads((KL_FIXTURES / "expected.json").read_text())["settings"]
 KL_REDUCTIONS = {"weight_sum": "kl.weight_sum", "paper": "kl.literal_mean_active"}
+PARD2 = FIXTURES.parent / "pard2"
+PARD2_LOSSES = json.loads((PARD2 / "train_losses.json").read_text())
 SETTINGS = json.loads((FIXTURES / "expected.json").read_text())["settings"]
 REDUCTIONS = {"weight_sum": "ce.weight_sum", "paper": "ce.literal_mean_active"}
 
@@ -114,3 +119,74 @@ def test_an_unknown_reduction_is_refused():
         )
     with pytest.raises(ValueError, match="reduction must be one of"):
         annealed_kl(torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), torch.ones(1, 1, dtype=bool), 0.6, "mean")
+
+
+def pard2_rows(layout: str) -> dict[str, torch.Tensor]:
+    """The reference's rows: what each must predict, the target's logits for it, and the weight of its loss."""
+    inputs = load_file(PARD2 / "train_inputs.safetensors")
+    name = "train_expected" if layout == "layout" else "train_cod_expected"
+    expected = load_file(PARD2 / f"{name}.safetensors")
+    batch, length = inputs["tokens"].shape
+    kept = expected.get("retained", torch.arange(4 * length))
+    block, index = ((kept // length).expand(batch, -1), (kept % length).expand(batch, -1))
+    weights = confidence_weights(inputs["teacher_gold_prob"], block, index, num_tokens=4)
+    # The reference keeps a row's label and weight one place further on; the last row loses its loss.
+    end = torch.full((batch, 1), -100)
+    labels = torch.cat([expected["labels"][:, 1:], end], dim=1)
+    return {
+        "logits": expected["student_logits"],
+        "teacher": expected["teacher_hidden"] @ inputs["target_head.weight"].T,
+        "labels": labels,
+        "weights": weights * (labels != -100),
+        "expected_weights": torch.cat([expected["prev_prob"][:, 1:], 0.0 * end], dim=1),
+    }
+
+
+@pytest.mark.parametrize("layout", ["layout", "cod"])
+def test_confidence_weights_equal_the_reference(layout):
+    rows = pard2_rows(layout)
+    assert ((rows["weights"] > 0) & (rows["weights"] < 1)).sum() >= 10
+    torch.testing.assert_close(rows["weights"], rows["expected_weights"], rtol=2e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("setting", PARD2_LOSSES["layout"])
+@pytest.mark.parametrize("layout", ["layout", "cod"])
+def test_pard2_losses_and_gradients_equal_the_reference(layout, setting):
+    rows, values = pard2_rows(layout), PARD2_LOSSES[layout][setting]
+    logits = rows["logits"].clone().requires_grad_()
+    weights = rows["weights"] if values["prev_prob_loss"] else (rows["labels"] != -100).float()
+    sums = (
+        weighted_cross_entropy(logits.flatten(0, 1), rows["labels"].flatten(), weights.flatten()),
+        weighted_distillation(
+            logits.flatten(0, 1), rows["teacher"].flatten(0, 1), weights.flatten(), values["kd_temperature"]
+        ),
+    )
+    cross_entropy, distillation = (total / weight_sum for total, weight_sum in sums)
+    loss = values["ce_alpha"] * cross_entropy + values["kd_alpha"] * distillation
+    for found, name in ((cross_entropy, "ce"), (distillation, "kd"), (loss, "total")):
+        assert found.item() == pytest.approx(values[name], rel=2e-4)
+    loss.backward()
+    gradients = load_file(PARD2 / "train_grads.safetensors")
+    if f"{layout}.{setting}" in gradients:
+        torch.testing.assert_close(logits.grad, gradients[f"{layout}.{setting}"], rtol=2e-4, atol=1e-6)
+    else:
+        assert layout == "cod"
+
+
+def test_confidence_weights_equal_a_loop():
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(2, 7, generator=generator, dtype=torch.float64)
+    block = torch.randint(0, 5, (2, 20), generator=generator)
+    index = torch.randint(0, 7, (2, 20), generator=generator)
+    found = confidence_weights(probabilities, block, index, num_tokens=5)
+    for row in range(2):
+        for j, p, weight in zip(block[row].tolist(), index[row].tolist(), found[row].tolist(), strict=True):
+            expected = 1.0
+            for token in range(p - j + 1, p + 1):
+                expected *= probabilities[row, token].item() if token >= 0 else 1.0
+            assert weight == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_temperature_that_is_not_positive_is_refused():
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        weighted_distillation(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1), 0.0)

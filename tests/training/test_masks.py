@@ -8,10 +8,12 @@ import torch
 from safetensors.torch import load_file
 
 from hf_pardraft import AutoDrafter
+from hf_pardraft.models.target_projection import one_place_behind
 from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
 from hf_pardraft.training.masks import PADDING, BlockRows, PardRows, additive, block_mask, pard_mask
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "pard"
+PARD2 = FIXTURES.parent / "pard2"
 
 
 def random_example(rng: random.Random, packed: bool) -> dict:
@@ -131,3 +133,32 @@ def test_masks_labels_and_logits_equal_the_reference_collator(layout):
     torch.testing.assert_close(logits[compared], expected["logits"][compared], rtol=2e-4, atol=2e-4)
     reference_labels = torch.cat([expected["labels"][:, 1:], torch.full((batch, 1), -100)], dim=1)
     assert torch.equal(next_labels[compared], reference_labels[compared])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["train", "train_cod"])
+def test_pard2_rows_get_their_anchors_features_and_the_references_logits(layout):
+    """On the rows of the test above; the reference's features are shifted already."""
+    drafter = AutoDrafter.from_pretrained(PARD2)
+    given = load_file(PARD2 / "train_inputs.safetensors")
+    expected = load_file(PARD2 / f"{layout}_expected.safetensors")
+    tokens, features = given["tokens"], given["target_feat"]
+    unshifted = torch.cat([features[:, 1:], torch.randn(2, 1, 64)], dim=1)
+    assert torch.equal(one_place_behind(unshifted), features)
+    batch, length = tokens.shape
+    kept = expected.get("retained", torch.arange(4 * length))
+    block, index = kept // length, kept % length
+    rows = PardRows(*(part.expand(batch, -1) for part in (block, index, torch.zeros_like(kept))))
+    compared = expected["supervised"] & (index >= block)
+    assert compared.sum() >= 12
+    anchors = (index - block).clamp(min=0).expand(batch, -1)
+    gathered = features.gather(1, anchors[:, :, None].expand(-1, -1, 64))
+    assert torch.equal(gathered[compared], expected["target_feat"][compared])
+    logits = drafter(
+        input_ids=torch.where(block == 0, tokens[:, index], drafter.config.pard_token),
+        position_ids=index.expand(batch, -1),
+        attention_mask=additive(pard_mask(rows), torch.float32),
+        target_features=features,
+        feature_rows=anchors,
+    ).logits
+    torch.testing.assert_close(logits[compared], expected["student_logits"][compared], rtol=2e-4, atol=2e-4)

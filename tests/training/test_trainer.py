@@ -12,7 +12,7 @@ from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.training.losses import annealed_kl
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash", "dflare", "dart")
+KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +121,10 @@ def test_what_is_saved_is_a_drafter_that_remembers_its_target(kind, target, text
     trainer = trainer_for(kind, target, text, tmp_path / "run", max_steps=1)
     trainer.train()
     trainer.save_model(tmp_path / "drafter")
+    before = trainer.drafter.state_dict()
     loaded = AutoDrafter.from_pretrained(tmp_path / "drafter")
     assert type(loaded) is type(trainer.drafter)
+    assert all(torch.equal(weight, before[name]) for name, weight in loaded.state_dict().items())
     assert loaded.config.target_model_type == "qwen3"
     assert loaded.draft_depth == 4
     # Whoever runs a PARD drafter as the plain causal LM that it is wants its cache.
@@ -296,3 +298,26 @@ def test_settings_out_of_range_are_refused(tmp_path, setting, value):
 def test_schedules_that_contradict_themselves_are_refused(tmp_path, settings, match):
     with pytest.raises(ValueError, match=match):
         DraftTrainingArguments(tmp_path, use_cpu=True, **settings)
+
+
+def test_pard2_learns_its_projection_and_the_best_checkpoint_brings_it_back(target, text, tmp_path):
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    # The greatest loss is the first, so that the best checkpoint is not the last.
+    trainer = trainer_for(
+        "pard2", target, text, tmp_path, load_best_model_at_end=True, greater_is_better=True, **settings
+    )
+    torch.nn.init.zeros_(trainer.drafter.target_proj.weight)
+    trainer.train()
+    assert trainer.drafter.config.target_fingerprint is not None
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
+    best = AutoDrafter.from_pretrained(trainer.state.best_model_checkpoint)
+    assert best.target_proj.weight.abs().max() > 0
+    assert torch.equal(trainer.drafter.target_proj.weight, best.target_proj.weight)
+
+
+def test_without_features_pard2_trains_as_a_pard_drafter(target, text, tmp_path):
+    trainer = trainer_for("pard2", target, text, tmp_path, max_steps=2)
+    trainer.drafter.generation_config.use_target_features = False
+    before = trainer.drafter.target_proj.weight.clone()
+    trainer.train()
+    assert torch.equal(trainer.drafter.target_proj.weight, before)

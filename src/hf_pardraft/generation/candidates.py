@@ -28,7 +28,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self.drafter = drafter
         self.settings: DraftSettings = read_settings(drafter, generation_config)
         self.depth = self.settings.depth
-        self.taps = drafter.taps_of(target)
+        self.taps = drafter.taps_for(target, self.settings.use_target_features)
         self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": self.taps} if self.taps else {}
         self.max_length = generation_config.max_length
         self.state = drafter.new_draft_state(target)

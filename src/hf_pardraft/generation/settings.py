@@ -46,6 +46,7 @@ class DraftSettings:
         verification: "match": draw the target's token, and keep a draft while it equals it. "rejection": draw the drafts
             too, and keep each with the odds of the target's law to the drafter's; chains only.
         time_rounds: whether to measure the seconds that each part of a round takes.
+        use_target_features: whether a drafter that can do both reads the target's hidden states; by default it does.
     """
 
     depth: int
@@ -62,6 +63,7 @@ class DraftSettings:
     decode_loop: str = "native"
     verification: str = "match"
     time_rounds: bool = False
+    use_target_features: bool | None = None
 
 
 def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig) -> DraftSettings:
@@ -81,6 +83,8 @@ def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig)
     for name, choices in CHOICES.items():
         if name in given and given[name] not in choices:
             raise ValueError(f"{name} must be one of {choices}, got {given[name]!r}")
+    if not isinstance(settings.use_target_features, bool | None):
+        raise ValueError(f"use_target_features must be True or False, got {settings.use_target_features!r}")
     check_whole_number("tree_budget", settings.tree_budget, 0)
     check_whole_number("ngram_first_level", settings.ngram_first_level, 0)
     check_ngram(settings)

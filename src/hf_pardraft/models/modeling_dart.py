@@ -196,15 +196,17 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
     def tapped_hidden_states(self) -> list[int]:
         if self.config.tapped_hidden_states is None:
             raise ValueError(
-                "the config of this DartDrafter leaves its taps to the target, as published ones do: ask taps_of(target), or "
+                "the config of this DartDrafter leaves its taps to the target, as published ones do: ask taps_for(target), or "
                 "set tapped_hidden_states in config.json"
             )
         return self.config.tapped_hidden_states
 
-    def taps_of(self, target: PreTrainedModel) -> list[int]:
-        if self.config.tapped_hidden_states is None:
-            return default_tapped_hidden_states(target.config.get_text_config(decoder=True).num_hidden_layers)
-        return self.config.tapped_hidden_states
+    def taps_for(self, target: PreTrainedModel | None, use_target_features: bool | None = None) -> list[int]:
+        """See [`ParallelDrafter.taps_for`]; where the config names no taps, the target's depth decides."""
+        if self.config.tapped_hidden_states is not None:
+            return super().taps_for(target, use_target_features)
+        self.check_feature_use(use_target_features)
+        return default_tapped_hidden_states(target.config.get_text_config(decoder=True).num_hidden_layers)
 
     @property
     def max_draft_depth(self) -> int:
@@ -225,10 +227,10 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             return None
         return self.d2t + counting(0, len(self.d2t), self.d2t.device)
 
-    def check_target(self, target: PreTrainedModel) -> None:
+    def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:
         """See [`TargetBoundDrafter.check_target`]; there must be as many taps as the drafter fuses."""
-        super().check_target(target)
-        taps = self.taps_of(target)
+        taps = self.taps_for(target) if taps is None else taps
+        super().check_target(target, taps)
         if len(taps) != self.config.num_taps:
             raise ValueError(
                 f"the drafter fuses {self.config.num_taps} hidden states, and a target of this depth has {taps} to tap: use "

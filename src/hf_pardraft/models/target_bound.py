@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .drafting import ParallelDrafter, differing_weights, load_generation_config, public_name
+from .drafting import ParallelDrafter, load_generation_config, other_weights_reason
 
 
 class TargetBoundDrafter(ParallelDrafter):
@@ -14,7 +14,7 @@ class TargetBoundDrafter(ParallelDrafter):
     def reads_target(self) -> bool:
         return True
 
-    def check_target(self, target: PreTrainedModel) -> None:
+    def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:
         """See [`ParallelDrafter.check_target`]; the widths must agree too."""
         width = target.config.get_text_config(decoder=True).hidden_size
         expected = {self.config.hidden_size, self.config.target_hidden_size}
@@ -24,16 +24,11 @@ class TargetBoundDrafter(ParallelDrafter):
                 f"{self.config.target_hidden_size}, but the target's are of size {width}: it borrows the target's embedding, so "
                 f"all must agree. Make a drafter for this target with {type(self).__name__}.for_target"
             )
-        super().check_target(target)
+        super().check_target(target, taps)
 
     def other_target_reason(self, target: PreTrainedModel) -> str | None:
         """Such a drafter reads the hidden states of one model, so any other weights count as another target."""
-        trained_for, name = self.config.target_name_or_path, public_name(target)
-        if differing_weights(self.config.target_fingerprint, target):
-            return f"its weights differ from those of {trained_for or 'the target it was made for'}"
-        if self.config.target_fingerprint is None and trained_for and name and trained_for != name:
-            return f"it was trained for {trained_for}, and this one is {name}"
-        return None
+        return other_weights_reason(self.config, target)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args: Any, **kwargs: Any):

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .collators import IGNORED
+from ..models.target_projection import one_place_behind
+from .collators import IGNORED, check_one_document
 from .features import TargetReading, read_target
-from .masks import BlockRows, PardRows, additive, block_mask, pard_mask
+from .masks import PADDING, BlockRows, PardRows, additive, block_mask, pard_mask
 
 # The label of a token that the drafter can't write.
 UNKNOWN = -1
@@ -39,15 +40,32 @@ def target_reading(
     drafter: PreTrainedModel, target: PreTrainedModel | None, batch: dict, with_logits: bool = False
 ) -> TargetReading:
     """What the drafter reads of the target, and learns from it; nothing if it reads token ids only."""
-    taps = drafter.taps_of(target)
+    taps = drafter.taps_for(target)
     if not taps:
         return TargetReading()
-    return read_target(target, taps, batch["input_ids"], batch["attention_mask"], with_logits)
+    if "attention_mask" in batch:
+        return read_target(target, taps, batch["input_ids"], batch["attention_mask"], with_logits)
+    # A PARD batch holds its text among its rows.
+    return read_target(target, taps, *text_of_rows(batch), with_logits)
 
 
 def target_features(drafter: PreTrainedModel, target: PreTrainedModel | None, batch: dict) -> torch.Tensor | None:
     """The tapped hidden states that the drafter reads, `(batch, length, taps * hidden)`, or `None` if it reads none."""
     return target_reading(drafter, target, batch).features
+
+
+def text_of_rows(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:
+    """The real tokens of a PARD batch, which every example's rows begin with: ids and mask, `(batch, length)` each.
+
+    Raises:
+        ValueError: for a packed row, where the target would attend across documents.
+    """
+    documents = batch["row_document"]
+    real = (batch["row_block"] == 0) & (documents != PADDING)
+    for row_documents, is_real in zip(documents, real, strict=True):
+        check_one_document(row_documents[is_real])
+    length = int(real.sum(dim=1).max())
+    return batch["input_ids"][:, :length], real[:, :length].long()
 
 
 def compute_dtype(drafter: PreTrainedModel) -> torch.dtype:
@@ -57,17 +75,29 @@ def compute_dtype(drafter: PreTrainedModel) -> torch.dtype:
 
 
 def pard_forward(
-    model: nn.Module, drafter: PreTrainedModel, target: PreTrainedModel | None, batch: dict, features: None
+    model: nn.Module,
+    drafter: PreTrainedModel,
+    target: PreTrainedModel | None,
+    batch: dict,
+    features: torch.Tensor | None,
 ) -> SupervisedRows:
-    """A PARD batch through an ordinary causal LM, with a mask that shows each row what inference shows it."""
+    """A PARD batch through an ordinary causal LM, with a mask that shows each row what inference shows it.
+
+    With features (PARD-2), each row gets those that its anchor gets, the last real token that it sees.
+    """
     rows = PardRows(batch["row_block"], batch["row_index"], batch["row_document"])
     supervised = batch["labels"] != IGNORED
+    injected = {}
+    if features is not None:
+        anchors = batch["row_index"] - batch["row_block"]
+        injected = {"target_features": one_place_behind(features), "feature_rows": anchors}
     outputs = model(
         input_ids=batch["input_ids"],
         position_ids=batch["position_ids"],
         attention_mask=additive(pard_mask(rows), compute_dtype(drafter)),
         use_cache=False,
         logits_to_keep=supervised,
+        **injected,
     )
     return SupervisedRows(outputs.logits, batch["labels"][supervised], batch["draft_positions"][supervised])
 

@@ -100,6 +100,46 @@ def weighted_kl(
     return (divergences * weights).sum(), weights.sum()
 
 
+def weighted_distillation(
+    draft_logits: torch.Tensor, target_logits: torch.Tensor, weights: torch.Tensor, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two sums of a weighted mean of T^2 KL(target || draft), both softened by a temperature T (PARD-2, AMD).
+
+    T^2 keeps the gradients' size independent of T. Arguments and sums are those of [`weighted_kl`].
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    wide = torch.promote_types(draft_logits.dtype, torch.float32)
+    total, weight_sum = weighted_kl(draft_logits.to(wide) / temperature, target_logits.to(wide) / temperature, weights)
+    return total * temperature**2, weight_sum
+
+
+def confidence_weights(
+    token_probabilities: torch.Tensor, block: torch.LongTensor, index: torch.LongTensor, num_tokens: int
+) -> torch.Tensor:
+    """How likely the target is to accept a PARD row's predecessors: the weight of the row's loss (PARD-2, AMD).
+
+    Row (j, p) drafts the token at p + 1 behind the prefix that ends at p - j, so its weight is the product of the target's
+    probabilities of the tokens in between, at p - j + 1 to p; 1 for block 0.
+
+    Args:
+        token_probabilities: `(batch, length)`, the target's probability of each token of the text, given those before it.
+        block: `(batch, rows)`, number of masks up to and including the row, below `num_tokens`.
+        index: `(batch, rows)`, the row's place p in the text.
+        num_tokens: K.
+
+    Returns:
+        `(batch, rows)`.
+    """
+    weights = torch.ones(block.shape, dtype=token_probabilities.dtype, device=block.device)
+    for back in range(num_tokens - 1):
+        place = index - back
+        probability = token_probabilities.gather(1, place.clamp(min=0))
+        # Before the text begins there is nothing to accept.
+        weights = torch.where((back < block) & (place >= 0), weights * probability, weights)
+    return weights
+
+
 def annealed_kl(
     draft_logits: torch.Tensor,
     target_logits: torch.Tensor,

@@ -109,6 +109,16 @@ class DraftTrainer(Trainer):
             total, weight_sum = weighted_cross_entropy(rows.logits, rows.labels, weights * (rows.labels != UNKNOWN))
         return total / weight_sum.clamp(min=torch.finfo(weight_sum.dtype).tiny)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        """As in `Trainer`, and what the drafter keeps outside the main file."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self.drafter.load_separate_weights(resume_from_checkpoint)
+
+    def _load_best_model(self):
+        """As in `Trainer`, and what the drafter keeps outside the main file."""
+        super()._load_best_model()
+        self.drafter.load_separate_weights(self.state.best_model_checkpoint)
+
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """The loss of an evaluation batch; the metrics are added up on the way."""
         with torch.no_grad(), self.compute_loss_context_manager():
