@@ -3,8 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from transformers.utils import logging
+from typer.testing import CliRunner
+
+from hf_pardraft.cli import app
+
+TRIE = Path(__file__).parent / "fixtures" / "trees" / "ngram_plain2.trie"
 
 
 def pardraft(*arguments, **options) -> subprocess.CompletedProcess:
@@ -34,6 +41,37 @@ def test_env_names_versions():
     assert {"hf-pardraft", "torch", "transformers", "devices"} <= {
         line.split(":")[0] for line in done.stdout.split("\n")
     }
+
+
+def invoke(*arguments):
+    """The same command without a process of its own, which takes seconds to start."""
+    verbosity = logging.get_verbosity()
+    try:
+        return CliRunner().invoke(app, [*map(str, arguments)])
+    finally:
+        # What the command silences would stay silent for other tests.
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
+
+
+def test_an_ngram_model_is_built_from_text_and_described(tiny_family, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("def add(a, b):\n\ndef add(a, c):\n")
+    tokenizer = ["--tokenizer", tiny_family / "target"]
+    done = invoke("ngram", "build", tmp_path / "ngram", *tokenizer, "--text-file", text, "--separator", "\\n\\n")
+    assert done.exit_code == 0
+    assert "3-grams: " in done.stdout
+    info = invoke("ngram", "info", tmp_path / "ngram", *tokenizer, "--verify")
+    assert (info.exit_code, info.stdout) == (0, done.stdout)
+    converted = invoke("ngram", "convert", TRIE, tmp_path / "converted", *tokenizer)
+    assert (converted.exit_code, "order: 2" in converted.stdout) == (0, True)
+
+
+def test_what_an_ngram_model_can_not_be_built_from_is_an_error(tiny_family, tmp_path):
+    neither = invoke("ngram", "build", tmp_path / "out", "--tokenizer", tiny_family / "target")
+    assert isinstance(neither.exception, ValueError)
+    assert "--text-file or --dataset" in str(neither.exception)
+    assert "nowhere" in str(invoke("ngram", "info", "nowhere").exception)
 
 
 @pytest.mark.parametrize("arguments", [["demo", "--family", "nowhere"], ["generate", "--target", "nowhere", "x"]])

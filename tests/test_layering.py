@@ -19,6 +19,7 @@ ARROWS = {
     "hub": {"models"},
     "auto": {"models", "hub.convert"},
     "commands": {"auto", "models"},
+    "ngram_commands": {"commands", "generation"},
     "demo": {"auto", "evaluation", "models"},
 }
 # The entry points, which may import everything.

@@ -1,6 +1,7 @@
 """Tiny random targets of many architectures, and drafters that are right as often as a test wants."""
 
 import torch
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -14,7 +15,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from hf_pardraft import DFlashDrafter, PardDrafter
+from hf_pardraft import DartDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.generation.tree import TokenTree, ancestors_of
 
 VOCAB_SIZE = 64
@@ -36,6 +37,24 @@ ARCHITECTURES = {
     ),
     "phi3": (Phi3Config, {}),
 }
+
+
+# What these do with a target, PARD or DFlash does too: with a few targets it has been seen.
+FEWER_ARCHITECTURES = {
+    "dflare": ("qwen3", "gemma3"),
+    "dart": ("llama", "gemma3", "gpt_oss"),
+    "pard2": ("llama", "gemma3", "qwen2"),
+}
+
+
+def every_architecture(kinds) -> list[tuple[str, str]]:
+    """Architectures and kinds of drafters to try together."""
+    return [
+        (architecture, kind)
+        for architecture in ARCHITECTURES
+        for kind in kinds
+        if architecture in FEWER_ARCHITECTURES.get(kind, ARCHITECTURES)
+    ]
 
 
 def tiny_target(architecture: str = "qwen3", seed: int = 0, **overrides) -> PreTrainedModel:
@@ -63,16 +82,46 @@ def tiny_target(architecture: str = "qwen3", seed: int = 0, **overrides) -> PreT
 
 
 def tiny_drafter(kind: str, target: PreTrainedModel, depth: int = 4, seed: int = 1, **overrides):
-    """An untrained drafter for `target` that drafts `depth` tokens a round; `overrides` are fields of a DFlash config."""
+    """An untrained drafter for `target` that drafts `depth` tokens a round; `overrides` are fields of its config (not PARD's)."""
     vocab_size = target.config.get_text_config().vocab_size
     if kind == "pard":
         base = tiny_target("qwen3", seed=seed, vocab_size=vocab_size, num_hidden_layers=2)
         drafter = PardDrafter.from_causal_lm(base, mask_token_id=vocab_size - 1)
         drafter.generation_config.num_assistant_tokens = depth
         return drafter
+    if kind == "pard2":
+        base = tiny_target("qwen3", seed=seed, vocab_size=vocab_size, num_hidden_layers=2)
+        drafter = PardDrafter.from_causal_lm(base, vocab_size - 1, target=target, target_scale=1.0)
+        # As if trained: a fresh projection adds nothing.
+        torch.nn.init.normal_(drafter.target_proj.weight, std=0.3, generator=torch.Generator().manual_seed(seed))
+        drafter.generation_config.num_assistant_tokens = depth
+        return drafter
     torch.manual_seed(seed)
-    fields = {"num_layers": 2, "block_size": depth + 1, "mask_token_id": vocab_size - 1, **overrides}
-    return DFlashDrafter.for_target(target, **fields)
+    if kind == "dart":
+        return DartDrafter.for_target(target, **{"draft_length": depth - 1, "initializer_range": 0.2, **overrides})
+    fields = {"num_layers": 2, "block_size": depth + 1, "mask_token_id": vocab_size - 1}
+    if kind == "dflare":
+        # So shallow a target has one tap by default, and then there is nothing to mix.
+        fields["target_layer_ids"] = list(range(target.config.get_text_config().num_hidden_layers - 1))
+    drafter_class = DFlareDrafter if kind == "dflare" else DFlashDrafter
+    return drafter_class.for_target(target, **{**fields, **overrides})
+
+
+class StandIn(nn.Module):
+    """A target's embedding and head, which is all that a draft state takes from it."""
+
+    def __init__(self, inputs):
+        super().__init__()
+        self.embedding = nn.Embedding.from_pretrained(inputs["target.embed_tokens.weight"])
+        head = inputs["target.lm_head.weight"]
+        self.head = nn.Linear(head.shape[1], head.shape[0], bias=False)
+        self.head.weight = nn.Parameter(head)
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def get_output_embeddings(self):
+        return self.head
 
 
 def make_oracle(drafter, continuation, rates: list[float], seed: int = 0, runner_up: float = 0.0):

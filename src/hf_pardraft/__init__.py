@@ -11,9 +11,14 @@ from transformers import AutoConfig, AutoModel
 from .auto import AutoDrafter
 from .generation import hooks
 from .generation.candidates import ParallelCandidateGenerator
+from .generation.ngram import NgramModel
 from .generation.stats import DecodeStats
+from .models.configuration_dart import DartConfig
+from .models.configuration_dflare import DFlareConfig
 from .models.configuration_dflash import DFlashConfig
 from .models.configuration_pard import PardConfig
+from .models.modeling_dart import DartDrafter
+from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
 
@@ -25,11 +30,16 @@ __version__ = version("hf-pardraft")
 
 __all__ = [
     "AutoDrafter",
+    "DFlareConfig",
+    "DFlareDrafter",
     "DFlashConfig",
     "DFlashDrafter",
+    "DartConfig",
+    "DartDrafter",
     "DecodeStats",
     "DraftTrainer",
     "DraftTrainingArguments",
+    "NgramModel",
     "ParallelCandidateGenerator",
     "PardConfig",
     "PardDrafter",
@@ -49,6 +59,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-AutoConfig.register(DFlashConfig.model_type, DFlashConfig, exist_ok=True)
-AutoModel.register(DFlashConfig, DFlashDrafter, exist_ok=True)
+for drafter_class in (DFlashDrafter, DFlareDrafter, DartDrafter):
+    AutoConfig.register(drafter_class.config_class.model_type, drafter_class.config_class, exist_ok=True)
+    AutoModel.register(drafter_class.config_class, drafter_class, exist_ok=True)
 hooks.install()

@@ -4,31 +4,39 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from .models.drafting import HUB_ARGUMENTS, ParallelDrafter
+from .models.modeling_dart import DartDrafter
+from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
+from .models.target_projection import with_subfolder
 
-HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 KNOWN_LAYOUTS = (
-    "PARD (an ordinary Llama, Qwen2 or Qwen3 config with `pard_token`), DFlash as published (`dflash_config` or the "
-    "architecture DFlashDraftModel), and what save_pretrained of this package writes"
+    "PARD and PARD-2 (an ordinary Llama, Qwen2 or Qwen3 config with `pard_token`), DFlash as published (`dflash_config` or the "
+    "architecture DFlashDraftModel), DFlare as published (the same with the architecture QwenDFlareDraftModel), DART as "
+    "published (`draft_length` and `draft_vocab_size`), and what save_pretrained of this package writes"
 )
 
 
-def drafter_class_for(config: dict[str, Any], source: str = "config.json") -> type[PardDrafter] | type[DFlashDrafter]:
+def drafter_class_for(config: dict[str, Any], source: str = "config.json") -> type[ParallelDrafter]:
     """The drafter class that a config.json (as a dict) belongs to.
 
     Raises:
         ValueError: if it is none that this package reads; the message says what was found.
     """
     architectures = config.get("architectures") or []
-    if config.get("pard_token") is not None and config.get("spd_type", "pard") == "pard":
+    if config.get("pard_token") is not None and config.get("spd_type", "pard") in ("pard", "pard2"):
         return PardDrafter
+    # DFlare's published configs are DFlash's in all but the architecture, so it has to be asked for first.
+    if config.get("model_type") == "dflare" or any("DFlare" in name for name in architectures):
+        return DFlareDrafter
     is_dflash_architecture = any(name in ("DFlashDraftModel", "DFlashDrafter") for name in architectures)
-    other_architecture = any("DFlare" in name for name in architectures)
-    if config.get("model_type") == "dflash" or is_dflash_architecture:
+    if config.get("model_type") == "dflash" or is_dflash_architecture or "dflash_config" in config:
         return DFlashDrafter
-    if "dflash_config" in config and not other_architecture:
-        return DFlashDrafter
+    # EAGLE-3 has a reduced vocabulary too, but drafts step by step and so has no draft_length.
+    is_dart_layout = config.get("draft_length") is not None and config.get("draft_vocab_size") is not None
+    if config.get("model_type") == "dart" or is_dart_layout:
+        return DartDrafter
     found = {
         key: config[key]
         for key in ("architectures", "model_type", "spd_type", "speculators_model_type", "draft_length")
@@ -47,7 +55,7 @@ class AutoDrafter:
         raise OSError("AutoDrafter is used through AutoDrafter.from_pretrained(name_or_path)")
 
     @classmethod
-    def from_pretrained(cls, name_or_path, **kwargs: Any) -> PardDrafter | DFlashDrafter:
+    def from_pretrained(cls, name_or_path, **kwargs: Any) -> ParallelDrafter:
         """Load a drafter.
 
         Args:
@@ -57,6 +65,7 @@ class AutoDrafter:
         Raises:
             ValueError: if the layout is not known, or a weight is missing or left over.
         """
+        kwargs = with_subfolder(name_or_path, kwargs)
         hub_arguments = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
         config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub_arguments)
         return drafter_class_for(config, f"the config of {name_or_path}").from_pretrained(name_or_path, **kwargs)

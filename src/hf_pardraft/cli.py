@@ -11,8 +11,11 @@ from rich.console import Console
 from .commands import Completion, complete, describe_environment, read_prompt
 from .demo.family import SHIPPED_FAMILY
 from .demo.show import DemoOptions, demo_json, show_demo
+from .ngram_commands import NgramBuild, build_ngram, convert_ngram, describe_ngram
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+ngram = typer.Typer(no_args_is_help=True, help="Continuity models for token trees: how often tokens follow each other.")
+app.add_typer(ngram, name="ngram")
 TextFile = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Read the prompt from this file.")]
 
 
@@ -64,10 +67,64 @@ def generate(
         print(summary, file=sys.stderr)
 
 
+@ngram.command("build")
+def ngram_build(
+    output: Annotated[Path, typer.Argument(help="Folder for the model.")],
+    tokenizer: Annotated[str, typer.Option(help="Of the target: a folder or a Hub repository.")],
+    text_file: Annotated[
+        list[Path] | None, typer.Option(exists=True, dir_okay=False, help="Text to count, UTF-8; may be repeated.")
+    ] = None,
+    separator: Annotated[
+        str | None,
+        typer.Option(help="What stands between documents of a text file; by default a file is one document."),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Data set to count: on the Hub, a folder, or a .jsonl, .csv or .parquet file.")
+    ] = None,
+    config: Annotated[str | None, typer.Option(help="Of the data set.")] = None,
+    split: Annotated[str, typer.Option(help="Of the data set.")] = "train",
+    column: Annotated[str, typer.Option(help="Of the data set, with the text.")] = "text",
+    add_end_token: Annotated[bool, typer.Option("--add-end-token", help="Let each document end in eos_token.")] = False,
+    order: Annotated[int, typer.Option(min=2, max=5, help="Length of the longest n-grams.")] = 3,
+    min_count: Annotated[int, typer.Option(min=1, help="Drop n-grams of two and more tokens seen less often.")] = 1,
+    max_memory: Annotated[str, typer.Option(help="To count with; the rest is sorted on disk.")] = "1GB",
+    num_proc: Annotated[int, typer.Option(min=1, help="Processes to count with.")] = 1,
+    vocab_size: Annotated[int | None, typer.Option(min=1, help="By default the tokenizer's.")] = None,
+) -> None:
+    """Count the n-grams of text files or a data set."""
+    request = NgramBuild(output, tokenizer, text_file or [], separator, dataset, config, split, column, add_end_token)
+    options = {"order": order, "min_count": min_count, "max_memory": max_memory, "num_proc": num_proc}
+    print_facts(build_ngram(request, progress=True, vocab_size=vocab_size, **options))
+
+
+@ngram.command("convert")
+def ngram_convert(
+    trie: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Trie file of the DART reference.")],
+    output: Annotated[Path, typer.Argument(help="Folder for the model.")],
+    tokenizer: Annotated[str, typer.Option(help="That the trie was built with: a folder or a Hub repository.")],
+) -> None:
+    """Convert an n-gram trie of the DART reference."""
+    print_facts(convert_ngram(trie, output, tokenizer))
+
+
+@ngram.command("info")
+def ngram_info(
+    model: Annotated[str, typer.Argument(help="Folder or Hub repository.")],
+    tokenizer: Annotated[str | None, typer.Option(help="Check that the model was built with this one.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare all bytes with their checksums.")] = False,
+) -> None:
+    """Say what an n-gram model holds, and check it."""
+    print_facts(describe_ngram(model, tokenizer, verify))
+
+
 @app.command()
 def env() -> None:
     """Print versions and devices, for a bug report."""
-    for name, value in describe_environment().items():
+    print_facts(describe_environment())
+
+
+def print_facts(facts: dict[str, object]) -> None:
+    for name, value in facts.items():
         print(f"{name}: {value}")
 
 

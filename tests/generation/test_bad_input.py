@@ -95,7 +95,7 @@ def test_an_encoder_decoder_target(target):
     assert_refused(t5, tiny_drafter("pard", target), "encoder-decoder")
 
 
-@pytest.mark.parametrize("kind", ["pard", "dflash"])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -131,7 +131,7 @@ def test_drafts_in_the_stock_loop_are_chains_that_match(target):
         assert_refused(target, drafter, "decode_loop='stock'")
 
 
-@pytest.mark.parametrize("kind", ["pard", "dflash"])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart", "pard2"])
 def test_a_drafter_without_weights(target, kind):
     assert_refused(target, tiny_drafter(kind, target).to("meta"), "meta device")
 

@@ -4,9 +4,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tiny_models import ARCHITECTURES, make_oracle, random_prompt, tiny_drafter, tiny_target
+from hf_pardraft.generation.candidates import rows_of
+from hf_pardraft.models.drafting import DraftContext
+from tiny_models import every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash")
+KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 LONGEST = 20
 LENGTHS = (9, 3, 6, 1)
 RATES = [0.7, 0.6, 0.6, 0.5]
@@ -32,8 +34,7 @@ def batch_drafter(kind, target, continuations, budget, runner_up=0.7):
 
 
 @pytest.mark.parametrize("budget", [0, 10])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "kind"), every_architecture(KINDS))
 def test_each_row_is_written_as_if_it_were_alone(architecture, kind, budget):
     target = tiny_target(architecture)
     batch, prompts = padded_batch()
@@ -72,7 +73,7 @@ def test_a_row_may_gain_more_in_a_round_than_another_has_in_all(kind):
 
 
 @pytest.mark.parametrize("budget", [0, 10])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
 def test_rows_end_at_different_times_and_are_padded_as_plain_generate_pads_them(kind, budget):
     target = tiny_target("qwen3")
     batch, prompts = padded_batch()
@@ -106,7 +107,7 @@ def test_finished_rows_cost_nothing(kind):
     assert len(drafter.last_stats.tokens_per_round) == sum(sizes)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
 def test_several_return_sequences_are_several_rows(kind):
     target, prompt = tiny_target("llama"), random_prompt(5)
     expected = greedy_alone(target, prompt, max_new_tokens=LONGEST)
@@ -291,3 +292,17 @@ def test_no_time_leaves_one_token_a_row(budget):
     drafter = batch_drafter("dflash", target, [prompt[0] for prompt in prompts], budget)
     options = {**batch, "do_sample": False, "max_new_tokens": LONGEST, "max_time": 0.0}
     assert torch.equal(target.generate(**options, assistant_model=drafter), target.generate(**options))
+
+
+def test_rows_that_stay_bring_no_padding_of_those_that_left():
+    """A row that is left alone is drafted without a mask."""
+    ids, features = torch.arange(12).view(3, 4), torch.arange(24.0).view(3, 4, 2)
+    context = DraftContext(ids, ids + 100, features[:, 1:], ids[:, 1:] + 100, [1, 4, 3], [1, 3, 3])
+    alone = rows_of(context, [0])
+    assert (alone.new_ids.tolist(), alone.new_positions.tolist(), alone.new_counts) == ([[3]], [[103]], None)
+    assert (alone.features.tolist(), alone.feature_counts) == (features[:1, 3:].tolist(), None)
+    assert alone.feature_positions.tolist() == [[103]]
+    both = rows_of(context, [2, 0])
+    assert (both.new_ids.tolist(), both.new_counts) == ([[9, 10, 11], [1, 2, 3]], [3, 1])
+    assert (both.features.tolist(), both.feature_counts) == (features[[2, 0], 1:].tolist(), [3, 1])
+    assert rows_of(context, [1, 2]).feature_counts is None

@@ -34,7 +34,7 @@ def run(rates, adaptive=True, kind="pard"):
 
 
 def test_a_drafter_that_is_always_wrong_is_hardly_asked():
-    for kind in ("pard", "dflash"):
+    for kind in ("pard", "dflash", "dart"):
         stats, forwards = run([0.0] * 8, kind=kind)
         assert stats.rounds == NEW_TOKENS
         assert len(forwards) <= 0.06 * NEW_TOKENS

@@ -13,7 +13,7 @@ from tiny_models import VOCAB_SIZE, make_oracle, random_prompt, tiny_drafter, ti
 
 FIRST, SECOND = PRETENDED
 PLACES = {"first": FIRST, "second": SECOND, "cpu": CPU}
-KINDS = ("pard", "dflash")
+KINDS = ("pard", "dflash", "dart")
 BUDGETS = (0, 14)
 RATES = [0.8, 0.7, 0.7, 0.6]
 LONGEST = 10
@@ -58,7 +58,8 @@ def plain_text(architecture, batch):
 
 
 def new_drafter(kind, target, device):
-    """An untrained drafter on `device`; of the layers that DFlash taps, one is on either side of the divide."""
+    """An untrained drafter on `device`; of the layers that it taps, one at least is on either side of the divide."""
+    # DART's are the outputs of layers 0, 1 and 2.
     drafter = tiny_drafter(kind, target, **({"target_layer_ids": [1, 2]} if kind == "dflash" else {}))
     return drafter.to(device)
 

@@ -39,19 +39,21 @@ def test_an_ordinary_assistant_decodes_as_before(tmp_path):
     assert torch.equal(target.generate(PROMPT, assistant_model=plain, **OPTIONS), expected)
 
 
+@pytest.mark.parametrize("kind", ["dflash", "dflare"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_oss"])
-def test_transformers_own_dflash_decoding_drives_a_dflash_drafter(without_hook, architecture):
+def test_transformers_own_dflash_decoding_drives_a_block_drafter(without_hook, architecture, kind):
     target = tiny_target(architecture)
-    drafter = tiny_drafter("dflash", target)
+    drafter = tiny_drafter(kind, target)
     expected = target.generate(PROMPT, **OPTIONS)
     out = target.generate(PROMPT, assistant_model=drafter, speculation_type="dflash", **OPTIONS)
     assert torch.equal(out, expected)
 
 
-def test_transformers_own_dflash_decoding_gets_the_drafts_that_our_loop_gets(without_hook):
+@pytest.mark.parametrize("kind", ["dflash", "dflare"])
+def test_transformers_own_dflash_decoding_gets_the_drafts_that_our_loop_gets(without_hook, kind):
     """Both loops see the same logits from the same cache: count the drafts of a drafter that copies the embedding."""
     target = tiny_target("llama")
-    drafter, hidden = tiny_drafter("dflash", target), []
+    drafter, hidden = tiny_drafter(kind, target), []
     drafter.norm.register_forward_hook(lambda _module, _args, output: hidden.append(output[:, 1:]))
     target.generate(PROMPT, assistant_model=drafter, speculation_type="dflash", **OPTIONS)
     stock = list(hidden)

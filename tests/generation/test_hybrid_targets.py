@@ -67,7 +67,7 @@ def oracle(kind, target, text):
     return make_oracle(tiny_drafter(kind, target), text, RATES)
 
 
-@pytest.mark.parametrize("kind", ["pard", "dflash"])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart", "pard2"])
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrid_targets_write_what_they_write_alone(name, kind):
     target = hybrid_target(name)
@@ -204,7 +204,7 @@ def picture_prompt():
 
 
 @pytest.mark.parametrize("budget", [0, 8])
-@pytest.mark.parametrize("kind", ["pard", "dflash"])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
 @pytest.mark.parametrize("name", VISION)
 def test_targets_with_several_positions_per_token_write_what_they_write_alone(name, kind, budget):
     target = vision_target(name)

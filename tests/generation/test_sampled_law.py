@@ -17,6 +17,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from hf_pardraft import DartDrafter
 from hf_pardraft.generation.selection import choose_everywhere
 from hf_pardraft.generation.verify import accept
 from tiny_models import make_oracle, published_tree, tiny_drafter, tiny_target
@@ -119,6 +120,25 @@ PROPOSALS = {"chain": {}, "tree": {"tree_budget": 7}, "rejection": {"verificatio
 def test_sampled_decoding_has_the_target_law(target, kind, setting, proposal):
     options, warpers = SETTINGS[setting]
     drafter = drafter_for(kind, target, **PROPOSALS[proposal])
+    counts = sampled_counts(target, drafter, options)
+    assert p_value(counts, exact_law(target, warpers)) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("proposal", PROPOSALS)
+@pytest.mark.parametrize("kind", ["dflare", "dart", "pard2"])
+def test_other_drafters_have_it_too(target, kind, proposal):
+    options, warpers = SETTINGS["temperature"]
+    counts = sampled_counts(target, drafter_for(kind, target, **PROPOSALS[proposal]), options)
+    assert p_value(counts, exact_law(target, warpers)) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("proposal", PROPOSALS)
+def test_a_drafter_that_knows_some_of_the_tokens_has_it(target, proposal):
+    """What it can't draft has to come from the target, as often as the target would write it."""
+    options, warpers = SETTINGS["top_p"]
+    drafter = DartDrafter.for_target(target, draft_token_ids=[0, 2, 3], draft_length=2)
+    for name, value in PROPOSALS[proposal].items():
+        setattr(drafter.generation_config, name, value)
     counts = sampled_counts(target, drafter, options)
     assert p_value(counts, exact_law(target, warpers)) > SIGNIFICANCE
 

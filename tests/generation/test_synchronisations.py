@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from hf_pardraft import NgramModel
 from hf_pardraft.generation.decode import SpeculativeDecoding
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
@@ -12,12 +13,15 @@ WAITING = ("tolist", "item", "cpu", "nonzero", "__bool__", "__int__", "__float__
 
 
 @pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "temperature": 0.5, "top_p": 0.9}])
-@pytest.mark.parametrize("kind", ["pard", "dflash"])
-def test_a_round_synchronises_once(monkeypatch, kind, sampling):
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart", "pard2"])
+@pytest.mark.parametrize("proposal", ["chain", "tree", "tree and n-grams"])
+def test_a_round_synchronises_once(monkeypatch, kind, sampling, proposal):
     target, prompt = tiny_target("llama"), random_prompt(6)
     options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 24}
     text = target.generate(prompt, do_sample=False, **options)
     drafter = make_oracle(tiny_drafter(kind, target), text[0], rates=[0.8] * 4)
+    drafter.generation_config.tree_budget = 0 if proposal == "chain" else 12
+    drafter.ngram = NgramModel.from_token_stream(text, vocab_size=64, order=4) if proposal.endswith("n-grams") else None
     waits, per_round = [], []
 
     def counted(name, original):

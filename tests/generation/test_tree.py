@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hf_pardraft import NgramModel
 from hf_pardraft.generation.tree import DART_SCORING, TreeScoring, ancestors_of, build_tree
 
 TREES = Path(__file__).parent.parent / "fixtures" / "trees"
@@ -90,14 +91,23 @@ def test_a_narrow_beam_and_few_tokens_keep_their_limits():
     assert_well_formed(tree, 6)
 
 
+@pytest.fixture(scope="module")
+def stored_models():
+    return {
+        path.stem.removeprefix("ngram_"): NgramModel.from_dart_trie(path, vocab_size=256)
+        for path in TREES.glob("*.trie")
+    }
+
+
+@pytest.mark.parametrize("model", ["counted", "stored"])
 @pytest.mark.parametrize(
     ("form", "case"),
     [(form, case) for form, cases in SEARCHES.items() for case in cases],
     ids=lambda value: value["name"] if isinstance(value, dict) else value,
 )
-def test_the_tree_with_an_ngram_term_is_darts(form, case):
+def test_the_tree_with_an_ngram_term_is_darts(form, case, model, stored_models):
     logits = load_file(TREES / "dart_search.safetensors")[f"{case['name']}.logits"]
-    ngram = CountedNgram(case["ngram_model"])
+    ngram = (CountedNgram if model == "counted" else stored_models.get)(case["ngram_model"])
     scoring = TreeScoring(
         logit_decay=DART_SCORING.logit_decay,
         ngram_weight=case["w_ng"],
@@ -107,17 +117,60 @@ def test_the_tree_with_an_ngram_term_is_darts(form, case):
         softmax_over_top_k=form == "reference",
     )
     tree = build_tree(
-        logits[None].to(torch.float32 if form == "reference" else torch.float64),
+        # Twice the same row: a batch is searched row by row.
+        logits.to(torch.float32 if form == "reference" else torch.float64).expand(2, -1, -1),
         case.get("theta", case.get("remain_total")),
         beam_width=case["beam"],
         top_k=case["k"],
         ngram=ngram,
-        ngram_context=torch.tensor([case["context_tail"]]),
+        ngram_context=torch.tensor([case["context_tail"]] * 2),
         scoring=scoring,
         end_token_id=case.get("eos"),
+        end_rule="last",
     )
     assert_well_formed(tree, logits.shape[0])
-    assert set(paths_of(tree)) == {tuple(path) for path in case["paths"]}
+    for row in range(2):
+        assert set(paths_of(tree, row)) == {tuple(path) for path in case["paths"]}
+
+
+def ending_logits():
+    """The end token, 3, is by far the most probable at every level."""
+    logits = torch.randn(1, 4, 9, generator=torch.Generator().manual_seed(0))
+    logits[..., 3] += 6
+    return logits
+
+
+@pytest.mark.parametrize("ngram", [None, "model"])
+def test_an_end_token_gets_no_children_unless_a_rule_says_so(ngram):
+    options = {"budget": 12, "top_k": 4, "beam_width": 4}
+    if ngram:
+        options |= {
+            "ngram": NgramModel.from_token_stream([[3, 3, 3, 1, 2]], vocab_size=9),
+            "ngram_context": torch.tensor([[3]]),
+        }
+        options["scoring"] = DART_SCORING
+    for ends in ({3}, {3, 5}):
+        ids = torch.tensor(sorted(ends)) if len(ends) > 1 else 3
+        paths = paths_of(build_tree(ending_logits(), end_token_id=ids, **options))
+        assert (3,) in paths
+        assert not [path for path in paths if ends & set(path[:-1])]
+    ignoring = build_tree(ending_logits(), end_token_id=3, end_rule="ignore", **options)
+    assert paths_of(ignoring) == paths_of(build_tree(ending_logits(), **options))
+    assert (3, 3) in paths_of(ignoring)
+
+
+def test_the_beam_takes_ended_prefixes_last_if_that_is_the_rule():
+    options = {"budget": 30, "top_k": 3, "end_token_id": 3, "end_rule": "last"}
+    wide = paths_of(build_tree(ending_logits(), beam_width=3, **options))
+    assert (3, 3) in wide, "three extensions, three places"
+    narrow = paths_of(build_tree(ending_logits(), beam_width=2, **options))
+    assert (3,) in narrow
+    assert not [path for path in narrow if len(path) == 2 and path[0] == 3]
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match=r"end_rule must be one of .*'stop'"):
+        build_tree(torch.zeros(1, 2, 3), 4, end_token_id=1, end_rule="sometimes")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,18 @@ def three_turns(target, prompts, kinds, budget=0, texts=None, make_cache=None):
 
 
 @pytest.mark.parametrize("budget", [0, 10])
-@pytest.mark.parametrize("kinds", [("pard",) * 3, ("dflash",) * 3, ("dflash", None, "pard"), (None, "dflash", None)])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("pard",) * 3,
+        ("dflash",) * 3,
+        ("dart",) * 3,
+        ("pard2",) * 3,
+        ("dflash", None, "pard"),
+        ("dflash", None, "pard2"),
+        (None, "dflash", None),
+    ],
+)
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
 def test_each_turn_equals_decoding_from_scratch(architecture, kinds, budget):
     target = tiny_target(architecture)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
-from hf_pardraft import AutoDrafter, DFlashDrafter, PardDrafter
+from hf_pardraft import AutoDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.models.configuration_dflash import default_target_layer_ids
 from hf_pardraft.models.draft_cache import GrowingCache
 from hf_pardraft.models.drafting import DraftContext, DraftState, layer_ids_to_hidden_state_indices
+from tiny_models import StandIn
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -20,28 +20,15 @@ def assert_close(found, expected):
     torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
 
 
-class StandIn(nn.Module):
-    """A target's embedding and head, which is all that a draft state takes from it."""
-
-    def __init__(self, inputs):
-        super().__init__()
-        self.embedding = nn.Embedding.from_pretrained(inputs["target.embed_tokens.weight"])
-        head = inputs["target.lm_head.weight"]
-        self.head = nn.Linear(head.shape[1], head.shape[0], bias=False)
-        self.head.weight = nn.Parameter(head)
-
-    def get_input_embeddings(self):
-        return self.embedding
-
-    def get_output_embeddings(self):
-        return self.head
+BLOCK_DRAFTERS = {"dflash": DFlashDrafter, "dflare": DFlareDrafter}
 
 
 @torch.no_grad()
-def test_dflash_equals_the_reference_at_once_and_in_rounds():
-    drafter = AutoDrafter.from_pretrained(FIXTURES / "dflash")
-    assert type(drafter) is DFlashDrafter
-    inputs, expected = (load_file(FIXTURES / "dflash" / f"{name}.safetensors") for name in ("inputs", "expected"))
+@pytest.mark.parametrize("kind", BLOCK_DRAFTERS)
+def test_block_drafters_equal_the_reference_at_once_and_in_rounds(kind):
+    drafter = AutoDrafter.from_pretrained(FIXTURES / kind)
+    assert type(drafter) is BLOCK_DRAFTERS[kind]
+    inputs, expected = (load_file(FIXTURES / kind / f"{name}.safetensors") for name in ("inputs", "expected"))
     state, target = None, StandIn(inputs)
     for call in ("full", "round1", "round2", "round3"):
         if call in ("full", "round1"):
@@ -59,11 +46,18 @@ def test_dflash_equals_the_reference_at_once_and_in_rounds():
 
 
 @torch.no_grad()
-def test_dflash_context_and_layers_equal_the_reference():
-    drafter = AutoDrafter.from_pretrained(FIXTURES / "dflash")
-    inputs, expected = (load_file(FIXTURES / "dflash" / f"{name}.safetensors") for name in ("inputs", "expected"))
+@pytest.mark.parametrize("kind", BLOCK_DRAFTERS)
+def test_context_and_layers_of_block_drafters_equal_the_reference(kind):
+    drafter = AutoDrafter.from_pretrained(FIXTURES / kind)
+    inputs, expected = (load_file(FIXTURES / kind / f"{name}.safetensors") for name in ("inputs", "expected"))
     features = inputs["full.target_hidden"]
-    assert_close(drafter.hidden_norm(drafter.fc(features)), expected["full.context"])
+    if kind == "dflash":
+        assert_close(drafter.hidden_norm(drafter.fc(features)), expected["full.context"])
+    else:
+        assert_close(drafter.fusion_weights(), expected["fusion_probs"])
+        for call in ("full", "round1", "round2", "round3"):
+            contexts = drafter.layer_contexts(inputs[f"{call}.target_hidden"])
+            assert_close(torch.stack(contexts, dim=2), expected[f"{call}.context"])
     seen = {}
     for index, layer in enumerate(drafter.layers):
         layer.register_forward_hook(lambda _module, _args, output, index=index: seen.update({index: output}))

@@ -15,11 +15,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from hf_pardraft import AutoDrafter, DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
+from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
 from hf_pardraft.models.mask_token import choose_mask_token_id
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
-KINDS = ("pard", "dflash")
+KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 
 
 @pytest.fixture(scope="module")
@@ -34,23 +34,32 @@ def test_a_drafter_round_trips_bit_exactly(target, tmp_path, kind, dtype):
     drafter.generation_config.num_assistant_tokens = 3
     drafter.generation_config.tree_budget = 7
     drafter.save_pretrained(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-    ]
+    files = ["config.json", "generation_config.json", "model.safetensors"]
+    if kind == "pard2":
+        files.append("target_projection")
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
     loaded = AutoDrafter.from_pretrained(tmp_path, dtype="auto")
     assert type(loaded) is type(drafter)
     assert loaded.generation_config.num_assistant_tokens == 3
     assert loaded.generation_config.tree_budget == 7
     assert loaded.state_dict().keys() == drafter.state_dict().keys()
     for name, weight in drafter.state_dict().items():
-        assert loaded.state_dict()[name].dtype == dtype
+        # A map of the vocabulary holds whole numbers in every dtype.
+        assert loaded.state_dict()[name].dtype == (dtype if weight.is_floating_point() else weight.dtype)
         assert torch.equal(loaded.state_dict()[name], weight)
     changing = {"transformers_version", "_name_or_path"}
     assert {name: value for name, value in loaded.config.to_dict().items() if name not in changing} == {
         name: value for name, value in drafter.config.to_dict().items() if name not in changing
     }
+
+
+def test_a_dart_folder_has_the_published_names_and_no_embedding(target, tmp_path):
+    tiny_drafter("dart", target).save_pretrained(tmp_path)
+    published = load_file(Path(__file__).parent.parent / "fixtures" / "dart" / "model.safetensors")
+    assert load_file(tmp_path / "model.safetensors").keys() == published.keys()
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["model_type"], config["draft_length"], config["double_norm"]) == ("dart", 3, False)
+    assert type(AutoModel.from_pretrained(tmp_path)) is DartDrafter
 
 
 def test_a_dflash_folder_has_neither_embedding_nor_head(target, tmp_path):
@@ -59,6 +68,13 @@ def test_a_dflash_folder_has_neither_embedding_nor_head(target, tmp_path):
     assert not [name for name in names if "embed" in name or "lm_head" in name]
     assert {"fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.q_norm.weight"} <= names
     assert type(AutoModel.from_pretrained(tmp_path)) is DFlashDrafter
+
+
+def test_a_dflare_folder_has_the_published_names(target, tmp_path):
+    tiny_drafter("dflare", target).save_pretrained(tmp_path)
+    published = load_file(Path(__file__).parent.parent / "fixtures" / "dflare" / "model.safetensors")
+    assert load_file(tmp_path / "model.safetensors").keys() == published.keys()
+    assert type(AutoModel.from_pretrained(tmp_path)) is DFlareDrafter
 
 
 def test_a_pard_folder_is_an_ordinary_causal_lm_to_transformers(tmp_path):
@@ -86,7 +102,7 @@ def test_the_base_architecture_is_found_from_the_config(tmp_path, base):
 def test_a_missing_weight_is_named(target, tmp_path, kind):
     tiny_drafter(kind, target).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    name = next(name for name in weights if name.endswith("layers.1.self_attn.o_proj.weight"))
+    name = next(name for name in weights if name.endswith("self_attn.o_proj.weight"))
     del weights[name]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=rf"missing keys: {name}"):
@@ -97,15 +113,19 @@ def test_a_missing_weight_is_named(target, tmp_path, kind):
 def test_a_left_over_weight_is_named(target, tmp_path, kind):
     tiny_drafter(kind, target).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    weights["layer_fusion_weights"] = torch.zeros(2, 3)
+    weights["left_over.weight"] = torch.zeros(2, 3)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"unexpected keys: .*layer_fusion_weights"):
+    with pytest.raises(ValueError, match=r"unexpected keys: left_over.weight"):
         AutoDrafter.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"architectures": ["QwenDFlareDraftModel"], "dflash_config": {}}, {"pard_token": 5, "spd_type": "pard2"}],
+    [
+        {},
+        {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash"},
+        {"pard_token": 5, "spd_type": "pard3"},
+    ],
 )
 def test_an_unknown_layout_is_refused_with_what_was_found(tmp_path, fields):
     config = {**Qwen3Config(vocab_size=64, hidden_size=32).to_dict(), **fields}
@@ -163,7 +183,10 @@ def test_a_real_tokenizer_gives_the_published_choice():
 def test_a_published_config_names_no_path_of_this_machine(tiny_family, tmp_path):
     target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
     DFlashDrafter.for_target(target, 1, 4).save_pretrained(tmp_path / "dflash")
+    DFlareDrafter.for_target(target, 1, 4).save_pretrained(tmp_path / "dflare")
     PardDrafter.from_causal_lm(tiny_family / "target").save_pretrained(tmp_path / "pard")
+    DartDrafter.for_target(target).save_pretrained(tmp_path / "dart")
+    PardDrafter.from_causal_lm(tiny_family / "target", target=target).save_pretrained(tmp_path / "pard2")
     for kind in KINDS:
         assert str(tiny_family) not in (tmp_path / kind / "config.json").read_text()
     assert json.loads((tmp_path / "dflash" / "config.json").read_text())["target_name_or_path"] == "target"

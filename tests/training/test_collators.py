@@ -3,10 +3,18 @@
 import pytest
 import torch
 
+from hf_pardraft import DartDrafter
 from hf_pardraft.models.drafting import DraftContext
-from hf_pardraft.training.collators import BlockCollator, PardCollator
+from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
 from hf_pardraft.training.features import tapped_features
-from hf_pardraft.training.forwards import dflash_forward, pard_forward, target_features
+from hf_pardraft.training.forwards import (
+    UNKNOWN,
+    block_forward,
+    pard_forward,
+    shared_prefix_forward,
+    target_features,
+    target_reading,
+)
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
 EOS = 2
@@ -107,6 +115,46 @@ def test_bad_examples_are_refused():
         BlockCollator(MASK_TOKEN_ID)([{"input_ids": [1, 2, 3], "labels": [-100] * 3}])
     with pytest.raises(ValueError, match="packed"):
         BlockCollator(MASK_TOKEN_ID)([{"input_ids": [1, 2], "labels": [1, 2], "document_ids": [0, 1]}])
+    with pytest.raises(ValueError, match="nothing to draft"):
+        SharedPrefixCollator()([{"input_ids": [1, 2, 3], "labels": [-100] * 3}])
+    with pytest.raises(ValueError, match="packed"):
+        SharedPrefixCollator()([{"input_ids": [1, 2], "labels": [1, 2], "document_ids": [0, 1]}])
+
+
+@pytest.mark.parametrize("shifted", [True, False])
+def test_shared_prefixes_teach_every_draft_behind_every_anchor_once(shifted):
+    """Anchor a, which the target writes itself, and position t: the token a + t, as far as the answer goes."""
+    samples = [example(5, 7), example(0, 9, seed=2), example(3, 4, seed=3)]
+    samples[1]["labels"][4] = -100
+    batch = SharedPrefixCollator(num_tokens=4, shifted=shifted, num_anchors=100)(samples)
+    for b, sample in enumerate(samples):
+        labels = sample["labels"]
+        expected = {}
+        for anchor in range(1, len(labels)):
+            if labels[anchor] == -100:
+                continue
+            for t in range(1, 5):
+                if anchor + t >= len(labels) or labels[anchor + t] == -100:
+                    break
+                expected[(anchor, t)] = (labels[anchor + t], anchor + t - 1)
+        found = {}
+        for row in (batch["labels"][b] != -100).nonzero().flatten().tolist():
+            anchor = int(batch["row_index"][b, row]) - int(batch["row_block"][b, row]) + 1
+            key = (anchor, int(batch["draft_positions"][b, row]))
+            assert key not in found
+            found[key] = (int(batch["labels"][b, row]), int(batch["target_index"][b, row]))
+        assert found == expected
+    assert EOS in batch["labels"]
+
+
+def test_few_prefixes_get_masks_and_all_predict_their_first_token():
+    batch = SharedPrefixCollator(num_tokens=4, num_anchors=3)([example(4, 30)])
+    positions = batch["draft_positions"][batch["labels"] != -100].tolist()
+    assert positions.count(1) == 29
+    # The last anchor has one token behind it, and so needs no mask.
+    assert 2 <= positions.count(2) <= 3
+    again = SharedPrefixCollator(num_tokens=4, num_anchors=3, seed=1)([example(4, 30)])
+    assert again["row_index"].tolist() != batch["row_index"].tolist()
 
 
 @torch.no_grad()
@@ -131,13 +179,48 @@ def test_pard_training_rows_equal_inference_with_the_same_prefix(retention):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("retention", [1.0, 0.6])
+def test_pard2_training_rows_equal_inference_with_the_same_prefix(retention):
+    target = tiny_target("gemma3")
+    drafter = tiny_drafter("pard2", target)
+    collator = PardCollator(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)
+    samples = [example(3, 12), example(1, 7, seed=4)]
+    batch = collator(samples)
+    rows = pard_forward(drafter, drafter, target, batch, target_features(drafter, target, batch))
+    where = (batch["labels"] != -100).nonzero().tolist()
+    assert len(where) == len(rows.labels) > 20
+    for position, (sample, row) in enumerate(where):
+        block, index = int(batch["row_block"][sample, row]), int(batch["row_index"][sample, row])
+        prefix = torch.tensor([samples[sample]["input_ids"][: index - block + 1]])
+        positions = torch.arange(prefix.shape[1])[None]
+        # What the target has read: all but the anchor.
+        hidden = target(prefix, output_hidden_states=True).hidden_states
+        features = torch.cat([hidden[tap] for tap in drafter.tapped_hidden_states], dim=-1)[:, :-1]
+        context = DraftContext(prefix, positions, features, positions[:, :-1])
+        drafted = drafter.draft(context, drafter.new_draft_state(target), 5)
+        torch.testing.assert_close(rows.logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
+
+
+def test_pard2_does_not_train_on_packed_rows():
+    target = tiny_target("qwen3")
+    drafter = tiny_drafter("pard2", target)
+    packed = {**example(0, 12), "document_ids": [0] * 7 + [1] * 5}
+    batch = PardCollator(MASK_TOKEN_ID, num_tokens=4)([example(2, 5), packed])
+    with pytest.raises(ValueError, match="packed"):
+        target_features(drafter, target, batch)
+    drafter.generation_config.use_target_features = False
+    assert target_features(drafter, target, batch) is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["dflash", "dflare"])
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
-def test_dflash_training_blocks_equal_inference_with_the_same_prefix(architecture):
+def test_anchored_training_blocks_equal_inference_with_the_same_prefix(architecture, kind):
     target = tiny_target(architecture)
-    drafter = tiny_drafter("dflash", target)
+    drafter = tiny_drafter(kind, target)
     samples = [example(3, 12), example(2, 8, seed=4)]
     batch = BlockCollator(MASK_TOKEN_ID, block_size=5, num_anchors=100)(samples)
-    rows = dflash_forward(drafter, drafter, target, batch, target_features(drafter, target, batch))
+    rows = block_forward(drafter, drafter, target, batch, target_features(drafter, target, batch))
     where = (batch["labels"] != -100).nonzero().tolist()
     for position, (sample, block, k) in enumerate(where):
         anchor = int(batch["anchors"][sample, block])
@@ -150,6 +233,45 @@ def test_dflash_training_blocks_equal_inference_with_the_same_prefix(architectur
         torch.testing.assert_close(rows.logits[position], drafted[0, k], rtol=1e-4, atol=1e-4)
         assert int(rows.labels[position]) == samples[sample]["input_ids"][anchor + 1 + k]
         assert int(rows.positions[position]) == k + 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("draft_token_ids", [None, range(3, 50)])
+@pytest.mark.parametrize("shifted", [True, False])
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+def test_dart_training_rows_equal_inference_with_the_same_prefix(architecture, shifted, draft_token_ids):
+    target = tiny_target(architecture)
+    torch.manual_seed(1)
+    fields = {"draft_length": 4, "shifted": shifted, "initializer_range": 0.2}
+    drafter = DartDrafter.for_target(target, draft_token_ids=draft_token_ids, **fields)
+    depth = drafter.max_draft_depth
+    samples = [example(3, 12), example(2, 8, seed=4)]
+    batch = SharedPrefixCollator(num_tokens=depth, shifted=shifted, num_anchors=100)(samples)
+    reading = target_reading(drafter, target, batch, with_logits=True)
+    rows = shared_prefix_forward(drafter, drafter, target, batch, reading.features)
+    where = (batch["labels"] != -100).nonzero().tolist()
+    assert len(where) == len(rows.labels) >= 60
+    assert rows.logits.shape[1] == drafter.config.draft_vocab_size
+    for position, (sample, row) in enumerate(where):
+        t = int(rows.positions[position])
+        anchor = int(batch["row_index"][sample, row]) - int(batch["row_block"][sample, row]) + 1
+        text = torch.tensor([samples[sample]["input_ids"]])
+        prefix, positions = text[:, : anchor + 1], torch.arange(anchor + 1)[None]
+        read = prefix[:, :-1]
+        features = tapped_features(target, drafter.tapped_hidden_states, read, torch.ones_like(read))
+        context = DraftContext(prefix, positions, features, positions[:, :-1])
+        drafted = drafter.draft(context, drafter.new_draft_state(target), depth)[0, t - 1]
+        expected = drafted if rows.vocabulary is None else drafted[rows.vocabulary]
+        torch.testing.assert_close(rows.logits[position], expected, rtol=1e-4, atol=1e-4)
+        truth, label = samples[sample]["input_ids"][anchor + t], int(rows.labels[position])
+        if rows.vocabulary is None:
+            assert label == truth
+        else:
+            assert label == UNKNOWN if truth not in rows.vocabulary else int(rows.vocabulary[label]) == truth
+        # The teacher is the target behind the true text before the drafted token.
+        sample_of, place = (part[position] for part in rows.target_rows)
+        teacher = target(text[:, : anchor + t]).logits[0, -1]
+        torch.testing.assert_close(reading.logits[sample_of, place], teacher, rtol=1e-3, atol=1e-3)
 
 
 @torch.no_grad()

@@ -8,10 +8,12 @@ import torch
 from safetensors.torch import load_file
 
 from hf_pardraft import AutoDrafter
-from hf_pardraft.training.collators import BlockCollator, PardCollator
+from hf_pardraft.models.target_projection import one_place_behind
+from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
 from hf_pardraft.training.masks import PADDING, BlockRows, PardRows, additive, block_mask, pard_mask
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "pard"
+PARD2 = FIXTURES.parent / "pard2"
 
 
 def random_example(rng: random.Random, packed: bool) -> dict:
@@ -71,6 +73,41 @@ def test_the_block_mask_is_context_before_the_anchor_and_the_own_block(seed):
                     assert bool(mask[b, n * 4 + k, column]) == expected
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_shared_prefix_mask_is_three_causal_parts(seed):
+    """Figure 4 of dart.txt: the prompt is causal, a group of masks sees its prefix, and is causal in itself."""
+    rng = random.Random(seed)
+    examples = [random_example(rng, packed=False) for _ in range(3)]
+    examples[0] = {"input_ids": list(range(5, 15)), "labels": [-100] * 2 + list(range(7, 15))}
+    shifted = seed % 2 == 0
+    batch = SharedPrefixCollator(num_tokens=4, shifted=shifted, num_anchors=4, seed=seed)(examples)
+    mask = pard_mask(PardRows(batch["row_block"], batch["row_index"], batch["row_document"]))
+    num_prefix = batch["input_ids"].shape[1] - 1
+    num_rows = batch["labels"].shape[1]
+    assert mask.shape == (3, num_rows, num_rows)
+    for b, example in enumerate(examples):
+        # Walk over the masks as they lie: a group begins wherever the count begins again.
+        group_of, anchors = {}, []
+        for row in range(num_prefix, num_rows):
+            if batch["row_document"][b, row] == PADDING:
+                continue
+            if batch["row_block"][b, row] == 1:
+                anchors.append(int(batch["row_index"][b, row]))
+            group_of[row] = len(anchors) - 1
+            place = row - min(r for r, group in group_of.items() if group == len(anchors) - 1)
+            assert int(batch["row_index"][b, row]) == anchors[-1] + place
+        length = len(example["input_ids"])
+        for q in range(num_rows):
+            for k in range(num_rows):
+                q_is_prompt, k_is_prompt = q < length - 1, k < length - 1
+                prompt_causal = q_is_prompt and k_is_prompt and k <= q
+                # Row i of the prompt reads token i + 1 too, so an anchor's prefix ends one row before it.
+                mask_preceding = q in group_of and k_is_prompt and k <= anchors[group_of[q]] - 1
+                mask_causal = q in group_of and k in group_of and group_of[q] == group_of[k] and k <= q
+                expected = prompt_causal or mask_preceding or mask_causal or q == k
+                assert bool(mask[b, q, k]) == expected, (b, q, k)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("layout", ["layout", "cod"])
 def test_masks_labels_and_logits_equal_the_reference_collator(layout):
@@ -96,3 +133,32 @@ def test_masks_labels_and_logits_equal_the_reference_collator(layout):
     torch.testing.assert_close(logits[compared], expected["logits"][compared], rtol=2e-4, atol=2e-4)
     reference_labels = torch.cat([expected["labels"][:, 1:], torch.full((batch, 1), -100)], dim=1)
     assert torch.equal(next_labels[compared], reference_labels[compared])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["train", "train_cod"])
+def test_pard2_rows_get_their_anchors_features_and_the_references_logits(layout):
+    """On the rows of the test above; the reference's features are shifted already."""
+    drafter = AutoDrafter.from_pretrained(PARD2)
+    given = load_file(PARD2 / "train_inputs.safetensors")
+    expected = load_file(PARD2 / f"{layout}_expected.safetensors")
+    tokens, features = given["tokens"], given["target_feat"]
+    unshifted = torch.cat([features[:, 1:], torch.randn(2, 1, 64)], dim=1)
+    assert torch.equal(one_place_behind(unshifted), features)
+    batch, length = tokens.shape
+    kept = expected.get("retained", torch.arange(4 * length))
+    block, index = kept // length, kept % length
+    rows = PardRows(*(part.expand(batch, -1) for part in (block, index, torch.zeros_like(kept))))
+    compared = expected["supervised"] & (index >= block)
+    assert compared.sum() >= 12
+    anchors = (index - block).clamp(min=0).expand(batch, -1)
+    gathered = features.gather(1, anchors[:, :, None].expand(-1, -1, 64))
+    assert torch.equal(gathered[compared], expected["target_feat"][compared])
+    logits = drafter(
+        input_ids=torch.where(block == 0, tokens[:, index], drafter.config.pard_token),
+        position_ids=index.expand(batch, -1),
+        attention_mask=additive(pard_mask(rows), torch.float32),
+        target_features=features,
+        feature_rows=anchors,
+    ).logits
+    torch.testing.assert_close(logits[compared], expected["student_logits"][compared], rtol=2e-4, atol=2e-4)

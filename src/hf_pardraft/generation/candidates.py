@@ -28,7 +28,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self.drafter = drafter
         self.settings: DraftSettings = read_settings(drafter, generation_config)
         self.depth = self.settings.depth
-        self.taps = drafter.tapped_hidden_states
+        self.taps = drafter.taps_for(target, self.settings.use_target_features)
         self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": self.taps} if self.taps else {}
         self.max_length = generation_config.max_length
         self.state = drafter.new_draft_state(target)
@@ -170,11 +170,23 @@ def _joined_columns(
 
 
 def rows_of(context: DraftContext, rows: list[int]) -> DraftContext:
-    """Only some rows of what was observed."""
+    """Only some rows of what was observed, without the columns that are padding in all of them."""
+    ids, positions, counts = _rows_of_columns(context.new_ids, context.new_positions, context.new_counts, rows)
+    result = DraftContext(ids, positions, new_counts=counts)
+    if context.features is not None:
+        result.features, result.feature_positions, result.feature_counts = _rows_of_columns(
+            context.features, context.feature_positions, context.feature_counts, rows
+        )
+    return result
 
-    def selected(value: Any) -> Any:
-        if isinstance(value, list):
-            return [value[row] for row in rows]
-        return value if value is None else value[torch.tensor(rows, device=value.device)]
 
-    return DraftContext(**{name: selected(value) for name, value in vars(context).items()})
+def _rows_of_columns(
+    first: torch.Tensor, second: torch.Tensor, counts: list[int] | None, rows: list[int]
+) -> tuple[torch.Tensor, torch.Tensor, list[int] | None]:
+    """Some rows of a pair of `(batch, columns, ...)` tensors, and how many columns of each are real, `None` if all are."""
+    kept = [first.shape[1]] * len(rows) if counts is None else [counts[row] for row in rows]
+    # A row that is left alone is drafted without a mask, so nothing may hide behind one.
+    first, second = (
+        tensor[torch.tensor(rows, device=tensor.device), tensor.shape[1] - max(kept) :] for tensor in (first, second)
+    )
+    return first, second, None if min(kept) == max(kept) else kept

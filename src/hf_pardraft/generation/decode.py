@@ -13,6 +13,7 @@ from .candidates import ParallelCandidateGenerator
 from .depth import DepthSchedule
 from .outputs import OutputRecorder, RowRead
 from .reading import Prompt, TargetReader, Unread, read_prompt
+from .search import TreeSearch
 from .selection import (
     DrawnChain,
     RowProcessors,
@@ -24,7 +25,7 @@ from .selection import (
 from .stats import Stopwatch
 from .stopping import StopChecks
 from .text import Texts, stack_padded
-from .tree import TokenTree, build_tree, chain_tree, draft_chain
+from .tree import TokenTree, chain_tree, draft_chain
 from .verify import Acceptance, accept, plain_step
 
 
@@ -54,6 +55,7 @@ class SpeculativeDecoding:
     ) -> None:
         self.candidates = candidates
         self.settings = candidates.settings
+        self.search = TreeSearch(self.settings, candidates.drafter, generation_config._eos_token_tensor)
         self.processors = logits_processor
         self.process_row = RowProcessors(logits_processor, batch)
         self.processes_in_bulk = is_prefix_free(logits_processor)
@@ -232,8 +234,7 @@ class SpeculativeDecoding:
             return chain_tree(drawn.tokens), drawn
         # A prompt is read with the target's own mask, which has no room for branches.
         if settings.tree_budget and not self.prompt and not self.reader.is_hybrid:
-            widths = (settings.tree_budget, settings.tree_beam_width, settings.tree_top_k)
-            return build_tree(draft_logits.float(), *widths), None
+            return self.search.tree(draft_logits, self.texts), None
         return draft_chain(draft_logits), None
 
     def _note(self, tree: TokenTree | None, paths: list[list[int]], counts: list[int]) -> None:

@@ -9,6 +9,7 @@ from .cache import is_hybrid
 from .candidates import ParallelCandidateGenerator
 from .decode import SpeculativeDecoding
 from .reading import check_request
+from .search import check_ngram_model
 from .settings import REQUESTED_DEPTH, read_settings
 
 HOOKED = (
@@ -91,7 +92,8 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
                 "drafters don't work with synced_gpus (FSDP or ZeRO-3 sharded targets): gather the target first"
             )
         settings = read_settings(drafter, generation_config)
-        drafter.check_target(self)
+        drafter.check_target(self, drafter.taps_for(self, settings.use_target_features))
+        check_ngram_model(settings, drafter, self, generation_mode_kwargs.get("tokenizer"))
         if settings.decode_loop == "native":
             # What transformers' own loop refuses (several return sequences, recurrent layers) ours can do, or checks itself.
             generation_mode_kwargs = {k: v for k, v in generation_mode_kwargs.items() if k != "assistant_model"}

@@ -6,9 +6,19 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ..models.drafting import ParallelDrafter
+from .ngram import SMOOTHINGS
+from .tree import END_RULES
 
 DECODE_LOOPS = ("native", "stock")
 VERIFICATIONS = ("match", "rejection")
+TREE_SCORINGS = ("probability", "dart")
+CHOICES = {
+    "decode_loop": DECODE_LOOPS,
+    "verification": VERIFICATIONS,
+    "tree_scoring": TREE_SCORINGS,
+    "tree_end_rule": END_RULES,
+    "ngram_smoothing": tuple(SMOOTHINGS),
+}
 # Where the hook notes what a call itself asks for: transformers fills in a default that looks like a request.
 REQUESTED_DEPTH = "_requested_num_assistant_tokens"
 
@@ -20,23 +30,40 @@ class DraftSettings:
     Attributes:
         depth: tokens to draft a round (`num_assistant_tokens`, by default what the drafter was trained for).
         tree_budget: nodes of the token tree besides the root; 0 drafts a chain.
-        tree_beam_width: prefixes that are extended at each level; by default the budget.
-        tree_top_k: tokens by which each is extended; by default the budget.
+        tree_beam_width: prefixes that are extended at each level; by default the budget, or 20 with an n-gram model.
+        tree_top_k: tokens by which each is extended; by default the budget, or 25 with an n-gram model.
+        tree_scoring: what a prefix is worth. "probability": its probability; "dart": DART's weights, which favour depth; by
+            default "dart" with an n-gram model, else "probability".
+        tree_end_rule: what a prefix that ends the text is extended by: "stop", nothing; "last", what is left when all others
+            are extended (DART's code); "ignore", no difference; by default "stop" with an n-gram model, else "ignore".
+        ngram_model: folder or Hub repository of an [`NgramModel`] for trees; `drafter.ngram`, a model itself, is the other way.
+        ngram_weight: of the model's log-probabilities in a prefix's score; 0 does without the model; by default 0.5.
+        ngram_first_level: drafted tokens that the drafter alone judges, before the model has its say: 1 as in DART's code,
+            or 0 as in its paper.
+        ngram_smoothing: how the model's counts become a probability; by default as the model was loaded.
         adaptive_depth: whether to draft less while little is accepted, and nothing for a while if nothing is.
         decode_loop: "native" for this package's loop, "stock" for transformers' own assisted decoding.
         verification: "match": draw the target's token, and keep a draft while it equals it. "rejection": draw the drafts
             too, and keep each with the odds of the target's law to the drafter's; chains only.
         time_rounds: whether to measure the seconds that each part of a round takes.
+        use_target_features: whether a drafter that can do both reads the target's hidden states; by default it does.
     """
 
     depth: int
     tree_budget: int = 0
     tree_beam_width: int | None = None
     tree_top_k: int | None = None
+    tree_scoring: str | None = None
+    tree_end_rule: str | None = None
+    ngram_model: str | None = None
+    ngram_weight: float | None = None
+    ngram_first_level: int = 1
+    ngram_smoothing: str | None = None
     adaptive_depth: bool = False
     decode_loop: str = "native"
     verification: str = "match"
     time_rounds: bool = False
+    use_target_features: bool | None = None
 
 
 def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig) -> DraftSettings:
@@ -53,10 +80,14 @@ def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig)
     given = {**settings_in(drafter.generation_config), **settings_in(generation_config)}
     requested_depth = vars(generation_config).get(REQUESTED_DEPTH)
     settings = DraftSettings(depth=drafter.checked_depth(requested_depth), **given)
-    for name, choices in (("decode_loop", DECODE_LOOPS), ("verification", VERIFICATIONS)):
-        if getattr(settings, name) not in choices:
-            raise ValueError(f"{name} must be one of {choices}, got {getattr(settings, name)!r}")
+    for name, choices in CHOICES.items():
+        if name in given and given[name] not in choices:
+            raise ValueError(f"{name} must be one of {choices}, got {given[name]!r}")
+    if not isinstance(settings.use_target_features, bool | None):
+        raise ValueError(f"use_target_features must be True or False, got {settings.use_target_features!r}")
     check_whole_number("tree_budget", settings.tree_budget, 0)
+    check_whole_number("ngram_first_level", settings.ngram_first_level, 0)
+    check_ngram(settings)
     for name in ("tree_beam_width", "tree_top_k"):
         if getattr(settings, name) is not None:
             check_whole_number(name, getattr(settings, name), 1)
@@ -79,6 +110,20 @@ def settings_in(generation_config: GenerationConfig) -> dict[str, Any]:
     names = DraftSettings.__dataclass_fields__.keys() - {"depth"}
     attributes = vars(generation_config)
     return {name: attributes[name] for name in names if attributes.get(name) is not None}
+
+
+def check_ngram(settings: DraftSettings) -> None:
+    """Raise a `ValueError` for a weight or a name of a model that can't be honoured."""
+    weight, name = settings.ngram_weight, settings.ngram_model
+    if weight is not None and (isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight >= 0):
+        raise ValueError(
+            f"ngram_weight must be a number of at least 0, got {weight!r}: set it in the generation config"
+        )
+    if name is not None and not isinstance(name, str):
+        raise ValueError(
+            f"ngram_model must be the name of a folder or a Hub repository, got {type(name).__name__}: a model itself goes "
+            "to drafter.ngram"
+        )
 
 
 def check_whole_number(name: str, value: Any, least: int) -> None:

@@ -66,7 +66,8 @@ class TreeScoring:
 
         (logit_decay^level log(p + epsilon) + ngram_weight log(g + epsilon)) (level + 1)^-level_exponent
 
-    The defaults leave log p, whose best prefixes are DDTree's; DART's values are [`DART_SCORING`].
+    The defaults leave log p, whose best prefixes are DDTree's; DART's values are [`DART_SCORING`], with the n-gram term from
+    the second token on, as in its code: the drafter knows the first one well enough.
 
     Attributes:
         logit_decay, ngram_weight, level_exponent, epsilon: as in the formula; with epsilon 0, p alone is exact.
@@ -83,7 +84,10 @@ class TreeScoring:
 
 
 LOG_PROBABILITY = TreeScoring()
-DART_SCORING = TreeScoring(logit_decay=0.9, ngram_weight=0.5, level_exponent=0.7, epsilon=1e-10)
+DART_SCORING = TreeScoring(logit_decay=0.9, ngram_weight=0.5, level_exponent=0.7, epsilon=1e-10, first_ngram_level=1)
+# What happens to a prefix that ends the text: "stop" extends it by nothing, "last" after all others (DART's code), and
+# "ignore" like any other (DART's paper, DDTree).
+END_RULES = ("stop", "last", "ignore")
 
 
 def build_tree(
@@ -94,7 +98,8 @@ def build_tree(
     ngram: ContinuityModel | None = None,
     ngram_context: torch.LongTensor | None = None,
     scoring: TreeScoring = LOG_PROBABILITY,
-    end_token_id: int | None = None,
+    end_token_id: int | torch.LongTensor | None = None,
+    end_rule: str = "stop",
 ) -> TokenTree:
     """The best `budget` prefixes of the drafter's factorised law, by level-wise beam search.
 
@@ -111,24 +116,27 @@ def build_tree(
         ngram: continuity model; its share of the score is `scoring`'s.
         ngram_context: `(batch, context)`, the end of the committed text, the root last; needed with `ngram`.
         scoring: weights of the score.
-        end_token_id: prefixes that end in this token are extended last.
+        end_token_id: the token that ends a text, or several, `(ends,)`.
+        end_rule: what prefixes that end in such a token are extended by: "stop", nothing (unless nothing else is left to
+            fill the budget with); "last", what the beam has room for when all others are in it; "ignore", no difference.
 
     Returns:
         The tree; all rows have the same number of nodes.
 
     Raises:
-        ValueError: for a negative budget, a width or top_k below 1, or an n-gram model without its context.
+        ValueError: for a negative budget, a width or top_k below 1, an n-gram model without its context, or no known rule.
     """
-    _check_search(budget, beam_width, top_k, ngram, ngram_context)
+    _check_search(budget, beam_width, top_k, ngram, ngram_context, end_rule)
     if budget == 0:
         return draft_chain(draft_logits)
     batch, depth, vocab = draft_logits.shape
-    beam_width = min(beam_width or budget, budget) if end_token_id is None else (beam_width or budget)
+    ends = _end_tokens(end_token_id, end_rule, draft_logits.device)
+    beam_width = min(beam_width or budget, budget) if ends is None else (beam_width or budget)
     top_k = min(top_k or budget, vocab)
     # A level's extensions beyond the best `budget` are in no tree. Prefixes that ended may each push one more out of the beam.
-    kept_per_level = budget if end_token_id is None else max(budget, 2 * beam_width)
+    kept_per_level = budget if ends is None else max(budget, 2 * beam_width)
     gains, tokens = candidate_gains(draft_logits, top_k, scoring)
-    if ngram is None and end_token_id is None:
+    if ngram is None and ends is None:
         return _best_of_pool(*_search_marginals(gains, tokens, beam_width, budget), budget)
     level_scores, level_tokens, level_parents = [], [], []
     beam_scores = draft_logits.new_zeros(batch, 1, dtype=gains.dtype)
@@ -148,8 +156,11 @@ def build_tree(
         level_scores.append(scores)
         level_tokens.append(drafted)
         level_parents.append(beam_entries.gather(1, parents))
-        chosen = _beam(drafted, beam_width, end_token_id)
+        has_ended = None if ends is None else torch.isin(drafted, ends)
+        chosen = None if ends is None else has_ended.long().argsort(dim=1, stable=True)[:, :beam_width]
         beam_scores = scores[:, :beam_width] if chosen is None else scores.gather(1, chosen)
+        if has_ended is not None and end_rule == "stop":
+            beam_scores = beam_scores.masked_fill(has_ended.gather(1, chosen), -torch.inf)
         if ngram is not None:
             beam_parents = parents[:, :beam_width] if chosen is None else parents.gather(1, chosen)
             beam_tokens = drafted[:, :beam_width] if chosen is None else drafted.gather(1, chosen)
@@ -258,7 +269,7 @@ def candidate_gains(
     return log_probabilities * weights[:, None], tokens
 
 
-def _check_search(budget, beam_width, top_k, ngram, ngram_context) -> None:
+def _check_search(budget, beam_width, top_k, ngram, ngram_context, end_rule) -> None:
     if budget < 0:
         raise ValueError(f"a tree's budget is its number of nodes besides the root (0 for a chain), got {budget}")
     for name, value in (("beam_width", beam_width), ("top_k", top_k)):
@@ -266,13 +277,17 @@ def _check_search(budget, beam_width, top_k, ngram, ngram_context) -> None:
             raise ValueError(f"{name} must be at least 1, got {value}: leave it out to use the budget")
     if ngram is not None and ngram_context is None:
         raise ValueError("an n-gram model needs ngram_context, the end of the committed text with the root last")
+    if end_rule not in END_RULES:
+        raise ValueError(f"end_rule must be one of {END_RULES}, got {end_rule!r}")
 
 
-def _beam(drafted: torch.LongTensor, beam_width: int, end_token_id: int | None) -> torch.LongTensor | None:
-    """Which of a level's extensions `(batch, kept)`, best first, to extend; `None` for simply the first ones."""
-    if end_token_id is None:
+def _end_tokens(
+    end_token_id: int | torch.LongTensor | None, end_rule: str, device: torch.device
+) -> torch.LongTensor | None:
+    """The tokens behind which the search has to behave differently, if there are any."""
+    if end_token_id is None or end_rule == "ignore":
         return None
-    return (drafted == end_token_id).long().argsort(dim=1, stable=True)[:, :beam_width]
+    return torch.as_tensor(end_token_id, device=device)
 
 
 def _best_of_pool(

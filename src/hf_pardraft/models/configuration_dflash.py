@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 from transformers import Qwen3Config
 
 
-def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> list[int]:
+def default_target_layer_ids(num_target_layers: int, num_taps: int) -> list[int]:
     """The target layers whose outputs a fresh drafter taps, as 0-based layer numbers.
 
-    The published rule: one draft layer taps layer L//2; otherwise one tap per draft layer, evenly from layer 1 to layer
-    L - 3, rounded half to even. A shallow target gives fewer taps, never its last layer (that one can't be tapped).
+    The published rule: a single tap is layer L//2; otherwise they lie evenly from layer 1 to layer L - 3, rounded half to
+    even. A shallow target gives fewer taps, never its last layer (that one can't be tapped).
 
     Raises:
         ValueError: if the target has fewer than two layers.
@@ -17,11 +17,11 @@ def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> l
     if num_target_layers < 2:
         raise ValueError(f"a target needs at least 2 layers to be tapped, got {num_target_layers}")
     last = num_target_layers - 2
-    if num_draft_layers == 1:
+    if num_taps == 1:
         return [min(num_target_layers // 2, last)]
     start, end = min(1, last), min(max(1, num_target_layers - 3), last)
-    step = (end - start) / (num_draft_layers - 1)
-    return sorted({round(start + step * i) for i in range(num_draft_layers)})
+    step = (end - start) / (num_taps - 1)
+    return sorted({round(start + step * i) for i in range(num_taps)})
 
 
 class DFlashConfig(Qwen3Config):
@@ -58,10 +58,14 @@ class DFlashConfig(Qwen3Config):
         if self.block_size is None:
             self.block_size = 16
         if self.target_layer_ids is None and self.num_target_layers is not None:
-            self.target_layer_ids = default_target_layer_ids(self.num_target_layers, self.num_hidden_layers)
+            self.target_layer_ids = default_target_layer_ids(self.num_target_layers, self.default_num_taps())
         if self.target_hidden_size is None:
             self.target_hidden_size = self.hidden_size
         super().__post_init__(**kwargs)
+
+    def default_num_taps(self) -> int:
+        """How many target layers to tap where none are named: one per draft layer."""
+        return self.num_hidden_layers
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,8 +1,17 @@
-"""Configurations of PARD drafters: those of an ordinary Llama, Qwen2 or Qwen3, plus the mask token."""
+"""Configurations of PARD and PARD-2 drafters: those of an ordinary Llama, Qwen2 or Qwen3, plus the mask token."""
 
 from typing import Any, ClassVar
 
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+
+def default_target_layers(num_target_layers: int) -> list[int]:
+    """The target states that a fresh PARD-2 drafter taps: `[-1, -8, -16, -24]` as published, closer in a shallower target.
+
+    Indices into `hidden_states`, counted from its end: -1 is taken after the final norm.
+    """
+    step = max(1, min(8, num_target_layers // 4))
+    return [-1] + [-step * k for k in range(1, 4) if 1 < step * k <= num_target_layers]
 
 
 class PardConfig(PreTrainedConfig):
@@ -14,8 +23,14 @@ class PardConfig(PreTrainedConfig):
 
     Args:
         pard_token: id of the mask token that stands for every token not yet known.
-        spd_type: "pard", as the published checkpoints have it.
+        spd_type: "pard" or "pard2", as the published checkpoints have it.
         target_model_type: model type of the targets that it was trained for, or `None` if unknown.
+        pard2_target_layers: PARD-2: which hidden states of the target it reads, as indices into its `hidden_states` tuple;
+            negative ones count from the end, and -1 is taken after the final norm. `None` for PARD.
+        pard2_target_dim: PARD-2: their width, side by side.
+        pard2_scale: PARD-2: what the projected states are multiplied with (0.02, as published).
+        pard2_proj_bias: PARD-2: whether the projection has a bias.
+        target_name_or_path, target_fingerprint: PARD-2: the target that it was made for, to warn about another.
     """
 
     drafter_kind: ClassVar[str] = "pard"
@@ -23,6 +38,19 @@ class PardConfig(PreTrainedConfig):
     pard_token: int | None = None
     spd_type: str = "pard"
     target_model_type: str | None = None
+    pard2_target_layers: list[int] | None = None
+    pard2_target_dim: int | None = None
+    pard2_scale: float | None = None
+    pard2_proj_bias: bool | None = None
+    target_name_or_path: str | None = None
+    target_fingerprint: list[float] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        # Published configs say it twice.
+        kwargs.pop("pard2", None)
+        if self.pard2_target_layers is not None:
+            self.spd_type = "pard2"
+        super().__post_init__(**kwargs)
 
     def __new__(cls, *args: Any, model_type: str = "llama", **kwargs: Any) -> "PardConfig":
         if cls is PardConfig:
@@ -43,10 +71,27 @@ class PardConfig(PreTrainedConfig):
             return cls.from_pretrained(pretrained_model_name_or_path, **kwargs)
         return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
 
+    def to_dict(self) -> dict[str, Any]:
+        """As in `PreTrainedConfig`; a PARD drafter's has no fields of PARD-2."""
+        fields = super().to_dict()
+        if self.pard2_target_layers is None:
+            fields = {name: value for name, value in fields.items() if name not in PARD2_FIELDS}
+        return fields
+
     def save_pretrained(self, save_directory, *args: Any, **kwargs: Any) -> None:
         """As in `PreTrainedConfig`; `architectures` names the base, so that other tools load it as a causal LM."""
         self.architectures = [BASE_ARCHITECTURES[self.model_type]]
         super().save_pretrained(save_directory, *args, **kwargs)
+
+
+PARD2_FIELDS = (
+    "pard2_target_layers",
+    "pard2_target_dim",
+    "pard2_scale",
+    "pard2_proj_bias",
+    "target_name_or_path",
+    "target_fingerprint",
+)
 
 
 class PardLlamaConfig(PardConfig, LlamaConfig):

@@ -5,19 +5,22 @@ This file travels with every drafter that is pushed to the Hub, so it imports to
 
 import warnings
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from .draft_cache import GrowingCache
 
 # Layers of a target are named by what a published config calls them; `hidden_states` has the embeddings at index 0.
 FIRST_LAYER_OUTPUT = 1
+
+# Arguments of `from_pretrained` that say where the files are.
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
 def layer_ids_to_hidden_state_indices(layer_ids: list[int]) -> list[int]:
@@ -87,28 +90,57 @@ def input_device(module: nn.Module) -> torch.device:
 
 @dataclass
 class DraftState:
-    """One generate call's memory of a drafter: its cache, and what it borrows from the target."""
+    """One generate call's memory of a drafter: its cache, what it borrows from the target, and what no round changes.
+
+    Attributes:
+        cache: keys and values of the context.
+        embed_tokens, lm_head: the target's, if the drafter has none of its own.
+        constants: arguments of the drafter's forward that are the same in every round, computed once.
+    """
 
     cache: GrowingCache
     embed_tokens: nn.Module | None = None
     lm_head: nn.Module | None = None
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class ParallelDrafter:
     """The contract of all drafters, as a mixin of `PreTrainedModel` classes.
 
     A subclass says what it taps (`tapped_hidden_states`), how deep it can draft (`max_draft_depth`), and implements
-    `new_draft_state` and `draft`. Nothing else about it is known to the decode loops.
+    `new_draft_state` and `draft`. Nothing else about it is known to the decode loops. To the trainer it says how its batches
+    are laid out, and what it learns from them.
+
+    Attributes:
+        training_layout: "dropped_masks" for a causal LM's rows with masks behind them, some of them dropped;
+            "anchored_blocks" for blocks of an anchor and masks beside the target's hidden states; "shared_prefix" for a text's
+            rows with masks behind many of its prefixes.
+        training_objective: "cross_entropy" with the text, or "annealed_kl" to the target's law.
+        last_stats: how the latest `generate` call went.
+        ngram: a continuity model for its token trees, set by the user; never saved.
     """
 
     DEFAULT_DEPTH = 8
+    training_layout: str | None = None
+    training_objective = "cross_entropy"
     last_stats = None
+    ngram = None
     vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
 
     @property
     def tapped_hidden_states(self) -> list[int]:
         """Indices into the target's `hidden_states` tuple that the drafter reads; empty if it reads token ids only."""
         return []
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether it reads any hidden states of the target."""
+        return bool(self.tapped_hidden_states)
+
+    @property
+    def num_draftable_tokens(self) -> int:
+        """How many of the target's tokens it can propose; the logits of the others are -inf."""
+        return self.config.vocab_size
 
     @property
     def max_draft_depth(self) -> int | None:
@@ -137,6 +169,32 @@ class ParallelDrafter:
             )
         return depth
 
+    def taps_for(self, target: PreTrainedModel | None, use_target_features: bool | None = None) -> list[int]:
+        """The hidden states that a call reads: [`tapped_hidden_states`], unless there is more to know than the drafter.
+
+        A drafter may leave its taps to the target's depth, and one that can do without the target's hidden states may be told
+        to.
+
+        Args:
+            target: the model to draft for; `None` only if the drafter does not ask for it.
+            use_target_features: what the call asks for; `None` leaves it to the drafter.
+
+        Raises:
+            ValueError: if the drafter can't do what is asked for.
+        """
+        self.check_feature_use(use_target_features)
+        return self.tapped_hidden_states
+
+    def check_feature_use(self, use_target_features: bool | None) -> None:
+        """Raise a `ValueError` if a drafter that has no choice is asked to read the target, or not to."""
+        if use_target_features is None or use_target_features == self.reads_target:
+            return
+        does, other = ("reads", "False") if self.reads_target else ("does not read", "True")
+        raise ValueError(
+            f"this {type(self).__name__} {does} the target's hidden states, got use_target_features={other}: leave the setting "
+            "out, or use a PARD-2 drafter with its projection, which drafts with and without them"
+        )
+
     def new_draft_state(self, target: PreTrainedModel) -> DraftState:
         """An empty cache, and references to what the drafter borrows from `target`."""
         return DraftState(cache=GrowingCache())
@@ -151,8 +209,13 @@ class ParallelDrafter:
         """
         raise NotImplementedError(f"{type(self).__name__} must implement draft()")
 
-    def check_target(self, target: PreTrainedModel) -> None:
-        """Raise a `ValueError` if this drafter can't draft for `target`, and warn if it was trained for another one."""
+    def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:
+        """Raise a `ValueError` if this drafter can't draft for `target`, and warn if it was trained for another one.
+
+        Args:
+            target: the model to draft for.
+            taps: the hidden states that are to be read; `None` for what [`taps_for`] this target says.
+        """
         if any(parameter.is_meta for parameter in self.parameters()):
             raise ValueError(
                 f"this {type(self).__name__} is on the meta device and has no weights: load it with from_pretrained, or "
@@ -164,7 +227,7 @@ class ParallelDrafter:
                 f"vocabulary mismatch: the drafter has {self.config.vocab_size} tokens and the target {vocab_size}, and they "
                 f"must share a tokenizer. {self.vocab_mismatch_advice}"
             )
-        check_taps(self, target)
+        check_taps(self, target, self.taps_for(target) if taps is None else taps)
         warn_if_other_target(self, target)
 
     def other_target_reason(self, target: PreTrainedModel) -> str | None:
@@ -188,6 +251,9 @@ class ParallelDrafter:
         self.generation_config._from_model_config = False
         super().save_pretrained(save_directory, *args, **kwargs)
 
+    def load_separate_weights(self, folder: str) -> None:
+        """Load, from a folder that `save_pretrained` wrote, the weights that it keeps outside the main file; none by default."""
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
         """As in `PreTrainedModel`, but a missing or unexpected weight is an error that names it."""
@@ -205,9 +271,11 @@ class ParallelDrafter:
         return (model, info) if return_info else model
 
 
-def check_taps(drafter: ParallelDrafter, target: PreTrainedModel) -> None:
-    """Raise a `ValueError` if `target` can't give the hidden states that `drafter` reads."""
-    taps = drafter.tapped_hidden_states
+def check_taps(drafter: ParallelDrafter, target: PreTrainedModel, taps: list[int]) -> None:
+    """Raise a `ValueError` if `target` can't give the hidden states that `drafter` is to read.
+
+    A negative index counts from the end, where -1 says by itself that it is taken after the final norm.
+    """
     if not taps:
         return
     config = target.config.get_text_config(decoder=True)
@@ -221,10 +289,11 @@ def check_taps(drafter: ParallelDrafter, target: PreTrainedModel) -> None:
     if not recorders:
         raise ValueError(
             f"{type(target).__name__} can't select hidden states (output_hidden_states=[...]), which a "
-            f"{type(drafter).__name__} reads. Use a drafter that reads token ids only (PARD)"
+            f"{type(drafter).__name__} reads. Use a drafter that reads token ids only (PARD, or "
+            "PARD-2 with use_target_features=False)"
         )
     num_layers = config.num_hidden_layers
-    wrong = [tap for tap in taps if not 0 <= tap <= num_layers]
+    wrong = [tap for tap in taps if not -num_layers - 1 <= tap <= num_layers]
     if wrong:
         raise ValueError(
             f"the drafter taps hidden states {taps}, but a target of {num_layers} layers has indices 0 to {num_layers - 1} "
@@ -297,10 +366,19 @@ def differing_weights(remembered: list[float] | None, target: PreTrainedModel) -
     return not bool(close.all())
 
 
+def other_weights_reason(config: PreTrainedConfig, target: PreTrainedModel) -> str | None:
+    """Why `target` is not the model whose hidden states a drafter of this configuration was trained on, if something says so."""
+    trained_for, name = config.target_name_or_path, public_name(target)
+    if differing_weights(config.target_fingerprint, target):
+        return f"its weights differ from those of {trained_for or 'the target it was made for'}"
+    if config.target_fingerprint is None and trained_for and name and trained_for != name:
+        return f"it was trained for {trained_for}, and this one is {name}"
+    return None
+
+
 def load_generation_config(path, **kwargs) -> GenerationConfig:
     """The generation config saved beside a drafter, or a default one."""
-    hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
     try:
-        return GenerationConfig.from_pretrained(path, **{key: kwargs[key] for key in hub if key in kwargs})
+        return GenerationConfig.from_pretrained(path, **{key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs})
     except OSError:
         return GenerationConfig()

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DFlashCache
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -24,20 +24,17 @@ from .draft_cache import GrowingLayer, RowEntries
 from .drafting import (
     DraftContext,
     DraftState,
-    ParallelDrafter,
     are_real,
     counting,
     describe_target,
-    differing_weights,
     input_device,
     last_columns,
     layer_ids_to_hidden_state_indices,
-    load_generation_config,
     mask_ids,
-    public_name,
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
 from .row_masks import additive, token_indices, visible_columns
+from .target_bound import TargetBoundDrafter, architecture_like, with_common_names
 
 
 class DFlashAttention(nn.Module):
@@ -73,10 +70,10 @@ class DFlashAttention(nn.Module):
     ) -> torch.Tensor:
         """`hidden_states (batch, block, H)` and `context (batch, new, H)` to `(batch, block, H)`."""
         batch, num_rows = hidden_states.shape[:2]
-        sources = torch.cat([context, hidden_states], dim=1)
+        keys, values = self.keys_and_values(context, hidden_states)
         queries = self.q_norm(self.q_proj(hidden_states).view(batch, num_rows, -1, self.head_dim)).transpose(1, 2)
-        keys = self.k_norm(self.k_proj(sources).view(batch, sources.shape[1], -1, self.head_dim)).transpose(1, 2)
-        values = self.v_proj(sources).view(batch, sources.shape[1], -1, self.head_dim).transpose(1, 2)
+        keys = self.k_norm(keys.view(batch, keys.shape[1], -1, self.head_dim)).transpose(1, 2)
+        values = values.view(batch, values.shape[1], -1, self.head_dim).transpose(1, 2)
         cos, sin = position_embeddings
         queries = queries * cos[:, :, -num_rows:] + rotate_half(queries) * sin[:, :, -num_rows:]
         keys = keys * cos + rotate_half(keys) * sin
@@ -98,6 +95,11 @@ class DFlashAttention(nn.Module):
         )
         return self.o_proj(output.reshape(batch, num_rows, -1))
 
+    def keys_and_values(self, context: torch.Tensor, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Projections `(batch, new + block, key heads * head_dim)` of context rows and, behind them, block rows."""
+        sources = torch.cat([context, hidden_states], dim=1)
+        return self.k_proj(sources), self.v_proj(sources)
+
 
 class BlockCache(RowEntries, DFlashCache):
     """A growing cache for attention whose keys come from context and block, and whose queries come from the block."""
@@ -110,9 +112,11 @@ class BlockCache(RowEntries, DFlashCache):
 class DFlashLayer(GradientCheckpointingLayer):
     """A pre-norm transformer layer on the block; the context passes by unchanged and is not normalised again."""
 
+    attention_class = DFlashAttention
+
     def __init__(self, config: DFlashConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = DFlashAttention(config, layer_idx)
+        self.self_attn = self.attention_class(config, layer_idx)
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -122,7 +126,7 @@ class DFlashLayer(GradientCheckpointingLayer):
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
-class DFlashDrafter(ParallelDrafter, PreTrainedModel):
+class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
     """A DFlash drafter: anchor and masks attend to each other both ways, and to the target's fused hidden states.
 
     It borrows the target's embedding and lm_head, and saves neither. Besides [`ParallelDrafter`] it satisfies transformers'
@@ -130,9 +134,11 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
     """
 
     config: DFlashConfig
+    layer_class = DFlashLayer
     base_model_prefix = ""
     main_input_name = "noise_embeds"
     supports_gradient_checkpointing = True
+    training_layout = "anchored_blocks"
     _no_split_modules = ["DFlashLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_flash_attn = True
@@ -143,16 +149,37 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__(config)
-        check_dflash_config(config)
-        num_taps = len(config.target_layer_ids)
-        self.fc = nn.Linear(num_taps * config.target_hidden_size, config.hidden_size, bias=False)
-        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.layers = nn.ModuleList(DFlashLayer(config, i) for i in range(config.num_hidden_layers))
+        self.check_config()
+        self.add_fusion()
+        self.layers = nn.ModuleList(self.layer_class(config, i) for i in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
         self.generation_config = GenerationConfig()
         self.gradient_checkpointing = False
         self.post_init()
+
+    def check_config(self) -> None:
+        """Raise a `ValueError` for a configuration that can't draft."""
+        config, kind = self.config, type(self).__name__
+        if config.block_size < 2:
+            raise ValueError(f"a {kind} needs block_size >= 2, got {config.block_size}: set it in config.json")
+        if config.mask_token_id is None or not 0 <= config.mask_token_id < config.vocab_size:
+            raise ValueError(
+                f"a {kind} needs mask_token_id, an unused token in [0, {config.vocab_size}), got {config.mask_token_id}: "
+                "set it in config.json (published drafters nest it in dflash_config)"
+            )
+        if not config.target_layer_ids:
+            raise ValueError(
+                f"a {kind} needs target_layer_ids, the target layers that it reads, or num_target_layers to choose them: "
+                "set one of them in config.json"
+            )
+
+    def add_fusion(self) -> None:
+        """The modules that make context features of tapped hidden states (dflare.txt, eq. 1)."""
+        config = self.config
+        num_features = len(config.target_layer_ids) * config.target_hidden_size
+        self.fc = nn.Linear(num_features, config.hidden_size, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     @classmethod
     def for_target(
@@ -170,7 +197,7 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
             num_layers: depth of the drafter.
             block_size: tokens a block, the anchor counted.
             tokenizer: says which token ids are in use; by default the one saved beside the target.
-            **overrides: any field of [`DFlashConfig`], `target_layer_ids` and `mask_token_id` among them.
+            **overrides: any field of the drafter's configuration, `target_layer_ids` and `mask_token_id` among them.
 
         Raises:
             ValueError: if the target can't be tapped as asked, or no token is free to be the mask.
@@ -188,7 +215,7 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
             "target_hidden_size": text_config.hidden_size,
             **overrides,
         }
-        drafter = cls(DFlashConfig(**fields))
+        drafter = cls(cls.config_class(**fields))
         drafter.check_target(target)
         return drafter.to(input_device(target)).eval()
 
@@ -199,27 +226,6 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
     @property
     def max_draft_depth(self) -> int:
         return self.config.block_size - 1
-
-    def check_target(self, target: PreTrainedModel) -> None:
-        """See [`ParallelDrafter.check_target`]; the widths must agree too."""
-        width = target.config.get_text_config(decoder=True).hidden_size
-        expected = {self.config.hidden_size, self.config.target_hidden_size}
-        if expected != {width}:
-            raise ValueError(
-                f"the drafter has hidden size {self.config.hidden_size} and reads hidden states of size "
-                f"{self.config.target_hidden_size}, but the target's are of size {width}: it borrows the target's embedding, so "
-                "all must agree. Make a drafter for this target with DFlashDrafter.for_target"
-            )
-        super().check_target(target)
-
-    def other_target_reason(self, target: PreTrainedModel) -> str | None:
-        """A DFlash drafter reads the hidden states of one model, so any other weights count as another target."""
-        trained_for, name = self.config.target_name_or_path, public_name(target)
-        if differing_weights(self.config.target_fingerprint, target):
-            return f"its weights differ from those of {trained_for or 'the target it was made for'}"
-        if self.config.target_fingerprint is None and trained_for and name and trained_for != name:
-            return f"it was trained for {trained_for}, and this one is {name}"
-        return None
 
     def new_draft_state(self, target: PreTrainedModel) -> DraftState:
         return DraftState(BlockCache(), target.get_input_embeddings(), target.get_output_embeddings())
@@ -239,6 +245,7 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
             position_ids=torch.cat([context.feature_positions, block_positions], dim=1).to(self.device),
             attention_mask=self._row_masks(context, state) if batch > 1 else None,
             past_key_values=state.cache,
+            **state.constants,
         ).last_hidden_state
         state.cache.keep(start, last_columns(context.feature_counts, batch, num_read))
         head = state.lm_head
@@ -280,12 +287,28 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
         Returns:
             `last_hidden_state (batch, rows, H)`, after the final norm, ready for the target's lm_head.
         """
-        context = self.hidden_norm(self.fc(context_hidden_states))
+        contexts = self.layer_contexts(context_hidden_states)
+        return self.denoise(noise_embeds, contexts, position_ids, attention_mask, past_key_values, **kwargs)
+
+    def layer_contexts(self, context_hidden_states: torch.Tensor) -> list[torch.Tensor]:
+        """Context features `(batch, new, H)` for each layer, here the same for all, from `(batch, new, taps * target_hidden)`."""
+        return [self.hidden_norm(self.fc(context_hidden_states))] * self.config.num_hidden_layers
+
+    def denoise(
+        self,
+        noise_embeds: torch.Tensor,
+        contexts: list[torch.Tensor],
+        position_ids: torch.LongTensor,
+        attention_mask: torch.Tensor | dict[str, torch.Tensor] | None,
+        past_key_values: Cache | None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """What follows fusion: all layers, given one context `(batch, new, H)` for each. The rest as for [`forward`]."""
         cos, sin = self.rotary_emb(noise_embeds, position_ids)
         position_embeddings = (cos.unsqueeze(1), sin.unsqueeze(1))
         masks = self._attention_masks(noise_embeds, attention_mask, past_key_values)
         hidden_states = noise_embeds
-        for layer, layer_type in zip(self.layers, self.config.layer_types, strict=True):
+        for layer, context, layer_type in zip(self.layers, contexts, self.config.layer_types, strict=True):
             hidden_states = layer(
                 hidden_states,
                 context=context,
@@ -312,63 +335,3 @@ class DFlashDrafter(ParallelDrafter, PreTrainedModel):
         if "sliding_attention" in self.config.layer_types:
             masks["sliding_attention"] = create_bidirectional_sliding_window_mask(**arguments)
         return masks
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *model_args: Any, **kwargs: Any):
-        """As in `PreTrainedModel`, generation config included; every weight must be there."""
-        loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        model.generation_config = load_generation_config(pretrained_model_name_or_path, **kwargs)
-        return loaded
-
-    def save_pretrained(self, save_directory, *args: Any, **kwargs: Any) -> None:
-        """As in `PreTrainedModel`, generation config included."""
-        super().save_pretrained(save_directory, *args, **kwargs)
-        self.generation_config.save_pretrained(save_directory)
-
-
-def check_dflash_config(config: DFlashConfig) -> None:
-    """Raise a `ValueError` for a configuration that can't draft."""
-    if config.block_size < 2:
-        raise ValueError(f"a DFlash drafter needs block_size >= 2, got {config.block_size}: set it in config.json")
-    if config.mask_token_id is None or not 0 <= config.mask_token_id < config.vocab_size:
-        raise ValueError(
-            f"a DFlash drafter needs mask_token_id, an unused token in [0, {config.vocab_size}), got {config.mask_token_id}: "
-            "set it in config.json (published drafters nest it in dflash_config)"
-        )
-    if not config.target_layer_ids:
-        raise ValueError(
-            "a DFlash drafter needs target_layer_ids, the target layers that it reads, or num_target_layers to choose them: "
-            "set one of them in config.json"
-        )
-
-
-def with_common_names(config: PreTrainedConfig) -> dict[str, Any]:
-    """A config as a dict, in which what an older family calls by a name of its own (`n_head`) has the common name too."""
-    fields = config.to_dict()
-    return fields | {common: fields[own] for common, own in config.attribute_map.items() if own in fields}
-
-
-def architecture_like(target: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a Qwen3 configuration whose layers are as wide as those of a target (its config as a dict)."""
-    num_heads = target["num_attention_heads"]
-    rope = target.get("rope_parameters") or {"rope_type": "default", "rope_theta": target.get("rope_theta", 10000.0)}
-    # Models with several layer types keep one rope per type; the drafter's layers are of full attention.
-    rope = dict(rope.get("full_attention", rope))
-    rope.setdefault("rope_type", "default")
-    # The drafter rotates whole heads, so factors that fit a part of a head are of no use to it.
-    if rope.pop("partial_rotary_factor", 1.0) != 1.0 and rope["rope_type"] == "longrope":
-        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    return {
-        "vocab_size": target["vocab_size"],
-        "hidden_size": target["hidden_size"],
-        "intermediate_size": target.get("intermediate_size") or 3 * target["hidden_size"],
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": target.get("num_key_value_heads") or num_heads,
-        "head_dim": target.get("head_dim") or target["hidden_size"] // num_heads,
-        "rms_norm_eps": target.get("rms_norm_eps") or 1e-6,
-        "max_position_embeddings": target["max_position_embeddings"],
-        "initializer_range": target.get("initializer_range") or 0.02,
-        "rope_parameters": rope,
-        **{key: target.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
-    }

@@ -1,31 +1,76 @@
-"""PARD: an ordinary causal LM that drafts K tokens in one forward with mask tokens (arXiv 2504.18583, section 3.1)."""
+"""PARD: an ordinary causal LM that drafts K tokens in one forward with mask tokens (arXiv 2504.18583, section 3.1).
 
+PARD-2 is the same with a projection, which adds a target's hidden states to the input embeddings.
+"""
+
+import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
     LlamaForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
 )
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .configuration_pard import PardConfig, PardLlamaConfig, PardQwen2Config, PardQwen3Config, config_class_of
-from .drafting import DraftContext, DraftState, ParallelDrafter, are_real, counting, last_columns, mask_ids
+from .configuration_pard import (
+    PARD2_FIELDS,
+    PardConfig,
+    PardLlamaConfig,
+    PardQwen2Config,
+    PardQwen3Config,
+    config_class_of,
+)
+from .drafting import (
+    HUB_ARGUMENTS,
+    DraftContext,
+    DraftState,
+    ParallelDrafter,
+    are_real,
+    counting,
+    last_columns,
+    mask_ids,
+    other_weights_reason,
+)
 from .mask_token import choose_mask_token_id, find_tokenizer
-from .row_masks import additive_masks, attention_windows
+from .row_masks import attention_windows, causal_row_masks
+from .target_projection import (
+    PROJECTION,
+    PROJECTION_FILES,
+    check_pard2_config,
+    feature_inputs,
+    find_projection,
+    load_projection,
+    new_projection,
+    projection_fields,
+    save_projection,
+    with_subfolder,
+    without_projection,
+)
 
 
 class PardDrafter(ParallelDrafter, PreTrainedModel):
     """A PARD drafter. It reads token ids only, so one drafter serves every target that shares its tokenizer.
+
+    A PARD-2 drafter has a projection (`target_proj`) as well, and reads the hidden states of one target too, unless
+    `generation_config.use_target_features` is `False`: then it is a PARD drafter.
 
     `PardDrafter(config)` and `PardDrafter.from_pretrained` give the subclass of the base architecture, which is also that
     architecture's ordinary causal LM (`isinstance(drafter, Qwen3ForCausalLM)`).
     """
 
     config: PardConfig
+    training_layout = "dropped_masks"
+    # The projection has a file of its own.
+    _keys_to_ignore_on_save = [f"{PROJECTION}.weight", f"{PROJECTION}.bias"]
+    _keys_to_ignore_on_load_missing = [rf"^{PROJECTION}\."]
     vocab_mismatch_advice = (
         "If they do share a tokenizer, and only the padding of the embedding differs, call "
         "drafter.resize_token_embeddings with the target's size"
@@ -42,23 +87,70 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
                 f"a PARD drafter needs pard_token, the id of its mask token in [0, {config.vocab_size}), got "
                 f"{config.pard_token}: set it in config.json, or make the drafter with PardDrafter.from_causal_lm"
             )
+        check_pard2_config(config)
         super().__init__(config, *args, **kwargs)
+        self.target_proj = new_projection(config)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args: Any, **kwargs: Any):
-        """As in `PreTrainedModel`; the base architecture is read from the config, and every weight must be there."""
-        if cls is not PardDrafter:
-            return super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
-        config = kwargs.pop("config", None)
-        if not isinstance(config, PardConfig):
-            names = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-            source = {name: kwargs[name] for name in names if name in kwargs}
-            config_dict, _ = PardConfig.get_config_dict(config or pretrained_model_name_or_path, **source)
-            model_class = PARD_DRAFTERS[config_class_of(config_dict.get("model_type")).model_type]
+        """As in `PreTrainedModel`; the base architecture is read from the config, and every weight must be there.
+
+        The projection of a PARD-2 drafter is looked for in `target_projection/model.safetensors` and, as published, in
+        `warp_model.bin`. Without it the drafter is loaded as a PARD drafter, with a warning. In a repository whose root
+        holds no drafter, the published subfolder `pard_model` is read.
+        """
+        kwargs = with_subfolder(pretrained_model_name_or_path, kwargs)
+        source = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+        config = kwargs.get("config")
+        # Not PardConfig: code that came with a checkpoint may have been imported twice, and its classes with it.
+        if isinstance(config, PreTrainedConfig):
+            fields = config.to_dict()
         else:
-            model_class = drafter_class_of(config)
-            kwargs["config"] = config
-        return model_class.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+            fields, _ = PardConfig.get_config_dict(config or pretrained_model_name_or_path, **source)
+        model_class = PARD_DRAFTERS[config_class_of(fields.get("model_type")).model_type] if cls is PardDrafter else cls
+        load = super(PardDrafter, model_class).from_pretrained
+        if fields.get("spd_type") != "pard2":
+            return load(pretrained_model_name_or_path, *model_args, **kwargs)
+        projection = find_projection(pretrained_model_name_or_path, **source)
+        if projection is None:
+            warnings.warn(
+                f"{pretrained_model_name_or_path} is a PARD-2 drafter without its projection (none of "
+                f"{', '.join(PROJECTION_FILES)} is there): it drafts without the target's hidden states, as a PARD drafter",
+                UserWarning,
+                stacklevel=2,
+            )
+            return load(pretrained_model_name_or_path, *model_args, **without_projection(kwargs))
+        loaded = load(pretrained_model_name_or_path, *model_args, **kwargs)
+        load_projection((loaded[0] if isinstance(loaded, tuple) else loaded).target_proj, projection)
+        return loaded
+
+    def save_pretrained(
+        self,
+        save_directory,
+        is_main_process: bool = True,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        push_to_hub: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """As in `PreTrainedModel`; the projection goes into a folder of its own, and the rest is an ordinary causal LM."""
+        if self.target_proj is None:
+            super().save_pretrained(save_directory, is_main_process, state_dict, push_to_hub, **kwargs)
+            return
+        weights = dict(self.state_dict() if state_dict is None else state_dict)
+        projection = {name: weights[name] for name in weights if name.startswith(f"{PROJECTION}.")}
+        pushed = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
+        super().save_pretrained(save_directory, is_main_process, weights, **kwargs)
+        if is_main_process:
+            save_projection(projection, save_directory)
+        if is_main_process and push_to_hub:
+            # Only now is everything there that has to be uploaded.
+            repo_id = pushed.pop("repo_id", Path(save_directory).name)
+            self.push_to_hub(repo_id, token=kwargs.get("token"), **pushed)
+
+    def load_separate_weights(self, folder: str) -> None:
+        """See [`ParallelDrafter.load_separate_weights`]: the projection."""
+        if self.target_proj is not None:
+            load_projection(self.target_proj, str(Path(folder) / PROJECTION_FILES[0]))
 
     @classmethod
     def from_causal_lm(
@@ -66,36 +158,92 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         model_or_path: PreTrainedModel | str,
         mask_token_id: int | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        target: PreTrainedModel | None = None,
+        target_layers: list[int] | None = None,
+        target_scale: float = 0.02,
         **kwargs: Any,
     ) -> "PardDrafter":
         """Adapt an autoregressive Llama, Qwen2 or Qwen3 model. It drafts badly until it is trained.
 
         Args:
-            model_or_path: the model (its weights are copied), or where to load it from.
+            model_or_path: the model (its weights are copied), or where to load it from. A PARD drafter keeps its mask token.
             mask_token_id: an unused token id; `None` picks one.
             tokenizer: says which ids are in use; by default the one saved beside the model.
+            target: makes a PARD-2 drafter, which reads this model's hidden states. Until it is trained they add nothing.
+            target_layers: PARD-2: which of them, as indices into `hidden_states`: -1 is taken after the final norm, -2 is
+                the output of the last layer but one. By default four, evenly from the end.
+            target_scale: PARD-2: what the projected states are multiplied with.
             **kwargs: for `AutoModelForCausalLM.from_pretrained`, if a path is given.
 
         Raises:
-            ValueError: for another architecture, or a mask token id that is in use.
+            ValueError: for another architecture, a mask token id that is in use, or a target that can't be tapped as asked.
         """
+        if target is None and target_layers is not None:
+            raise ValueError("target_layers are layers of the target that a PARD-2 drafter reads: pass target= as well")
         base = model_or_path
         if not isinstance(base, PreTrainedModel):
             base = AutoModelForCausalLM.from_pretrained(model_or_path, **kwargs)
         config_class = config_class_of(base.config.model_type)
         tokenizer = tokenizer or find_tokenizer(base)
-        mask_token_id = choose_mask_token_id(base.config, mask_token_id, tokenizer)
-        config = config_class.from_dict({**base.config.to_dict(), "pard_token": mask_token_id})
+        fields = {
+            name: value for name, value in base.config.to_dict().items() if name not in (*PARD2_FIELDS, "spd_type")
+        }
+        trained_mask = fields.get("pard_token")
+        mask_token_id = choose_mask_token_id(
+            base.config, trained_mask if mask_token_id is None else mask_token_id, tokenizer
+        )
+        fields["pard_token"] = mask_token_id
+        if target is not None:
+            fields |= projection_fields(target, target_layers, target_scale)
+        config = config_class.from_dict(fields)
         drafter = PARD_DRAFTERS[config.model_type](config).to(device=base.device, dtype=base.dtype)
-        drafter.load_state_dict(base.state_dict())
-        # An unused row is whatever initialisation left there. The mean of all rows is a token of no meaning.
-        with torch.no_grad():
-            embedding = drafter.get_input_embeddings().weight
-            embedding[mask_token_id] = embedding.float().mean(0).to(embedding.dtype)
+        weights = {name: w for name, w in base.state_dict().items() if not name.startswith(f"{PROJECTION}.")}
+        own = {name: w for name, w in drafter.state_dict().items() if name.startswith(f"{PROJECTION}.")}
+        drafter.load_state_dict({**weights, **own})
+        if mask_token_id != trained_mask:
+            # An unused row is whatever initialisation left there. The mean of all rows is a token of no meaning.
+            with torch.no_grad():
+                embedding = drafter.get_input_embeddings().weight
+                embedding[mask_token_id] = embedding.float().mean(0).to(embedding.dtype)
+        if target is not None:
+            drafter.check_target(target)
         return drafter.eval()
 
+    @property
+    def tapped_hidden_states(self) -> list[int]:
+        return self._taps(vars(self.generation_config).get("use_target_features"))
+
+    def taps_for(self, target: PreTrainedModel | None, use_target_features: bool | None = None) -> list[int]:
+        """See [`ParallelDrafter.taps_for`]; a PARD-2 drafter can do without its target's hidden states."""
+        return self.tapped_hidden_states if use_target_features is None else self._taps(use_target_features)
+
+    def _taps(self, use_target_features: bool | None) -> list[int]:
+        if self.target_proj is not None:
+            return [] if use_target_features is False else list(self.config.pard2_target_layers)
+        if use_target_features:
+            raise ValueError(
+                "use_target_features=True needs a projection, and this PARD drafter has none: load a PARD-2 drafter with its "
+                f"projection ({', '.join(PROJECTION_FILES)}), make one with PardDrafter.from_causal_lm(..., target=target), or "
+                "leave the setting out"
+            )
+        return []
+
+    def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:
+        """See [`ParallelDrafter.check_target`]; the hidden states must have the width that the projection takes."""
+        taps = self.tapped_hidden_states if taps is None else taps
+        width = target.config.get_text_config(decoder=True).hidden_size
+        if taps and len(taps) * width != self.config.pard2_target_dim:
+            raise ValueError(
+                f"the drafter's projection takes {self.config.pard2_target_dim} features (pard2_target_dim), but {len(taps)} "
+                f"hidden states of this target have {len(taps)} * {width}: use the target that it was made for, or set "
+                "generation_config.use_target_features to False"
+            )
+        super().check_target(target, taps)
+
     def other_target_reason(self, target: PreTrainedModel) -> str | None:
-        """PARD serves a family of targets, so only another family counts as another target."""
+        """PARD serves a family of targets, so only another family counts as another target; PARD-2 reads one model."""
+        if self.tapped_hidden_states:
+            return other_weights_reason(self.config, target)
         trained_for = self.config.target_model_type
         found = target.config.get_text_config(decoder=True).model_type
         if trained_for in (None, found):
@@ -105,7 +253,8 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
     def draft(self, context: DraftContext, state: DraftState, depth: int) -> torch.Tensor:
         """Feed the new tokens and `depth - 1` masks (eq. 7); the last `depth` rows are the candidates' logits.
 
-        `depth` may exceed the K of training: all masks share one id. Shapes as in [`ParallelDrafter.draft`].
+        `depth` may exceed the K of training: all masks share one id. Shapes as in [`ParallelDrafter.draft`]. Features, if
+        there are any, are added to the embeddings (PARD-2).
         """
         batch, num_new = context.new_ids.shape
         masks = mask_ids(self.config.pard_token, batch, depth - 1, context.new_ids.device)
@@ -120,26 +269,61 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             past_key_values=state.cache,
             use_cache=True,
             logits_to_keep=depth,
+            **feature_inputs(context, depth, self.config),
         )
         state.cache.keep(start, last_columns(context.new_counts, batch, num_new))
         return outputs.logits
 
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        target_features: torch.Tensor | None = None,
+        feature_rows: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """The base architecture's forward, plus, for PARD-2:
+
+        Args:
+            target_features: `(batch, tokens, pard2_target_dim)`, what is projected and added to the embeddings of
+                `input_ids (batch, rows)`: for each token its predecessor's hidden states. `None` adds nothing.
+            feature_rows: `(batch, rows)`, which of them each row gets; by default row r gets number r.
+        """
+        if target_features is not None:
+            added = self.target_proj(target_features.to(self.target_proj.weight))
+            if feature_rows is not None:
+                added = added.gather(1, feature_rows.to(added.device)[:, :, None].expand(-1, -1, added.shape[2]))
+            inputs_embeds = self.get_input_embeddings()(input_ids) + self.config.pard2_scale * added
+            input_ids = None
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            use_cache=use_cache,
+            logits_to_keep=logits_to_keep,
+            **kwargs,
+        )
+
     def _row_masks(self, context: DraftContext, state: DraftState, depth: int) -> Any:
         """Masks for rows of different lengths: a row sees its own committed text, and is causal behind it."""
         batch, num_new = context.new_ids.shape
-        num_rows, start = num_new + depth - 1, state.cache.get_seq_length()
         real = torch.nn.functional.pad(
             are_real(context.new_counts, batch, num_new, self.device), (0, depth - 1), value=True
         )
-        if start == 0:
+        if state.cache.get_seq_length() == 0:
             # The model's own masks for a padded prompt cost less memory than these.
             return real.long()
-        # Padding sees itself, since a row that sees nothing is a row of NaN in some attention implementations.
-        own = torch.eye(num_rows, dtype=torch.bool, device=self.device)
-        within = (own.new_ones(own.shape).tril() & real[:, None]) | own
-        new_indices = real.cumsum(dim=1) - 1
         windows = attention_windows(self.config)
-        return additive_masks(within, new_indices, windows, state.cache.row_columns(), self.dtype)
+        return causal_row_masks(real, windows, state.cache.row_columns(), self.dtype)
 
 
 class PardLlama(PardDrafter, LlamaForCausalLM):
@@ -154,6 +338,8 @@ class PardQwen3(PardDrafter, Qwen3ForCausalLM):
     config: PardQwen3Config
 
 
+# Arguments of save_pretrained that are for push_to_hub alone.
+PUSH_ARGUMENTS = ("repo_id", "commit_message", "private", "revision", "create_pr", "tags")
 PARD_DRAFTERS = {"llama": PardLlama, "qwen2": PardQwen2, "qwen3": PardQwen3}
 
 

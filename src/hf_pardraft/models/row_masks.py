@@ -90,6 +90,21 @@ def additive_masks(
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
+def causal_row_masks(
+    real: torch.BoolTensor, windows: dict[str, int | None], columns: RowColumns, dtype: torch.dtype
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Masks for rows padded on the left: a row sees its own committed text, and is causal behind it.
+
+    Args:
+        real: `(batch, new)`, which of the new columns are no padding.
+        windows, columns, dtype: as in [`additive_masks`], whose masks these are.
+    """
+    # Padding sees itself, since a row that sees nothing is a row of NaN in some attention implementations.
+    own = torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
+    within = (own.new_ones(own.shape).tril() & real[:, None]) | own
+    return additive_masks(within, real.cumsum(dim=1) - 1, windows, columns, dtype)
+
+
 def additive(visible: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
     """`(batch, queries, columns)` to `(batch, 1, queries, columns)`: 0 where visible, else the lowest number of `dtype`."""
     return torch.where(visible, *_bounds(dtype, visible.device))[:, None]

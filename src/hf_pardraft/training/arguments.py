@@ -10,7 +10,7 @@ class DraftTrainingArguments(TrainingArguments):
     """`TrainingArguments` for [`DraftTrainer`]."""
 
     draft_tokens: int = field(
-        default=8, metadata={"help": "PARD: how many tokens the drafter learns to draft (K). DFlash learns its block."}
+        default=8, metadata={"help": "PARD: how many tokens the drafter learns to draft (K). Others learn their block."}
     )
     cod_retention: float = field(
         default=0.7, metadata={"help": "PARD: retention decay r of conditional drop-token; 1 keeps every row."}
@@ -18,7 +18,7 @@ class DraftTrainingArguments(TrainingArguments):
     cod_min_retention: float = field(
         default=0.2, metadata={"help": "PARD: least share of rows that a subtask keeps (r_min)."}
     )
-    num_anchors: int = field(default=512, metadata={"help": "DFlash: most blocks per sequence and step."})
+    num_anchors: int = field(default=512, metadata={"help": "DFlash, DFlare, DART: most blocks per sequence and step."})
     loss_gamma: float | None = field(
         default=None,
         metadata={
@@ -28,6 +28,20 @@ class DraftTrainingArguments(TrainingArguments):
     use_cache: bool = field(
         default=True,
         metadata={"help": "What the trained drafter's config says; training itself has no use for the cache."},
+    )
+    loss_gamma_end: float | None = field(
+        default=None,
+        metadata={"help": "Let gamma grow linearly with the steps, from loss_gamma to this value (dflare.txt, eq. 5)."},
+    )
+    loss_gamma_epoch_step: float | None = field(
+        default=None,
+        metadata={
+            "help": "Let gamma grow by this much after each epoch, from loss_gamma on (dflare.txt, section A.1)."
+        },
+    )
+    kl_gamma: float = field(
+        default=0.6,
+        metadata={"help": "DART: annealing coefficient of the KL objective, whose position t weighs kl_gamma^(t - 1)."},
     )
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Off: the collators choose the columns they read."}
@@ -46,3 +60,20 @@ class DraftTrainingArguments(TrainingArguments):
             raise ValueError(f"num_anchors must be at least 1, got {self.num_anchors}")
         if self.loss_gamma is not None and self.loss_gamma <= 0:
             raise ValueError(f"loss_gamma must be positive, or None for uniform weights, got {self.loss_gamma}")
+        if not 0 < self.kl_gamma <= 1:
+            raise ValueError(f"kl_gamma must be in (0, 1], got {self.kl_gamma}: 1 weighs all positions alike")
+        self._check_gamma_schedule()
+
+    def _check_gamma_schedule(self) -> None:
+        end, epoch_step = self.loss_gamma_end, self.loss_gamma_epoch_step
+        if end is not None and epoch_step is not None:
+            raise ValueError(
+                f"gamma grows either with the steps or with the epochs, got loss_gamma_end={end} and "
+                f"loss_gamma_epoch_step={epoch_step}: leave one of them out"
+            )
+        if (end is not None or epoch_step is not None) and self.loss_gamma is None:
+            raise ValueError("a growing gamma needs a value to start from, got loss_gamma=None: set loss_gamma, too")
+        if end is not None and end <= self.loss_gamma:
+            raise ValueError(f"loss_gamma_end must be above loss_gamma ({self.loss_gamma}), got {end}")
+        if epoch_step is not None and epoch_step <= 0:
+            raise ValueError(f"loss_gamma_epoch_step must be positive, got {epoch_step}")

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
+from .arguments import DraftTrainingArguments
 from .masks import PADDING
 
 IGNORED = -100
@@ -86,6 +88,47 @@ def padded(rows: list[torch.Tensor], value: int) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
 
 
+def check_one_document(documents: torch.LongTensor) -> None:
+    """Raise a `ValueError` for a packed row, where the target would have to read the documents apart."""
+    if documents.unique().numel() > 1:
+        raise ValueError(
+            "drafters that read hidden states are trained with one document per row, got a packed row: the target would "
+            "attend across documents. Pass the documents as separate examples"
+        )
+
+
+def check_something_to_draft(counts: list[int]) -> None:
+    """Raise a `ValueError` if no example of a batch has an anchor."""
+    if not any(counts):
+        raise ValueError(
+            "no example of this batch has two supervised tokens in a row, so there is nothing to draft: check the labels "
+            "(-100 marks tokens that are not learned)"
+        )
+
+
+def possible_anchors(labels: torch.LongTensor, documents: torch.LongTensor) -> torch.LongTensor:
+    """Where a draft can begin: at inference the target writes the first anchor itself, so an anchor lies in the response, and
+    has a successor. `(anchors,)`, ascending."""
+    return (predicts_supervised(labels, documents) & (labels != IGNORED)).nonzero()[:, 0]
+
+
+def some_of(candidates: torch.LongTensor, most: int, generator: torch.Generator) -> torch.LongTensor:
+    """At most `most` of the candidates, in their order."""
+    chosen = torch.randperm(len(candidates), generator=generator)[:most]
+    return candidates[chosen.sort().values]
+
+
+def labels_behind(anchors: torch.LongTensor, labels: torch.LongTensor, num_tokens: int) -> torch.LongTensor:
+    """The tokens behind each anchor, `(anchors, num_tokens)`, up to the first that is unsupervised or beyond the end.
+
+    What follows that one is not trained: verification would stop there, since the target never wrote what follows.
+    """
+    ahead = anchors[:, None] + torch.arange(1, num_tokens + 1)
+    found = torch.cat([labels, labels.new_full((num_tokens + 1,), IGNORED)])[ahead]
+    stopped = (found == IGNORED).cummax(dim=1).values if len(anchors) else found == IGNORED
+    return found.masked_fill(stopped, IGNORED)
+
+
 class PardCollator:
     """Rows for PARD: all real tokens, then for each subtask k > 1 the mask rows that COD keeps.
 
@@ -115,6 +158,11 @@ class PardCollator:
         self.seed = seed
         self.epoch = 0
 
+    @classmethod
+    def for_drafter(cls, drafter: PreTrainedModel, args: DraftTrainingArguments) -> "PardCollator":
+        """One that is set up from the drafter's config and the training arguments."""
+        return cls(drafter.config.pard_token, args.draft_tokens, args.cod_retention, args.cod_min_retention, args.seed)
+
     def rows(self, example: dict[str, Any]) -> dict[str, torch.LongTensor]:
         """The rows of one example, `(rows,)` each."""
         input_ids, labels, documents = checked(example)
@@ -143,7 +191,7 @@ class PardCollator:
 
 
 class BlockCollator:
-    """Anchored blocks for DFlash: sequences for the target, and blocks of an anchor and masks (dflare.txt, section 3.3).
+    """Anchored blocks: sequences for the target, and blocks of an anchor and masks (dflare.txt, section 3.3).
 
     A batch holds `input_ids` and `attention_mask` `(batch, length)`; `anchors (batch, blocks)`, `PADDING` where an example
     has fewer; `block_ids (batch, blocks, block_size)`; and `labels (batch, blocks, block_size - 1)`, the tokens after the
@@ -164,23 +212,17 @@ class BlockCollator:
         self.seed = seed
         self.epoch = 0
 
+    @classmethod
+    def for_drafter(cls, drafter: PreTrainedModel, args: DraftTrainingArguments) -> "BlockCollator":
+        """One that is set up from the drafter's config and the training arguments."""
+        return cls(drafter.config.mask_token_id, drafter.config.block_size, args.num_anchors, args.seed)
+
     def blocks(self, example: dict[str, Any]) -> dict[str, torch.LongTensor]:
         """Sequence, anchors, block ids and labels of one example."""
         input_ids, labels, documents = checked(example)
-        if documents.unique().numel() > 1:
-            raise ValueError(
-                "DFlash training takes one document per row, got a packed row: the target would attend across documents. Pass "
-                "the documents as separate examples"
-            )
-        # At inference the target writes the first anchor itself, so an anchor lies in the response, and has a successor.
-        candidates = (predicts_supervised(labels, documents) & (labels != IGNORED)).nonzero()[:, 0]
+        check_one_document(documents)
         generator = example_generator(self.seed, self.epoch, input_ids)
-        chosen = torch.randperm(len(candidates), generator=generator)[: self.num_anchors]
-        anchors = candidates[chosen.sort().values]
-        ahead = anchors[:, None] + torch.arange(1, self.block_size)
-        beyond = labels.new_full((self.block_size,), IGNORED)
-        block_labels = torch.cat([labels, beyond])[ahead]
-        stopped = (block_labels == IGNORED).cummax(dim=1).values if len(anchors) else block_labels == IGNORED
+        anchors = some_of(possible_anchors(labels, documents), self.num_anchors, generator)
         block_ids = torch.full((len(anchors), self.block_size), self.mask_token_id)
         block_ids[:, 0] = input_ids[anchors]
         return {
@@ -188,15 +230,94 @@ class BlockCollator:
             "attention_mask": torch.ones_like(input_ids),
             "anchors": anchors,
             "block_ids": block_ids,
-            "labels": block_labels.masked_fill(stopped, IGNORED),
+            "labels": labels_behind(anchors, labels, self.block_size - 1),
         }
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.LongTensor]:
         samples = [self.blocks(example) for example in examples]
-        if not any(len(sample["anchors"]) for sample in samples):
-            raise ValueError(
-                "no example of this batch has two supervised tokens in a row, so there is nothing to draft: check the labels "
-                "(-100 marks tokens that are not learned)"
-            )
+        check_something_to_draft([len(sample["anchors"]) for sample in samples])
         fill = {"anchors": PADDING, "labels": IGNORED, "block_ids": self.mask_token_id}
         return {name: padded([sample[name] for sample in samples], fill.get(name, 0)) for name in samples[0]}
+
+
+class SharedPrefixCollator:
+    """Rows for DART: every token of a sequence but the last, and masks behind many of its prefixes (dart.txt, section 3.3).
+
+    Row i of the prefix reads the target's states at i and the embedding of token i + 1, so the prefix that ends there is
+    followed by the anchor i + 1, and its draft by the tokens behind that. All such rows share one prefix, and each group of
+    masks sees its own part of it.
+
+    A batch holds `input_ids` and `attention_mask` `(batch, length)` for the target; and `(batch, rows)` each, the
+    `length - 1` rows of the prefix first: `labels` (what the row itself must predict), `draft_positions` (t, from 1; 0 where
+    nothing is predicted), `target_index` (whose logits of the target score the same token), and what the mask is made of:
+    `row_block`, `row_index`, `row_document`. Anchors and labels are those of [`BlockCollator`]. Masks that have no label, and
+    none behind them that has, are not built.
+
+    Args:
+        num_tokens: d, how many tokens the drafter learns to draft.
+        shifted: whether a row predicts the token behind its own place, so that the last row of a prefix predicts too.
+        num_anchors: most prefixes per example that get masks. All that can, predict their first token.
+        seed: of the anchors. `epoch` is set by the trainer.
+    """
+
+    def __init__(self, num_tokens: int = 8, shifted: bool = True, num_anchors: int = 512, seed: int = 0) -> None:
+        self.num_tokens = num_tokens
+        self.shifted = shifted
+        self.num_anchors = num_anchors
+        self.seed = seed
+        self.epoch = 0
+
+    @classmethod
+    def for_drafter(cls, drafter: PreTrainedModel, args: DraftTrainingArguments) -> "SharedPrefixCollator":
+        return cls(drafter.max_draft_depth, drafter.config.shifted, args.num_anchors, args.seed)
+
+    def prefix_rows(self, labels: torch.LongTensor, anchors: torch.LongTensor) -> dict[str, torch.LongTensor]:
+        """The rows of real tokens, `(length - 1,)` each."""
+        index = torch.arange(len(labels) - 1)
+        learned = torch.full_like(index, IGNORED)
+        if self.shifted:
+            learned[anchors - 1] = labels[anchors + 1]
+        return self._rows(torch.zeros_like(index), index, learned)
+
+    def mask_rows(self, labels: torch.LongTensor, anchors: torch.LongTensor) -> dict[str, torch.LongTensor]:
+        """The rows of masks, prefix by prefix, `(masks,)` each."""
+        learned = labels_behind(anchors, labels, self.num_tokens)[:, 1 if self.shifted else 0 :]
+        group, mask = (learned != IGNORED).nonzero(as_tuple=True)
+        return self._rows(mask + 1, anchors[group] + mask, learned[group, mask])
+
+    def _rows(
+        self, block: torch.LongTensor, index: torch.LongTensor, learned: torch.LongTensor
+    ) -> dict[str, torch.LongTensor]:
+        shift = 1 if self.shifted else 0
+        return {
+            "labels": learned,
+            "draft_positions": (block + shift).masked_fill(learned == IGNORED, 0),
+            "target_index": index + shift,
+            "row_block": block,
+            "row_index": index,
+            "row_document": torch.zeros_like(index),
+        }
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.LongTensor]:
+        sequences, prefixes, masks = [], [], []
+        for example in examples:
+            input_ids, labels, documents = checked(example)
+            check_one_document(documents)
+            # Something has to be read before the first anchor.
+            anchors = possible_anchors(labels, documents)
+            anchors = anchors[anchors > 0]
+            generator = example_generator(self.seed, self.epoch, input_ids)
+            sequences.append({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)})
+            prefixes.append(self.prefix_rows(labels, anchors))
+            masks.append(self.mask_rows(labels, some_of(anchors, self.num_anchors, generator)))
+        check_something_to_draft([int((rows["labels"] != IGNORED).sum()) for rows in prefixes + masks])
+        fill = {"labels": IGNORED, "row_document": PADDING}
+        batch = {name: padded([sequence[name] for sequence in sequences], 0) for name in sequences[0]}
+        for name in prefixes[0]:
+            parts = [padded([rows[name] for rows in part], fill.get(name, 0)) for part in (prefixes, masks)]
+            batch[name] = torch.cat(parts, dim=1)
+        return batch
+
+
+# By what a drafter says of its `training_layout`.
+COLLATORS = {"dropped_masks": PardCollator, "anchored_blocks": BlockCollator, "shared_prefix": SharedPrefixCollator}

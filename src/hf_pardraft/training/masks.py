@@ -13,7 +13,7 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class PardRows:
-    """Rows of a PARD batch, `(batch, rows)` each.
+    """Rows of real tokens and of masks behind their prefixes, `(batch, rows)` each: PARD's layout, and DART's.
 
     Attributes:
         block: number of masks up to and including the row; 0 for real tokens.
@@ -43,7 +43,8 @@ def pard_attends(query_block, query_index, query_document, key_block, key_index,
     """Whether a PARD row sees another: its prefix of real tokens, and the masks between that prefix and itself.
 
     Row (j, p) stands j masks behind the prefix that ends at its anchor a = p - j, as at inference (pard.txt, eq. 7 and
-    figure 4b): it sees real tokens up to a, and of the masks those of the same anchor, up to its own.
+    figure 4b): it sees real tokens up to a, and of the masks those of the same anchor, up to its own. DART's prefix-shared
+    rows see the same (dart.txt, section 3.3, figure 4): prompt causal, mask preceding, mask causal.
     """
     anchor = query_index - query_block
     sees_token = (key_block == 0) & (key_index <= anchor)

@@ -1,0 +1,427 @@
+"""The continuity model: how often tokens follow each other, counted once, stored, and looked up for a whole level of a tree."""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import HfApi
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
+
+from .ngram_build import BuildOptions, build_store, checked_count
+from .ngram_sources import token_documents
+from .ngram_store import FILE_NAME, Level, NgramInfo, read_store
+from .ngram_trie import convert_trie
+
+# How much larger a target's vocabulary may be than its tokenizer's: rows that only pad the embeddings.
+PADDING_SHARE = 0.01
+
+
+class NgramModel:
+    """Counts of n-grams of token ids, as data: sorted words in a memory-mapped safetensors file ([`Level`]).
+
+    Calling it with contexts and candidates gives the probabilities that `build_tree(..., ngram=model)` asks for.
+
+    Args:
+        info: what the store says about itself.
+        unigrams: `(vocab_size,)`, the counts of the tokens.
+        levels: of bigrams, trigrams, ...; see [`Level`].
+        smoothing: a name of [`SMOOTHINGS`].
+        smoothing_weight: its parameter; by default that of the paper it is from.
+    """
+
+    def __init__(
+        self,
+        info: NgramInfo,
+        unigrams: torch.Tensor,
+        levels: list[Level],
+        smoothing: str = "longest_match",
+        smoothing_weight: float | None = None,
+    ) -> None:
+        self.info = info
+        # A token beyond the vocabulary counts as one that was never seen.
+        self.unigrams = torch.nn.functional.pad(unigrams, (0, 1))
+        self.levels = levels
+        self.smoothing = checked_smoothing(smoothing)
+        self.smoothing_weight = smoothing_weight
+        self.path: Path | None = None
+        self._folder: tempfile.TemporaryDirectory | None = None
+
+    @property
+    def order(self) -> int:
+        """Length of the longest n-grams: a context of up to `order - 1` tokens is looked at."""
+        return self.info.order
+
+    @property
+    def vocab_size(self) -> int:
+        return self.info.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        return self.unigrams.device
+
+    def to(self, device: torch.device | str) -> "NgramModel":
+        """This model with its tensors on `device`."""
+        if torch.device(device) == self.device:
+            return self
+        levels = [
+            Level(
+                *(tensor.to(device) for tensor in (level.words, level.large_places, level.large_counts)),
+                level.count_bits,
+            )
+            for level in self.levels
+        ]
+        moved = NgramModel(self.info, self.unigrams[:-1].to(device), levels, self.smoothing, self.smoothing_weight)
+        moved.path, moved._folder = self.path, self._folder
+        return moved
+
+    def smoothed(self, smoothing: str, smoothing_weight: float | None = None) -> "NgramModel":
+        """The same counts under another smoothing; see [`SMOOTHINGS`]."""
+        other = NgramModel(self.info, self.unigrams[:-1], self.levels, smoothing, smoothing_weight)
+        other.path, other._folder = self.path, self._folder
+        return other
+
+    # Look-up
+
+    def __call__(self, contexts: torch.LongTensor, candidates: torch.LongTensor) -> torch.Tensor:
+        """How probable each candidate is behind each context, by this model's smoothing.
+
+        Args:
+            contexts: `(..., contexts, length)`; the last `order - 1` tokens count, and fewer will do.
+            candidates: `(..., candidates)`, the same for all contexts of a row.
+
+        Returns:
+            `(..., contexts, candidates)` float32, on the device of `contexts`.
+        """
+        device = contexts.device
+        contexts, candidates = contexts.to(self.device), candidates.to(self.device)
+        frequencies = self.frequencies(contexts, candidates)
+        smooth, default_weight = SMOOTHINGS[self.smoothing]
+        weight = default_weight if self.smoothing_weight is None else self.smoothing_weight
+        return smooth(frequencies, weight).to(device)
+
+    def frequencies(
+        self, contexts: torch.LongTensor, candidates: torch.LongTensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For every length of context, shortest first: how often it was seen, and the share of the candidates behind it.
+
+        Takes what [`__call__`] takes. The first entry is that of the empty context.
+
+        Returns:
+            Pairs of `(..., contexts, 1)` and `(..., contexts, candidates)`, float32; the share is 0 where the context was
+            never seen.
+        """
+        contexts = contexts.clamp(max=self.vocab_size)
+        candidates = candidates.clamp(max=self.vocab_size)[..., None, :]
+        total = torch.full(contexts.shape[:-1], float(self.info.num_tokens), device=contexts.device)[..., None]
+        found = [(total, self.unigrams[candidates] / total.clamp(min=1))]
+        for length in range(1, min(self.order - 1, contexts.shape[-1]) + 1):
+            places = contexts[..., -length, None]
+            seen = self.unigrams[places]
+            for n in range(2, length + 1):
+                places, seen = self._find(n, places, contexts[..., n - length - 1, None])
+            followed = self._find(length + 1, places, candidates)[1]
+            # A context that was not found stands for the place behind the last one, which nothing follows.
+            found.append((seen.float(), followed / seen.clamp(min=1)))
+        return found
+
+    def count(self, ngrams: torch.LongTensor) -> torch.LongTensor:
+        """How often n-grams `(..., n)` of up to `order` tokens were seen: `(...)`."""
+        if not 1 <= ngrams.shape[-1] <= self.order:
+            raise ValueError(f"this model counts n-grams of 1 to {self.order} tokens, got {ngrams.shape[-1]}")
+        ngrams = ngrams.to(self.device).clamp(max=self.vocab_size)
+        places = ngrams[..., 0]
+        counts = self.unigrams[places].long()
+        for n in range(2, ngrams.shape[-1] + 1):
+            places, counts = self._find(n, places, ngrams[..., n - 1])
+        return counts
+
+    def _find(
+        self, length: int, parents: torch.LongTensor, tokens: torch.LongTensor
+    ) -> tuple[torch.LongTensor, torch.LongTensor]:
+        """Places and counts of the n-grams of a `length` that go on from those one shorter at the places `parents`.
+
+        Both arguments are broadcast. One that was never seen has the place behind the last, and count 0.
+        """
+        level = self.levels[length - 2]
+        keys = parents * (self.vocab_size + 1) + tokens
+        places = torch.searchsorted(level.words, (keys << level.count_bits).to(level.words.dtype))
+        words = level.words[places].long()
+        counts = words & ((1 << level.count_bits) - 1)
+        if len(level.large_places):
+            is_large = counts == (1 << level.count_bits) - 1
+            row = torch.searchsorted(level.large_places, places.to(level.large_places.dtype))
+            large = level.large_counts[row.clamp(max=len(level.large_counts) - 1)].long()
+            counts = torch.where(is_large, large, counts)
+        is_there = words >> level.count_bits == keys
+        return torch.where(is_there, places, len(level.words) - 1), counts * is_there
+
+    # Building
+
+    @classmethod
+    def from_token_stream(
+        cls,
+        documents: Iterable[Any],
+        *,
+        vocab_size: int | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        order: int = 3,
+        min_count: int = 1,
+        max_memory: int | str = "1GB",
+        num_proc: int = 1,
+        progress: bool = False,
+        save_directory: str | Path | None = None,
+    ) -> "NgramModel":
+        """Count the n-grams of token ids, in bounded memory. No n-gram spans two documents.
+
+        Args:
+            documents: an iterable of documents, each a list, array or tensor of token ids; or one document, as a
+                one-dimensional array or tensor, or as an iterable of ids.
+            vocab_size: ids are below it; by default the tokenizer's, its added tokens included.
+            tokenizer: whose ids these are; its fingerprint is stored. Without one nothing can be checked later but
+                `vocab_size`.
+            order: length of the longest n-grams, 2 to 5.
+            min_count: n-grams of two and more tokens that were seen less often are dropped.
+            max_memory: bytes, or a size such as "2GB", to be used for counting. What does not fit is sorted in runs on
+                disk and merged. A document itself comes on top.
+            num_proc: processes to count with.
+            progress: whether to show progress bars.
+            save_directory: folder for the store; by default a temporary one, which goes when the model does.
+
+        Raises:
+            ValueError: for an order, size or count that can't be honoured, or a token id beyond the vocabulary.
+        """
+        if vocab_size is None and tokenizer is None:
+            raise ValueError("expected vocab_size or tokenizer, got neither: pass the one whose ids are counted")
+        options = BuildOptions(
+            order=order,
+            vocab_size=len(tokenizer) if vocab_size is None else vocab_size,
+            min_count=min_count,
+            max_memory=max_memory,
+            num_proc=num_proc,
+            progress=progress,
+        )
+        return cls._made(save_directory, lambda path: build_store(documents, path, options, fingerprint(tokenizer)))
+
+    @classmethod
+    def from_texts(
+        cls, texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, add_end_token: bool = False, **kwargs: Any
+    ) -> "NgramModel":
+        """Tokenise texts and count them, each a document of its own; streamed.
+
+        Args:
+            texts: an iterable of strings; [`texts_of_files`] and [`texts_of_dataset`] make some.
+            tokenizer: the target's.
+            add_end_token: whether each text is followed by `tokenizer.eos_token`, as DART's builder has it. Right for
+                whole documents, wrong for paragraphs.
+            **kwargs: as for [`from_token_stream`].
+        """
+        documents = token_documents(texts, tokenizer, add_end_token)
+        return cls.from_token_stream(documents, tokenizer=tokenizer, **kwargs)
+
+    @classmethod
+    def from_dart_trie(
+        cls,
+        path: str | Path,
+        *,
+        vocab_size: int | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        save_directory: str | Path | None = None,
+    ) -> "NgramModel":
+        """Convert a trie file of the DART reference, in memory of about 50 bytes a node.
+
+        Args:
+            path: of the file.
+            vocab_size, tokenizer, save_directory: as for [`from_token_stream`].
+
+        Raises:
+            ValueError: if the file is no such trie, or damaged, or holds tokens beyond the vocabulary.
+        """
+        if vocab_size is None and tokenizer is None:
+            raise ValueError("expected vocab_size or tokenizer, got neither: pass the one the trie was built with")
+        size = checked_count("vocab_size", len(tokenizer) if vocab_size is None else vocab_size)
+        return cls._made(save_directory, lambda target: convert_trie(Path(path), target, size, fingerprint(tokenizer)))
+
+    @classmethod
+    def _made(cls, save_directory: str | Path | None, make: Callable[[Path], None]) -> "NgramModel":
+        """Let `make` write a store, and load it."""
+        own_folder = tempfile.TemporaryDirectory(prefix="ngram-") if save_directory is None else None
+        folder = Path(own_folder.name if own_folder else save_directory)
+        place_store(folder, make)
+        model = cls.from_pretrained(folder, verify=False)
+        model._folder = own_folder
+        return model
+
+    # Storage
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        smoothing: str = "longest_match",
+        smoothing_weight: float | None = None,
+        verify: bool | None = None,
+        **kwargs: Any,
+    ) -> "NgramModel":
+        """Load a store, memory-mapped: what is never looked up is never read.
+
+        Args:
+            name_or_path: a folder, or a repository on the Hub.
+            tokenizer: if given, must be the one that the store was built with.
+            smoothing, smoothing_weight: see [`SMOOTHINGS`].
+            verify: whether to compare all bytes with their checksums; by default in files of up to 64 MB.
+            **kwargs: where and how to look on the Hub (`revision`, `token`, `cache_dir`, `subfolder`, ...).
+
+        Raises:
+            OSError: if there is no store.
+            ValueError: if it is damaged, or was built with another tokenizer.
+        """
+        try:
+            path = Path(cached_file(str(name_or_path), FILE_NAME, **kwargs))
+        except OSError as error:
+            raise OSError(
+                f"no n-gram model at {name_or_path}: expected a folder or a Hub repository with {FILE_NAME} ({error})"
+            ) from error
+        info, unigrams, levels = read_store(path, verify)
+        model = cls(info, unigrams, levels, smoothing, smoothing_weight)
+        model.path = path
+        if tokenizer is not None:
+            model.check_tokenizer(tokenizer)
+        return model
+
+    def save_pretrained(self, save_directory: str | Path, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Copy the store to a folder, where it is whole or not at all.
+
+        Args:
+            save_directory: made if need be.
+            push_to_hub: whether to upload it as well.
+            **kwargs: of [`push_to_hub`]; `repo_id` is by default the folder's name.
+        """
+        place_store(Path(save_directory), lambda path: shutil.copyfile(self.path, path))
+        if push_to_hub:
+            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+
+    def push_to_hub(self, repo_id: str, private: bool | None = None, token: str | None = None, **kwargs: Any) -> str:
+        """Upload the store to a repository on the Hub, made if need be; returns the commit's address.
+
+        `kwargs` go to `HfApi.upload_file` (`commit_message`, `revision`, `create_pr`, ...).
+        """
+        api = HfApi(token=token)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        return str(api.upload_file(path_or_fileobj=self.path, path_in_repo=FILE_NAME, repo_id=repo_id, **kwargs))
+
+    # Checks
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raise a `ValueError` unless `tokenizer` is the one that this model was built with, so far as it remembers."""
+        remembered, found = self.info.tokenizer_hash, fingerprint(tokenizer)
+        if remembered is None and len(tokenizer) > self.vocab_size:
+            raise ValueError(
+                f"the n-gram model was built for {self.vocab_size} tokens and this tokenizer has {len(tokenizer)}: build it "
+                "with this tokenizer (pardraft ngram build)"
+            )
+        if remembered is not None and found["tokenizer_hash"] != remembered:
+            raise ValueError(
+                f"the n-gram model was built with another tokenizer: {self.info.tokenizer_name} (hash {remembered[:12]}), "
+                f"got {found['tokenizer_name']} (hash {found['tokenizer_hash'][:12]}): build it with this one (pardraft "
+                "ngram build)"
+            )
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise a `ValueError` unless a target with `vocab_size` rows of logits can share this model's token ids.
+
+        A target may have some more rows than its tokenizer has tokens, to pad its embeddings.
+        """
+        if not self.vocab_size <= vocab_size <= self.vocab_size * (1 + PADDING_SHARE):
+            raise ValueError(
+                f"the n-gram model was built for {self.vocab_size} tokens and the target has {vocab_size}: build it with the "
+                f"target's tokenizer (pardraft ngram build), or with vocab_size={vocab_size} if only padding differs"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """What a person may want to know about this model."""
+        num_bytes = self.path.stat().st_size
+        return {
+            "order": self.order,
+            "vocab_size": self.vocab_size,
+            "tokens counted": self.info.num_tokens,
+            **{f"{n}-grams": count for n, count in enumerate(self.info.num_ngrams, start=1)},
+            "min_count": self.info.min_count,
+            "bytes": num_bytes,
+            f"bytes per {self.order}-gram": round(num_bytes / max(1, self.info.num_ngrams[-1]), 2),
+            "bits per word": [8 * level.words.element_size() for level in self.levels],
+            "bits per count": self.info.count_bits,
+            "tokenizer": self.info.tokenizer_name,
+            "tokenizer hash": self.info.tokenizer_hash,
+        }
+
+
+def place_store(folder: Path, make: Callable[[Path], None]) -> None:
+    """Let `make` write a store, in a temporary folder first: `folder` gets a whole one or none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".ngram-", dir=folder) as workspace:
+        written = Path(workspace) / FILE_NAME
+        make(written)
+        written.replace(folder / FILE_NAME)
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, str | None]:
+    """What a store remembers of a tokenizer: its name, of a local folder the last part only, and a hash of its vocabulary."""
+    if tokenizer is None:
+        return {"tokenizer_name": None, "tokenizer_hash": None}
+    name = tokenizer.name_or_path
+    name = Path(name).name if Path(name).is_dir() else name
+    entries = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
+    digest = hashlib.sha256("\0".join(f"{token_id}\0{token}" for token_id, token in entries).encode())
+    return {"tokenizer_name": name or None, "tokenizer_hash": digest.hexdigest()}
+
+
+# Smoothing: from what [`NgramModel.frequencies`] found to one probability
+
+Frequencies = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def longest_match(frequencies: Frequencies, weight: float) -> torch.Tensor:
+    """The share behind the longest context that the candidate was ever seen behind, as in DART's code; else 0.
+
+    A context has at least one token: how frequent a token is as such does not count. The weight is unused.
+    """
+    probability = torch.zeros_like(frequencies[0][1])
+    for _, share in frequencies[1:]:
+        probability = torch.where(share > 0, share, probability)
+    return probability
+
+
+def stupid_backoff(frequencies: Frequencies, weight: float) -> torch.Tensor:
+    """The same, times `weight` for each token by which the context had to be shortened, down to none (Brants et al., 2007)."""
+    probability = frequencies[0][1]
+    for _, share in frequencies[1:]:
+        probability = torch.where(share > 0, share, weight * probability)
+    return probability
+
+
+def interpolated(frequencies: Frequencies, weight: float) -> torch.Tensor:
+    """`weight` times the share behind a context, and the rest from the context without its first token (Jelinek, Mercer)."""
+    probability = frequencies[0][1]
+    for seen, share in frequencies[1:]:
+        probability = torch.where(seen > 0, weight * share + (1 - weight) * probability, probability)
+    return probability
+
+
+SMOOTHINGS: dict[str, tuple[Callable[[Frequencies, float], torch.Tensor], float]] = {
+    "longest_match": (longest_match, 1.0),
+    "stupid_backoff": (stupid_backoff, 0.4),
+    "interpolated": (interpolated, 0.7),
+}
+
+
+def checked_smoothing(name: str) -> str:
+    if name not in SMOOTHINGS:
+        raise ValueError(f"smoothing must be one of {tuple(SMOOTHINGS)}, got {name!r}")
+    return name

@@ -1,0 +1,75 @@
+"""Configuration of a DART drafter: one Llama-like layer that reads a target's hidden states (dart.txt, section 3.2)."""
+
+from typing import Any, ClassVar
+
+from transformers import LlamaConfig
+
+
+def default_tapped_hidden_states(num_target_layers: int) -> list[int]:
+    """Which of a target's hidden states are read: a low, a middle and a high one, as indices into `hidden_states`.
+
+    The published rule is what enters layers 2, L//2 and L - 3 (dart.txt, appendix B counts the layers that these come out
+    of). Below seven layers those coincide, and the taps lie evenly between the embeddings and the last layer's output
+    instead, neither of them included; fewer than three where there is no room.
+
+    Raises:
+        ValueError: if the target has fewer than two layers.
+    """
+    if num_target_layers < 2:
+        raise ValueError(f"a target needs at least 2 layers to be tapped, got {num_target_layers}")
+    if num_target_layers >= 7:
+        return [2, num_target_layers // 2, num_target_layers - 3]
+    last = num_target_layers - 1
+    return sorted({1, (1 + last) // 2, last})
+
+
+class DartConfig(LlamaConfig):
+    """A Llama configuration of the drafter's one layer, and how it is tied to its target.
+
+    The published layout (a flat Llama config with `draft_length` and `draft_vocab_size`) loads as it is.
+
+    Args:
+        draft_length: mask rows behind the prefix. The last row of the prefix predicts too, so that d = draft_length + 1
+            tokens are drafted; without `shifted` as many as there are masks.
+        draft_vocab_size: how many tokens the drafter can propose; `None` for all. `vocab_size` is the target's.
+        target_hidden_size: width of the target's hidden states; `None` for `hidden_size`.
+        tapped_hidden_states: indices into the target's `hidden_states`; `None` follows [`default_tapped_hidden_states`]
+            for whatever target the drafter is used with, as the published layout does.
+        double_norm: apply the final norm twice before the lm_head, as the published implementation does.
+        shifted: whether a row predicts the token behind its own place, or the one at its place (dart.txt, table 3).
+        target_name_or_path, target_model_type, target_fingerprint: the target that it was made for, to warn about another.
+    """
+
+    model_type = "dart"
+    drafter_kind: ClassVar[str] = "dart"
+
+    num_hidden_layers: int = 1
+    draft_length: int = 7
+    draft_vocab_size: int | None = None
+    target_hidden_size: int | None = None
+    tapped_hidden_states: list[int] | None = None
+    double_norm: bool = False
+    shifted: bool = True
+    target_name_or_path: str | None = None
+    target_model_type: str | None = None
+    target_fingerprint: list[float] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.draft_vocab_size is None:
+            self.draft_vocab_size = self.vocab_size
+        if self.target_hidden_size is None:
+            self.target_hidden_size = self.hidden_size
+        super().__post_init__(**kwargs)
+
+    @property
+    def num_taps(self) -> int:
+        """How many hidden states are read; three by the published rule."""
+        return 3 if self.tapped_hidden_states is None else len(self.tapped_hidden_states)
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in `PreTrainedConfig`; the published layout calls itself `llama`, and its weights expect the norm twice."""
+        config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if config_dict.get("model_type") != cls.model_type:
+            config_dict = {"double_norm": True, **config_dict, "model_type": cls.model_type}
+        return config_dict, kwargs

@@ -1,0 +1,71 @@
+"""What the commands `pardraft ngram build`, `convert` and `info` do; cli.py only reads their arguments."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from .commands import naming
+from .generation.ngram import NgramModel
+from .generation.ngram_sources import texts_of_dataset, texts_of_files
+
+
+@dataclass
+class NgramBuild:
+    """What `pardraft ngram build` is asked to count: text files or a data set."""
+
+    output: Path
+    tokenizer: str
+    text_files: list[Path]
+    separator: str | None
+    dataset: str | None
+    config: str | None
+    split: str
+    column: str
+    add_end_token: bool
+
+
+def build_ngram(request: NgramBuild, vocab_size: int | None, **options: Any) -> dict[str, Any]:
+    """Build a model and describe it; `options` are those of [`NgramModel.from_token_stream`].
+
+    Raises:
+        ValueError: unless there are either text files or a data set.
+    """
+    if bool(request.text_files) == bool(request.dataset):
+        raise ValueError("expected text to count, from either --text-file or --dataset: pass one of them")
+    tokenizer = load_tokenizer(request.tokenizer)
+    if request.dataset:
+        texts = texts_of_dataset(request.dataset, request.config, request.split, request.column)
+    else:
+        # As typed in a shell, where a line break can't be.
+        separator = request.separator and request.separator.replace("\\n", "\n")
+        texts = texts_of_files(request.text_files, separator)
+    model = NgramModel.from_texts(
+        texts,
+        tokenizer,
+        add_end_token=request.add_end_token,
+        vocab_size=vocab_size,
+        save_directory=request.output,
+        **options,
+    )
+    return model.describe()
+
+
+def convert_ngram(trie: Path, output: Path, tokenizer: str) -> dict[str, Any]:
+    """Convert a trie file of the DART reference and describe the model."""
+    return NgramModel.from_dart_trie(trie, tokenizer=load_tokenizer(tokenizer), save_directory=output).describe()
+
+
+def describe_ngram(model: str, tokenizer: str | None, verify: bool) -> dict[str, Any]:
+    """Load a model, check it, and describe it."""
+    with naming(model):
+        loaded = NgramModel.from_pretrained(model, verify=True if verify else None)
+    if tokenizer is not None:
+        loaded.check_tokenizer(load_tokenizer(tokenizer))
+    return loaded.describe()
+
+
+def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
+    with naming(name_or_path):
+        return AutoTokenizer.from_pretrained(name_or_path)

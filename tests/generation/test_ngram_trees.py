@@ -1,0 +1,169 @@
+"""Trees with a continuity model leave the text as it is, for every drafter; and the model can be set, saved and swapped."""
+
+import itertools
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from conftest import tiny_tokenizer
+from hf_pardraft import AutoDrafter, NgramModel
+from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
+
+LONGEST = 24
+
+
+def greedy(target, prompt, **options):
+    return target.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **options)
+
+
+def tree_drafter(kind, target, depth=5, **settings):
+    drafter = tiny_drafter(kind, target, depth=depth)
+    for name, value in {"tree_budget": 14, **settings}.items():
+        setattr(drafter.generation_config, name, value)
+    return drafter
+
+
+def ngram_of(*texts, vocab_size=64, **options):
+    return NgramModel.from_token_stream(list(texts), vocab_size=vocab_size, **options)
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+@pytest.mark.parametrize("settings", [{}, {"tree_budget": 0}, {"ngram_first_level": 0, "tree_scoring": "probability"}])
+@pytest.mark.parametrize("order", [2, 5])
+def test_an_ngram_model_leaves_the_text_as_it_is(kind, settings, order):
+    target, prompt = tiny_target("llama"), random_prompt(2)
+    expected = greedy(target, prompt, max_new_tokens=LONGEST)
+    untrained = tree_drafter(kind, target, **settings)
+    oracle = make_oracle(tree_drafter(kind, target, **settings), expected[0], [0.6] * 5, runner_up=0.8)
+    for drafter in (untrained, oracle):
+        drafter.ngram = ngram_of(expected[0].flip(0), expected[0], order=order)
+        assert torch.equal(greedy(target, prompt, assistant_model=drafter, max_new_tokens=LONGEST), expected)
+    assert oracle.last_stats.tau > 1.5
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+def test_rows_of_a_batch_have_contexts_of_their_own(kind):
+    target = tiny_target("qwen3")
+    prompts = torch.cat(
+        [torch.nn.functional.pad(random_prompt(length, length), (9 - length, 0)) for length in (1, 5, 9)]
+    )
+    mask = (prompts != 0).long()
+    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": LONGEST}
+    expected = target.generate(prompts, **options)
+    texts = [
+        row[keep == 1] for row, keep in zip(expected, torch.nn.functional.pad(mask, (0, LONGEST), value=1), strict=True)
+    ]
+    taus = []
+    for ngram in (None, ngram_of(*texts)):
+        drafter = make_oracle(tree_drafter(kind, target, tree_budget=6), texts, [0.3] * 5, runner_up=1.0)
+        drafter.ngram = ngram
+        assert torch.equal(target.generate(prompts, assistant_model=drafter, **options), expected)
+        taus.append(drafter.last_stats.tau)
+    # The model knows which of two likely tokens goes on from the one before.
+    assert taus[1] > 1.15 * taus[0]
+
+
+def test_a_model_in_the_settings_is_loaded_saved_and_overridden(tmp_path):
+    target, prompt = tiny_target("llama"), random_prompt(5)
+    expected = greedy(target, prompt, max_new_tokens=64)
+    ngram_of(expected[0]).save_pretrained(tmp_path / "good")
+    # What the oracle says where it is wrong.
+    wrong = [[before, (token + 1) % 64] for before, token in itertools.pairwise(expected[0].tolist())]
+    ngram_of(*wrong).save_pretrained(tmp_path / "bad")
+    tree_drafter("dflash", target, tree_budget=5, ngram_model=str(tmp_path / "good")).save_pretrained(
+        tmp_path / "drafter"
+    )
+
+    def tau(**settings):
+        drafter = make_oracle(AutoDrafter.from_pretrained(tmp_path / "drafter"), expected[0], [0.3] * 5, runner_up=1.0)
+        config = GenerationConfig(max_new_tokens=64, do_sample=False, **settings)
+        mask = torch.ones_like(prompt)
+        out = target.generate(prompt, attention_mask=mask, assistant_model=drafter, generation_config=config)
+        assert torch.equal(out, expected)
+        return drafter.last_stats.tau
+
+    plain = tau(ngram_weight=0.0)
+    assert plain == tau(ngram_weight=0)
+    assert tau() > 1.15 * plain
+    assert tau(ngram_weight=2.0) > 1.15 * plain
+    assert tau(ngram_model=str(tmp_path / "bad")) < plain
+    assert tau(ngram_smoothing="interpolated") > plain
+    assert tau(tree_budget=0) < plain
+
+
+def test_what_the_settings_name_goes_before_what_the_drafter_holds(tmp_path):
+    target, prompt = tiny_target("llama"), random_prompt(5)
+    drafter = tree_drafter("pard", target)
+    seen = []
+
+    class Noted(NgramModel):
+        def __call__(self, contexts, candidates):
+            seen.append(contexts.shape)
+            return super().__call__(contexts, candidates)
+
+    model = ngram_of([1, 2, 3])
+    drafter.ngram = Noted(model.info, model.unigrams[:-1], model.levels)
+    greedy(target, prompt, assistant_model=drafter, max_new_tokens=8)
+    # From the second level on, and with all of the text that matters: two tokens, and the drafted one.
+    assert seen
+    assert all(shape[0] == 1 and shape[1] <= 20 and shape[2] >= 3 for shape in seen)
+    seen.clear()
+    model.save_pretrained(tmp_path)
+    drafter.generation_config.ngram_model = str(tmp_path)
+    greedy(target, prompt, assistant_model=drafter, max_new_tokens=8)
+    assert not seen
+
+
+def test_a_named_model_is_loaded_once(tmp_path, monkeypatch):
+    target, prompt = tiny_target("llama"), random_prompt(5)
+    ngram_of([1, 2, 3]).save_pretrained(tmp_path)
+    drafter, loads = tree_drafter("pard", target, ngram_model=str(tmp_path)), []
+    load = NgramModel.from_pretrained
+    monkeypatch.setattr(NgramModel, "from_pretrained", lambda name: loads.append(name) or load(name))
+    for _ in range(3):
+        greedy(target, prompt, assistant_model=drafter, max_new_tokens=8)
+    assert loads == [str(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"ngram_model": "nowhere/at-all"}, OSError, "nowhere/at-all"),
+        ({"ngram_model": 5}, ValueError, r"ngram_model.*drafter\.ngram"),
+        ({"ngram_weight": 0.5}, ValueError, r"ngram_weight=0\.5.*there is none"),
+        ({"ngram_weight": -1.0}, ValueError, "ngram_weight"),
+        ({"ngram_weight": float("nan")}, ValueError, "ngram_weight"),
+        ({"ngram_weight": "much"}, ValueError, "ngram_weight"),
+        ({"ngram_first_level": -1}, ValueError, "ngram_first_level"),
+        ({"ngram_smoothing": "none"}, ValueError, "ngram_smoothing"),
+        ({"tree_scoring": "best"}, ValueError, "tree_scoring"),
+        ({"tree_end_rule": "never"}, ValueError, "tree_end_rule"),
+    ],
+)
+def test_bad_settings_are_refused_before_the_target_runs(settings, error, message):
+    target = tiny_target("llama")
+    assert_refused(target, tree_drafter("pard", target, **settings), error, message)
+
+
+def assert_refused(target, drafter, error, message, **options):
+    handle = target.register_forward_pre_hook(lambda *_: pytest.fail("the target ran"))
+    try:
+        with pytest.raises(error, match=message):
+            greedy(target, random_prompt(4), assistant_model=drafter, max_new_tokens=4, **options)
+    finally:
+        handle.remove()
+
+
+def test_a_model_of_another_vocabulary_or_tokenizer_is_refused_before_the_target_runs():
+    target = tiny_target("llama", vocab_size=300)
+    drafter, tokenizer = tree_drafter("pard", target), tiny_tokenizer()
+    drafter.ngram = ngram_of([1], vocab_size=64)
+    assert_refused(target, drafter, ValueError, "64 tokens and the target has 300")
+    drafter.ngram = NgramModel.from_token_stream([[1]], tokenizer=tokenizer, vocab_size=300)
+    options = {"assistant_model": drafter, "max_new_tokens": 4, "tokenizer": tokenizer}
+    for _ in range(2):
+        greedy(target, random_prompt(4), **options)
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["<another>"])
+    assert_refused(target, drafter, ValueError, "another tokenizer", tokenizer=tokenizer)
