@@ -1,9 +1,11 @@
-"""Train PARD and DFlash drafters for a small target that nobody here trained, and measure them beside plain `generate`.
+"""Train a drafter of each kind for a small target that nobody here trained, and measure them beside plain `generate`.
 
     python benchmarks/stories260k.py --target PATH/stories260K --training-text A.txt --prompt-text B.txt
 
 The target continues beginnings of stories from the one text file; the drafters learn from what it wrote. They are then
-compared on the beginnings of 50 stories from the other file. The result goes to benchmarks/results/stories260k.json.
+compared on the beginnings of 50 stories from the other file: with chains, with trees, and with trees whose score an n-gram
+model of the first file has a part in. The result goes to benchmarks/results/stories260k.json. What an earlier run left in
+`--work` is not made again; with `--train-only PARD` several processes can train side by side.
 """
 
 import argparse
@@ -14,18 +16,30 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, load_from_disk
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 from transformers.utils import logging
 
-from hf_pardraft import AutoDrafter, DFlashDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
+from hf_pardraft import (
+    AutoDrafter,
+    DartDrafter,
+    DFlareDrafter,
+    DFlashDrafter,
+    DraftTrainer,
+    DraftTrainingArguments,
+    NgramModel,
+    PardDrafter,
+)
 from hf_pardraft.evaluation.benchmark import Contender, compare, padded_batch, timed_run
+from hf_pardraft.models.drafting import ParallelDrafter
 
 RESULT = Path(__file__).parent / "results" / "stories260k.json"
 PROMPT_TOKENS = 24
 EVALUATION_TOKENS = 16
 TEXT_TOKENS = 256
 BLOCK_SIZE = 8
+TREE_BUDGET = 16
+KINDS = ("PARD", "DFlash", "DFlare", "DART")
 
 
 def story_beginnings(path: Path, tokenizer, count: int, length: int) -> torch.LongTensor:
@@ -88,49 +102,70 @@ def train(drafter, target, text: Dataset, steps: int, folder: Path) -> dict:
     return {"seconds": seconds, "steps": steps, "expected_tau": scores["eval_expected_tau"]}
 
 
-def fresh_drafters(target, tokenizer) -> dict:
-    """One layer each: the target has five."""
-    config = LlamaConfig.from_dict(
-        {
-            **target.config.to_dict(),
-            "hidden_size": 128,
-            "intermediate_size": 384,
-            "num_hidden_layers": 1,
-            "head_dim": 16,
-        }
+def fresh_drafter(name: str, target, tokenizer):
+    """An untrained drafter of one layer; the target has five."""
+    if name == "PARD":
+        shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 1, "head_dim": 16}
+        config = LlamaConfig.from_dict({**target.config.to_dict(), **shape})
+        return PardDrafter.from_causal_lm(LlamaForCausalLM(config), tokenizer=tokenizer)
+    if name == "DART":
+        return DartDrafter.for_target(target, draft_length=BLOCK_SIZE - 1, intermediate_size=512)
+    drafter_class = {"DFlash": DFlashDrafter, "DFlare": DFlareDrafter}[name]
+    return drafter_class.for_target(
+        target,
+        num_layers=1,
+        block_size=BLOCK_SIZE,
+        tokenizer=tokenizer,
+        target_layer_ids=[0, 1, 2, 3],
+        intermediate_size=512,
     )
+
+
+def target_text(arguments, target, tokenizer, evaluated: torch.LongTensor) -> Dataset:
+    """What the target wrote for the drafters to learn from, made once."""
+    folder = arguments.work / "text"
+    if not folder.exists():
+        beginnings = story_beginnings(arguments.training_text, tokenizer, 4000, PROMPT_TOKENS)
+        # The two excerpts of TinyStories may share stories.
+        is_new = ~(beginnings[:, None, :EVALUATION_TOKENS] == evaluated).all(dim=-1).any(dim=1)
+        sampled_text(target, beginnings[is_new], arguments.rows).save_to_disk(str(folder))
+    return load_from_disk(str(folder))
+
+
+def trained_drafter(
+    name: str, arguments, target, tokenizer, evaluated: torch.LongTensor
+) -> tuple[dict, ParallelDrafter]:
+    """How training went, and the drafter, trained if no earlier run did it."""
+    folder, log = arguments.work / name, arguments.work / f"{name}.json"
+    if not log.exists():
+        drafter = fresh_drafter(name, target, tokenizer)
+        text = target_text(arguments, target, tokenizer, evaluated)
+        report = train(drafter, target, text, arguments.steps, arguments.work / f"{name}-run")
+        drafter.eval().save_pretrained(folder)
+        log.write_text(json.dumps(report) + "\n")
+        print(name, report, flush=True)
+    return json.loads(log.read_text()), AutoDrafter.from_pretrained(folder)
+
+
+def ngram_folder(arguments, tokenizer) -> str:
+    """An n-gram model of order 3 of the training text's stories."""
+    folder = arguments.work / "ngram"
+    if not folder.exists():
+        stories = arguments.training_text.read_text(encoding="utf-8").split("\n")
+        documents = [tokenizer(story)["input_ids"] for story in stories if story.strip()]
+        NgramModel.from_token_stream(documents, tokenizer=tokenizer, order=3, save_directory=folder)
+    return str(folder)
+
+
+def contenders_for(drafters: dict[str, ParallelDrafter], ngram: str) -> dict[str, Contender]:
+    """Every drafter with every kind of proposal."""
+    trees = {"": {}, ", tree": {"tree_budget": TREE_BUDGET}}
+    trees[", tree + n-gram"] = {"tree_budget": TREE_BUDGET, "ngram_model": ngram}
     return {
-        "PARD": PardDrafter.from_causal_lm(LlamaForCausalLM(config), tokenizer=tokenizer),
-        "DFlash": DFlashDrafter.for_target(
-            target,
-            num_layers=1,
-            block_size=BLOCK_SIZE,
-            tokenizer=tokenizer,
-            target_layer_ids=[0, 1, 2, 3],
-            intermediate_size=512,
-        ),
+        f"{name}{suffix}": Contender(drafter, settings)
+        for name, drafter in drafters.items()
+        for suffix, settings in trees.items()
     }
-
-
-def trained_drafters(arguments, target, tokenizer, evaluated: torch.LongTensor) -> tuple[dict, dict]:
-    """How training went, and the drafters; those that an earlier run left in the work folder are only loaded."""
-    log = arguments.work / "training.json"
-    if log.exists():
-        drafters = {name: AutoDrafter.from_pretrained(arguments.work / name) for name in ("PARD", "DFlash")}
-        return json.loads(log.read_text()), drafters
-    started = time.perf_counter()
-    beginnings = story_beginnings(arguments.training_text, tokenizer, 4000, PROMPT_TOKENS)
-    # The two excerpts of TinyStories may share stories.
-    is_new = ~(beginnings[:, None, :EVALUATION_TOKENS] == evaluated).all(dim=-1).any(dim=1)
-    text = sampled_text(target, beginnings[is_new], arguments.rows)
-    report = {"text": {"rows": len(text), "seconds": round(time.perf_counter() - started)}, "training": {}}
-    drafters = fresh_drafters(target, tokenizer)
-    for name, drafter in drafters.items():
-        report["training"][name] = train(drafter, target, text, arguments.steps, arguments.work / f"{name}-run")
-        drafter.eval().save_pretrained(arguments.work / name)
-        print(name, report["training"][name], flush=True)
-    log.write_text(json.dumps(report, indent=2) + "\n")
-    return report, drafters
 
 
 def stock_round(target, drafter, prompts: list[torch.LongTensor], max_new_tokens: int) -> dict[str, float]:
@@ -156,6 +191,8 @@ def main() -> None:
     parser.add_argument("--prompt-text", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=4096, help="stories to sample for training")
     parser.add_argument("--steps", type=int, default=1600, help="training steps of each drafter")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--train-only", choices=KINDS, help="train this drafter and stop")
     parser.add_argument("--work", type=Path, default=Path("stories260k.work"))
     arguments = parser.parse_args()
     logging.set_verbosity_error()
@@ -164,13 +201,18 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(arguments.target)
     target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).eval()
     evaluated = story_beginnings(arguments.prompt_text, tokenizer, 50, EVALUATION_TOKENS)
-    report, drafters = trained_drafters(arguments, target, tokenizer, evaluated)
+    if arguments.train_only:
+        trained_drafter(arguments.train_only, arguments, target, tokenizer, evaluated)
+        return
+    report, drafters = {"training": {}}, {}
+    for name in KINDS:
+        report["training"][name], drafters[name] = trained_drafter(name, arguments, target, tokenizer, evaluated)
     prompts = list(evaluated.split(1))
-    contenders = {name: Contender(drafter) for name, drafter in drafters.items()}
-    contenders |= {f"{name}, tree of 16": Contender(drafter, {"tree_budget": 16}) for name, drafter in drafters.items()}
-    report["rows"] = [asdict(row) for row in compare(target, contenders, prompts, max_new_tokens=200, repeats=3)]
+    contenders = contenders_for(drafters, ngram_folder(arguments, tokenizer))
+    rows = compare(target, contenders, prompts, max_new_tokens=200, repeats=arguments.repeats)
+    report["rows"] = [asdict(row) for row in rows]
     report["milliseconds_per_round"] = {
-        name: stock_round(target, drafter, prompts, 200) for name, drafter in drafters.items()
+        name: stock_round(target, drafter, prompts[:20], 200) for name, drafter in drafters.items()
     }
     report["prompts"] = len(prompts)
     report["machine"] = f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
