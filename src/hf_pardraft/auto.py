@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from .models.drafting import HUB_ARGUMENTS, ParallelDrafter
+from .models.drafting import ParallelDrafter, hub_arguments
 from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
@@ -66,6 +66,5 @@ class AutoDrafter:
             ValueError: if the layout is not known, or a weight is missing or left over.
         """
         kwargs = with_subfolder(name_or_path, kwargs)
-        hub_arguments = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
-        config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub_arguments)
+        config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub_arguments(kwargs))
         return drafter_class_for(config, f"the config of {name_or_path}").from_pretrained(name_or_path, **kwargs)

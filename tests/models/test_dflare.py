@@ -12,7 +12,7 @@ from transformers import AutoModel
 from hf_pardraft import AutoDrafter, DFlareConfig, DFlareDrafter, DFlashDrafter
 from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.training.collators import BlockCollator
-from hf_pardraft.training.forwards import block_forward, target_features
+from hf_pardraft.training.forwards import block_forward, target_reading
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_target
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "dflare"
@@ -94,7 +94,7 @@ def test_with_dflashs_switches_it_learns_bit_for_bit_as_dflash(target):
     batch = BlockCollator(MASK_TOKEN_ID, block_size=5)([{"input_ids": ids, "labels": [-100] * 4 + ids[4:]}])
     gradients = []
     for drafter in twins(target):
-        rows = block_forward(drafter, drafter, target, batch, target_features(drafter, target, batch))
+        rows = block_forward(drafter, drafter, target, batch, target_reading(drafter, target, batch).features)
         torch.nn.functional.cross_entropy(rows.logits, rows.labels).backward()
         gradients.append([parameter.grad for parameter in drafter.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
@@ -278,7 +278,7 @@ def test_every_weight_of_every_ablation_learns(target, name):
     drafter = shaken(dflare(target, **ABLATIONS[name]))
     ids = random_prompt(16)[0].tolist()
     batch = BlockCollator(MASK_TOKEN_ID, block_size=5)([{"input_ids": ids, "labels": ids}])
-    rows = block_forward(drafter, drafter, target, batch, target_features(drafter, target, batch))
+    rows = block_forward(drafter, drafter, target, batch, target_reading(drafter, target, batch).features)
     torch.nn.functional.cross_entropy(rows.logits, rows.labels).backward()
     still = [name for name, parameter in drafter.named_parameters() if not parameter.grad.abs().max() > 0]
     assert still == []

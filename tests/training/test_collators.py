@@ -12,7 +12,6 @@ from hf_pardraft.training.forwards import (
     block_forward,
     pard_forward,
     shared_prefix_forward,
-    target_features,
     target_reading,
 )
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
@@ -186,7 +185,7 @@ def test_pard2_training_rows_equal_inference_with_the_same_prefix(retention):
     collator = PardCollator(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)
     samples = [example(3, 12), example(1, 7, seed=4)]
     batch = collator(samples)
-    rows = pard_forward(drafter, drafter, target, batch, target_features(drafter, target, batch))
+    rows = pard_forward(drafter, drafter, target, batch, target_reading(drafter, target, batch).features)
     where = (batch["labels"] != -100).nonzero().tolist()
     assert len(where) == len(rows.labels) > 20
     for position, (sample, row) in enumerate(where):
@@ -207,9 +206,9 @@ def test_pard2_does_not_train_on_packed_rows():
     packed = {**example(0, 12), "document_ids": [0] * 7 + [1] * 5}
     batch = PardCollator(MASK_TOKEN_ID, num_tokens=4)([example(2, 5), packed])
     with pytest.raises(ValueError, match="packed"):
-        target_features(drafter, target, batch)
+        target_reading(drafter, target, batch)
     drafter.generation_config.use_target_features = False
-    assert target_features(drafter, target, batch) is None
+    assert target_reading(drafter, target, batch).features is None
 
 
 @torch.no_grad()
@@ -220,7 +219,7 @@ def test_anchored_training_blocks_equal_inference_with_the_same_prefix(architect
     drafter = tiny_drafter(kind, target)
     samples = [example(3, 12), example(2, 8, seed=4)]
     batch = BlockCollator(MASK_TOKEN_ID, block_size=5, num_anchors=100)(samples)
-    rows = block_forward(drafter, drafter, target, batch, target_features(drafter, target, batch))
+    rows = block_forward(drafter, drafter, target, batch, target_reading(drafter, target, batch).features)
     where = (batch["labels"] != -100).nonzero().tolist()
     for position, (sample, block, k) in enumerate(where):
         anchor = int(batch["anchors"][sample, block])

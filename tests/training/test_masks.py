@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from hf_pardraft import AutoDrafter
+from hf_pardraft.models.row_masks import additive
 from hf_pardraft.models.target_projection import one_place_behind
 from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
-from hf_pardraft.training.masks import PADDING, BlockRows, PardRows, additive, block_mask, pard_mask
+from hf_pardraft.training.masks import PADDING, BlockRows, PardRows, block_mask, pard_mask
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "pard"
 PARD2 = FIXTURES.parent / "pard2"

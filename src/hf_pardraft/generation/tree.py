@@ -50,7 +50,7 @@ def _chain_shape(batch: int, depth: int, device: torch.device) -> tuple[torch.Te
     with torch.inference_mode(False):
         parents = torch.arange(depth, device=device).expand(batch, -1)
         ancestors = torch.ones(depth, depth, dtype=torch.bool, device=device).tril().expand(batch, -1, -1)
-        return parents, torch.arange(1, depth + 1, device=device).expand(batch, -1), ancestors
+        return parents, node_slots(depth, device).expand(batch, -1), ancestors
 
 
 def draft_chain(draft_logits: torch.Tensor) -> TokenTree:
@@ -129,7 +129,7 @@ def build_tree(
     _check_search(budget, beam_width, top_k, ngram, ngram_context, end_rule)
     if budget == 0:
         return draft_chain(draft_logits)
-    batch, depth, vocab = draft_logits.shape
+    vocab = draft_logits.shape[2]
     ends = _end_tokens(end_token_id, end_rule, draft_logits.device)
     beam_width = min(beam_width or budget, budget) if ends is None else (beam_width or budget)
     top_k = min(top_k or budget, vocab)
@@ -138,8 +138,43 @@ def build_tree(
     gains, tokens = candidate_gains(draft_logits, top_k, scoring)
     if ngram is None and ends is None:
         return _best_of_pool(*_search_marginals(gains, tokens, beam_width, budget), budget)
+    stops = ends is not None and end_rule == "stop"
+    beam = _Beam(beam_width, kept_per_level, ends, stops)
+    return _best_of_pool(*_search_prefixes(gains, tokens, beam, ngram, ngram_context, scoring), budget)
+
+
+@dataclass(frozen=True)
+class _Beam:
+    """How many prefixes a level leaves, and which of them the next one extends.
+
+    Attributes:
+        width: prefixes to extend.
+        kept_per_level: extensions that go into the pool.
+        ends: `(ends,)`, tokens behind which a prefix is extended last; `None` if there are none.
+        stops: whether such a prefix is extended by nothing that is worth anything.
+    """
+
+    width: int
+    kept_per_level: int
+    ends: torch.LongTensor | None
+    stops: bool
+
+
+def _search_prefixes(
+    gains: torch.Tensor,
+    tokens: torch.LongTensor,
+    beam: _Beam,
+    ngram: ContinuityModel | None,
+    ngram_context: torch.LongTensor | None,
+    scoring: TreeScoring,
+) -> tuple[list[torch.Tensor], torch.LongTensor, torch.LongTensor]:
+    """The search of [`build_tree`] where a prefix itself decides what a token adds behind it, or whether it is extended.
+
+    Takes gains and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
+    """
+    batch, depth, top_k = gains.shape
     level_scores, level_tokens, level_parents = [], [], []
-    beam_scores = draft_logits.new_zeros(batch, 1, dtype=gains.dtype)
+    beam_scores = gains.new_zeros(batch, 1)
     # Pool entries of the prefixes in the beam; the root is -1, so that node i of the pool is slot i + 1.
     beam_entries = tokens.new_full((batch, 1), -1)
     beam_prefixes, pool_size = ngram_context[:, None] if ngram is not None else None, 0
@@ -150,27 +185,25 @@ def build_tree(
             probabilities = ngram(beam_prefixes, tokens[:, level]).to(gains.dtype)
             gain = gain + weight * (probabilities + scoring.epsilon).log().clamp(max=0)
         extended = (beam_scores[:, :, None] + gain).flatten(1)
-        scores, order = extended.topk(min(kept_per_level, extended.shape[1]), dim=1)
+        scores, order = extended.topk(min(beam.kept_per_level, extended.shape[1]), dim=1)
         parents = order.div(top_k, rounding_mode="floor")
         drafted = tokens[:, level].gather(1, order - parents * top_k)
         level_scores.append(scores)
         level_tokens.append(drafted)
         level_parents.append(beam_entries.gather(1, parents))
-        has_ended = None if ends is None else torch.isin(drafted, ends)
-        chosen = None if ends is None else has_ended.long().argsort(dim=1, stable=True)[:, :beam_width]
-        beam_scores = scores[:, :beam_width] if chosen is None else scores.gather(1, chosen)
-        if has_ended is not None and end_rule == "stop":
+        has_ended = torch.zeros_like(drafted, dtype=torch.bool) if beam.ends is None else torch.isin(drafted, beam.ends)
+        # The best ones, those that ended behind all others.
+        chosen = has_ended.long().argsort(dim=1, stable=True)[:, : beam.width]
+        beam_scores = scores.gather(1, chosen)
+        if beam.stops:
             beam_scores = beam_scores.masked_fill(has_ended.gather(1, chosen), -torch.inf)
         if ngram is not None:
-            beam_parents = parents[:, :beam_width] if chosen is None else parents.gather(1, chosen)
-            beam_tokens = drafted[:, :beam_width] if chosen is None else drafted.gather(1, chosen)
-            index = beam_parents[:, :, None].expand(-1, -1, beam_prefixes.shape[2])
+            index = parents.gather(1, chosen)[:, :, None].expand(-1, -1, beam_prefixes.shape[2])
+            beam_tokens = drafted.gather(1, chosen)
             beam_prefixes = torch.cat([beam_prefixes.gather(1, index), beam_tokens[:, :, None]], dim=2)
-        if chosen is None:
-            chosen = torch.arange(min(beam_width, scores.shape[1]), device=scores.device).expand(batch, -1)
         beam_entries = chosen + pool_size
         pool_size += scores.shape[1]
-    return _best_of_pool(level_scores, torch.cat(level_tokens, dim=1), torch.cat(level_parents, dim=1), budget)
+    return level_scores, torch.cat(level_tokens, dim=1), torch.cat(level_parents, dim=1)
 
 
 def _search_marginals(

@@ -23,6 +23,11 @@ FIRST_LAYER_OUTPUT = 1
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
+def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Those of `from_pretrained`'s arguments that say where a file comes from."""
+    return {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+
+
 def layer_ids_to_hidden_state_indices(layer_ids: list[int]) -> list[int]:
     """Turn 0-based layer numbers ("the output of layer i") into indices of the target's `hidden_states` tuple."""
     return [layer_id + FIRST_LAYER_OUTPUT for layer_id in layer_ids]
@@ -379,6 +384,6 @@ def other_weights_reason(config: PreTrainedConfig, target: PreTrainedModel) -> s
 def load_generation_config(path, **kwargs) -> GenerationConfig:
     """The generation config saved beside a drafter, or a default one."""
     try:
-        return GenerationConfig.from_pretrained(path, **{key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs})
+        return GenerationConfig.from_pretrained(path, **hub_arguments(kwargs))
     except OSError:
         return GenerationConfig()

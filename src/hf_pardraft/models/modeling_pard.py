@@ -29,12 +29,12 @@ from .configuration_pard import (
     config_class_of,
 )
 from .drafting import (
-    HUB_ARGUMENTS,
     DraftContext,
     DraftState,
     ParallelDrafter,
     are_real,
     counting,
+    hub_arguments,
     last_columns,
     mask_ids,
     other_weights_reason,
@@ -100,7 +100,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         holds no drafter, the published subfolder `pard_model` is read.
         """
         kwargs = with_subfolder(pretrained_model_name_or_path, kwargs)
-        source = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+        source = hub_arguments(kwargs)
         config = kwargs.get("config")
         # Not PardConfig: code that came with a checkpoint may have been imported twice, and its classes with it.
         if isinstance(config, PreTrainedConfig):

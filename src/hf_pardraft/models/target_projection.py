@@ -15,7 +15,7 @@ from transformers.modeling_utils import load_state_dict, safe_save_file
 from transformers.utils import cached_file
 
 from .configuration_pard import PardConfig, default_target_layers
-from .drafting import HUB_ARGUMENTS, DraftContext, are_real, counting, describe_target
+from .drafting import DraftContext, are_real, counting, describe_target, hub_arguments
 
 PROJECTION = "target_proj"
 # A folder of its own: what stays in the root is an ordinary causal LM, of which other tools load every safetensors file.
@@ -110,7 +110,7 @@ def find_projection(folder, **source: Any) -> str | None:
 
 def with_subfolder(folder, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `from_pretrained` that lead to the drafter in a published repository, if its root holds none."""
-    source = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs and name != "subfolder"}
+    source = {name: value for name, value in hub_arguments(kwargs).items() if name != "subfolder"}
     if kwargs.get("subfolder"):
         return kwargs
     for subfolder in ("", PUBLISHED_FOLDER):

@@ -77,8 +77,7 @@ def conditional_drop(
         candidates = candidates[predicts[candidates]]
         quota = int(len(kept[0]) * max(retention**block, min_retention))
         if len(candidates) > quota:
-            chosen = torch.randperm(len(candidates), generator=generator)[:quota]
-            candidates = candidates[chosen.sort().values]
+            candidates = some_of(candidates, quota, generator)
         kept.append(candidates)
     return kept
 
@@ -86,6 +85,12 @@ def conditional_drop(
 def padded(rows: list[torch.Tensor], value: int) -> torch.Tensor:
     """Stack `(length,)` tensors of different lengths, padded on the right."""
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+
+
+def stacked(samples: list[dict[str, torch.Tensor]], fill: dict[str, int] | None = None) -> dict[str, torch.Tensor]:
+    """Examples of one layout as a batch, padded on the right with `fill`, by name, or 0."""
+    fill = fill or {}
+    return {name: padded([sample[name] for sample in samples], fill.get(name, 0)) for name in samples[0]}
 
 
 def check_one_document(documents: torch.LongTensor) -> None:
@@ -185,9 +190,7 @@ class PardCollator:
         }
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.LongTensor]:
-        samples = [self.rows(example) for example in examples]
-        fill = {"labels": IGNORED, "row_document": PADDING}
-        return {name: padded([sample[name] for sample in samples], fill.get(name, 0)) for name in samples[0]}
+        return stacked([self.rows(example) for example in examples], {"labels": IGNORED, "row_document": PADDING})
 
 
 class BlockCollator:
@@ -236,8 +239,7 @@ class BlockCollator:
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.LongTensor]:
         samples = [self.blocks(example) for example in examples]
         check_something_to_draft([len(sample["anchors"]) for sample in samples])
-        fill = {"anchors": PADDING, "labels": IGNORED, "block_ids": self.mask_token_id}
-        return {name: padded([sample[name] for sample in samples], fill.get(name, 0)) for name in samples[0]}
+        return stacked(samples, {"anchors": PADDING, "labels": IGNORED, "block_ids": self.mask_token_id})
 
 
 class SharedPrefixCollator:
@@ -312,11 +314,8 @@ class SharedPrefixCollator:
             masks.append(self.mask_rows(labels, some_of(anchors, self.num_anchors, generator)))
         check_something_to_draft([int((rows["labels"] != IGNORED).sum()) for rows in prefixes + masks])
         fill = {"labels": IGNORED, "row_document": PADDING}
-        batch = {name: padded([sequence[name] for sequence in sequences], 0) for name in sequences[0]}
-        for name in prefixes[0]:
-            parts = [padded([rows[name] for rows in part], fill.get(name, 0)) for part in (prefixes, masks)]
-            batch[name] = torch.cat(parts, dim=1)
-        return batch
+        first, behind = stacked(prefixes, fill), stacked(masks, fill)
+        return stacked(sequences) | {name: torch.cat([first[name], behind[name]], dim=1) for name in first}
 
 
 # By what a drafter says of its `training_layout`.

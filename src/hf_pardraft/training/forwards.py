@@ -6,10 +6,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..models.row_masks import additive
 from ..models.target_projection import one_place_behind
 from .collators import IGNORED, check_one_document
 from .features import TargetReading, read_target
-from .masks import PADDING, BlockRows, PardRows, additive, block_mask, pard_mask
+from .masks import PADDING, BlockRows, PardRows, block_mask, pard_mask
 
 # The label of a token that the drafter can't write.
 UNKNOWN = -1
@@ -47,11 +48,6 @@ def target_reading(
         return read_target(target, taps, batch["input_ids"], batch["attention_mask"], with_logits)
     # A PARD batch holds its text among its rows.
     return read_target(target, taps, *text_of_rows(batch), with_logits)
-
-
-def target_features(drafter: PreTrainedModel, target: PreTrainedModel | None, batch: dict) -> torch.Tensor | None:
-    """The tapped hidden states that the drafter reads, `(batch, length, taps * hidden)`, or `None` if it reads none."""
-    return target_reading(drafter, target, batch).features
 
 
 def text_of_rows(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:

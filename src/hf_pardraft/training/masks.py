@@ -76,9 +76,3 @@ def block_mask(rows: BlockRows, context_is_real: torch.BoolTensor) -> torch.Bool
     on_context = block_attends_context(rows.anchor[:, :, None], context_index, context_is_real[:, None, :])
     on_blocks = block_attends_block(rows.block[:, :, None], rows.block[:, None, :])
     return torch.cat([on_context, on_blocks], dim=-1)
-
-
-def additive(mask: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
-    """The mask as `(batch, 1, queries, keys)` of 0 and the dtype's minimum: right for eager and sdpa attention alike."""
-    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return zeros.masked_fill(~mask, torch.finfo(dtype).min)[:, None]
