@@ -1,4 +1,4 @@
-"""Train the demo family: a tiny Qwen3 target for Python code, and one PARD and one DFlash drafter for it.
+"""Train the demo family: a tiny Qwen3 target for Python code, and a drafter of each kind for it.
 
     python examples/train_demo.py --output src/hf_pardraft/demo/family     # the real thing
     python examples/train_demo.py --output /tmp/family --quick             # every stage, at toy size
@@ -32,7 +32,7 @@ from transformers import (
     set_seed,
 )
 
-from hf_pardraft import DFlashDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
+from hf_pardraft import DartDrafter, DFlareDrafter, DFlashDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
 from hf_pardraft.models.configuration_dflash import default_target_layer_ids
 
 END_OF_TEXT = "<|endoftext|>"
@@ -291,7 +291,6 @@ def train_drafter(drafter, target, out: Path, size: Size, work: Path, **settings
             adam_beta2=0.98,
             warmup_steps=size.drafter_steps // 20,
             lr_scheduler_type="cosine",
-            loss_gamma=4.0,
             num_anchors=size.num_anchors,
             draft_tokens=size.block_size,
             logging_steps=50,
@@ -300,7 +299,7 @@ def train_drafter(drafter, target, out: Path, size: Size, work: Path, **settings
             report_to=[],
             use_cpu=not torch.cuda.is_available(),
             disable_tqdm=True,
-            **settings,
+            **{"loss_gamma": 4.0, **settings},
         ),
         train_dataset=text["train"],
         eval_dataset=text["test"],
@@ -347,9 +346,31 @@ def stage_dflash(out: Path, size: Size, work: Path) -> dict:
     return train_drafter(drafter, target, out, size, work)
 
 
+def stage_dflare(out: Path, size: Size, work: Path) -> dict:
+    """DFlash with fusion weights and context projections of each layer's own; the loss reaches further as training goes on."""
+    target, tokenizer = load_target(work), AutoTokenizer.from_pretrained(work / "target")
+    drafter = DFlareDrafter.for_target(
+        target,
+        num_layers=size.drafter_layers,
+        block_size=size.block_size,
+        tokenizer=tokenizer,
+        intermediate_size=size.drafter_intermediate,
+    )
+    return train_drafter(drafter, target, out, size, work, loss_gamma=3.0, loss_gamma_end=6.0)
+
+
+def stage_dart(out: Path, size: Size, work: Path) -> dict:
+    """One layer that learns the target's distributions, not its choices."""
+    target = load_target(work)
+    drafter = DartDrafter.for_target(
+        target, draft_length=size.block_size, intermediate_size=size.drafter_intermediate
+    )
+    return train_drafter(drafter, target, out, size, work)
+
+
 def publish(output: Path, work: Path, report: dict) -> None:
     """Copy the finished family, and how it was made, to its folder."""
-    for name in ("target", "pard", "dflash"):
+    for name in ("target", "pard", "dflash", "dflare", "dart"):
         shutil.copytree(work / name, output / name, dirs_exist_ok=True)
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     report = {"command": "python examples/train_demo.py", "machine": machine, **report}
@@ -389,6 +410,8 @@ def main() -> None:
     run_stage("text", work, report, stage_text, size, work)
     run_stage("pard", work, report, stage_pard, size, work)
     run_stage("dflash", work, report, stage_dflash, size, work)
+    run_stage("dflare", work, report, stage_dflare, size, work)
+    run_stage("dart", work, report, stage_dart, size, work)
     publish(arguments.output, work, report)
     print(f"{arguments.output}: {sum(report[name]['seconds'] for name in report):.0f} s in all")
 

@@ -11,7 +11,7 @@ from ..models.drafting import ParallelDrafter
 
 SHIPPED_FAMILY = Path(__file__).parent / "family"
 # Subfolders of a family, and what people call the drafter in it.
-DRAFTER_NAMES = {"pard": "PARD", "dflash": "DFlash"}
+DRAFTER_NAMES = {"pard": "PARD", "dflash": "DFlash", "dflare": "DFlare", "dart": "DART"}
 
 
 @dataclass
