@@ -28,6 +28,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self.drafter = drafter
         self.settings: DraftSettings = read_settings(drafter, generation_config)
         self.depth = self.settings.depth
+        self.device = drafter.device
         self.taps = drafter.taps_for(target, self.settings.use_target_features)
         self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": self.taps} if self.taps else {}
         self.max_length = generation_config.max_length
@@ -69,7 +70,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         Returns:
             `(batch, kept, taps * hidden)`.
         """
-        device = self.drafter.device
+        device = self.device
         if isinstance(rows, slice):
             return torch.cat([hidden_states[tap][:, rows].to(device) for tap in self.taps], dim=-1)
         states = [hidden_states[tap] for tap in self.taps]

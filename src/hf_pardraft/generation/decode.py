@@ -250,9 +250,7 @@ class SpeculativeDecoding:
         length, num_reread = self.unread.ids.shape[1], self.unread.num_reread
         if len(nodes) == 1 and nodes[0] == list(range(len(nodes[0]))):
             rows = slice(num_reread, length + len(nodes[0]))
-            positions = self.unread.with_following(counting(1, len(nodes[0]) + 1, context.new_ids.device))[
-                :, num_reread:
-            ]
+            positions = self.reader.positions[:, rows]
         else:
             read = last_columns(self.unread.counts, len(nodes), length)
             kept = [row + [length + node for node in chosen] for row, chosen in zip(read, nodes, strict=True)]

@@ -65,9 +65,11 @@ class Unread:
         """`(batch, 1)`."""
         return self.positions if self.positions.shape[1] == 1 else self.positions[:, -1:]
 
-    def with_following(self, distances: torch.LongTensor) -> torch.LongTensor:
-        """`positions`, and behind them those at some `distances (batch, count)` or `(count,)` from the root."""
-        return torch.cat([self.positions, self.root_positions + distances], dim=1)
+    def with_slots(self, slot_depths: torch.LongTensor) -> torch.LongTensor:
+        """`positions`, and behind them those of a tree's nodes, from [`TokenTree.slot_depths`]."""
+        if self.positions.shape[1] == 1:
+            return self.positions + slot_depths
+        return torch.cat([self.positions[:, :-1], self.root_positions + slot_depths], dim=1)
 
 
 @dataclass
@@ -245,6 +247,8 @@ class TargetReader:
         self.has_windows = any(size is not None for size in self.windows.values())
         # How far the positions on each axis are ahead of the token's index, once the prompt is read.
         self.axis_shift: torch.LongTensor | None = None
+        # Of the tokens that the last forward read, `(batch, length + nodes)`.
+        self.positions: torch.LongTensor | None = None
         others = {
             name: value
             for name, value in model_kwargs.items()
@@ -281,8 +285,9 @@ class TargetReader:
         ids, positions, num_slots = unread.ids, unread.positions, 1
         if tree is not None:
             ids = torch.cat([ids, tree.tokens], dim=1)
-            positions = unread.with_following(tree.depths)
+            positions = unread.with_slots(tree.slot_depths)
             num_slots += tree.num_nodes
+        self.positions = positions
         arguments = {**self.arguments, **(extra or {})}
         if self.axis_shift is not None:
             positions = positions + self.axis_shift
@@ -296,7 +301,8 @@ class TargetReader:
         if mask is not None:
             arguments["attention_mask"] = mask
         outputs = self.target(input_ids=ids.to(self.device), **arguments)
-        outputs.logits = outputs.logits[:, -num_slots:]
+        if outputs.logits.shape[1] != num_slots:
+            outputs.logits = outputs.logits[:, -num_slots:]
         return outputs
 
     def attention_mask(self, unread: Unread, tree: TokenTree | None) -> Any:
@@ -309,9 +315,10 @@ class TargetReader:
             # Prompts, which are read without a draft.
             return are_real(unread.counts, batch, length, self.device).long()
         within = root_and_nodes(tree, batch, self.device)
-        depths = within.new_zeros(batch, 1, dtype=torch.long)
+        depths = within.new_zeros(1, dtype=torch.long)
         if tree is not None and self.has_windows:
-            depths = torch.cat([depths, tree.depths.to(depths.device)], dim=1)
+            depths = tree.slot_depths.to(depths.device)
+        depths = depths.expand(batch, -1)
         return additive_masks(within, depths, self.windows, self.cache.columns_by_type(), self.target.dtype)
 
     def select_rows(self, rows: list[int]) -> None:

@@ -37,6 +37,13 @@ class TokenTree:
     def num_nodes(self) -> int:
         return self.tokens.shape[1]
 
+    @property
+    def slot_depths(self) -> torch.LongTensor:
+        """Distance of each slot from the root, `(batch, nodes + 1)`; `(nodes + 1,)` for chains, which are all alike."""
+        if self.is_chain:
+            return all_slots(self.num_nodes, self.tokens.device)
+        return torch.nn.functional.pad(self.depths, (1, 0))
+
 
 def chain_tree(tokens: torch.LongTensor) -> TokenTree:
     """The one-branch tree of drafted tokens `(batch, depth)`."""
@@ -371,10 +378,16 @@ def ancestors_of(parents: torch.LongTensor, depth: int) -> torch.BoolTensor:
 
 
 @lru_cache(maxsize=64)
-def node_slots(num_nodes: int, device: torch.device) -> torch.LongTensor:
-    """The slots of a tree's nodes, `(nodes,)`, made once and never to be written to."""
+def all_slots(num_nodes: int, device: torch.device) -> torch.LongTensor:
+    """The slots of a tree, the root's first, `(nodes + 1,)`, made once and never to be written to."""
     with torch.inference_mode(False):
-        return torch.arange(1, num_nodes + 1, device=device)
+        return torch.arange(num_nodes + 1, device=device)
+
+
+@lru_cache(maxsize=64)
+def node_slots(num_nodes: int, device: torch.device) -> torch.LongTensor:
+    """The slots of a tree's nodes, `(nodes,)`, as [`all_slots`]."""
+    return all_slots(num_nodes, device)[1:]
 
 
 @lru_cache(maxsize=64)

@@ -101,12 +101,22 @@ class DraftState:
         cache: keys and values of the context.
         embed_tokens, lm_head: the target's, if the drafter has none of its own.
         constants: arguments of the drafter's forward that are the same in every round, computed once.
+        embed_device, head_device, head_dtype: where what is borrowed takes its input, and in what precision.
     """
 
     cache: GrowingCache
     embed_tokens: nn.Module | None = None
     lm_head: nn.Module | None = None
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    embed_device: torch.device | None = field(init=False, default=None)
+    head_device: torch.device | None = field(init=False, default=None)
+    head_dtype: torch.dtype | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.embed_tokens is not None:
+            self.embed_device = input_device(self.embed_tokens)
+        if self.lm_head is not None:
+            self.head_device, self.head_dtype = input_device(self.lm_head), self.lm_head.weight.dtype
 
 
 class ParallelDrafter:

@@ -250,7 +250,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         num_masks = depth - 1 if self.config.shifted else depth
         # Beside the features of token i stands the embedding of token i + 1. Both end with the newest: the features of the
         # last token that was read, and the anchor behind it.
-        next_ids = context.new_ids[:, -num_read:].to(input_device(state.embed_tokens))
+        next_ids = context.new_ids[:, -num_read:].to(state.embed_device)
         ahead = counting(1, num_masks + 1, context.feature_positions.device)
         positions = torch.cat([context.feature_positions, context.feature_positions[:, -1:] + ahead], dim=1)
         start = state.cache.get_seq_length()

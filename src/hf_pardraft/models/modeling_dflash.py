@@ -234,22 +234,22 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         """Denoise one block after the anchor. The whole block is always run, as in training; see [`ParallelDrafter.draft`]."""
         anchor, block_size = context.new_ids[:, -1:], self.config.block_size
         batch, num_read = context.features.shape[:2]
+        device, dtype = self.device, self.dtype
         masks = mask_ids(self.config.mask_token_id, batch, block_size - 1, anchor.device)
         block_positions = context.new_positions[:, -1:] + counting(0, block_size, context.new_positions.device)
         state.cache.set_previous_accepted_tokens(num_read)
         start = state.cache.get_seq_length()
-        block_ids = torch.cat([anchor, masks], dim=1).to(input_device(state.embed_tokens))
+        block_ids = torch.cat([anchor, masks], dim=1).to(state.embed_device)
         hidden_states = self(
-            noise_embeds=state.embed_tokens(block_ids).to(self.device, self.dtype),
-            context_hidden_states=context.features.to(self.device, self.dtype),
-            position_ids=torch.cat([context.feature_positions, block_positions], dim=1).to(self.device),
+            noise_embeds=state.embed_tokens(block_ids).to(device, dtype),
+            context_hidden_states=context.features.to(device, dtype),
+            position_ids=torch.cat([context.feature_positions, block_positions], dim=1).to(device),
             attention_mask=self._row_masks(context, state) if batch > 1 else None,
             past_key_values=state.cache,
             **state.constants,
         ).last_hidden_state
         state.cache.keep(start, last_columns(context.feature_counts, batch, num_read))
-        head = state.lm_head
-        return head(hidden_states[:, 1 : depth + 1].to(input_device(head), head.weight.dtype))
+        return state.lm_head(hidden_states[:, 1 : depth + 1].to(state.head_device, state.head_dtype))
 
     def _row_masks(self, context: DraftContext, state: DraftState) -> dict[str, torch.Tensor]:
         """Masks for rows of different lengths: a block sees all of its row's context, and all of itself."""
