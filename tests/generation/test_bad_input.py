@@ -12,11 +12,13 @@ from transformers import (
     DynamicCache,
     FalconConfig,
     GPTNeoConfig,
+    MiniMaxConfig,
+    MiniMaxForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
 
-from hf_pardraft import DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
+from hf_pardraft import DFlareDrafter, DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_drafter, tiny_target
 
 
@@ -88,6 +90,26 @@ def test_a_tap_on_the_post_norm_output(target, layers):
 def test_a_drafter_of_another_hidden_size(target):
     wider = tiny_target("qwen3", hidden_size=48)
     assert_refused(target, tiny_drafter("dflash", wider), "hidden size 48.*size 32")
+
+
+def test_layers_are_tapped_by_their_numbers(target):
+    for drafter_class in (DFlashDrafter, DFlareDrafter):
+        with pytest.raises(ValueError, match=r"0-based.*got \[-1, 1\]"):
+            drafter_class.for_target(target, 2, 4, mask_token_id=MASK_TOKEN_ID, target_layer_ids=[-1, 1])
+
+
+def test_a_target_whose_recurrent_layers_start_anew(target):
+    config = MiniMaxConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+    )
+    assert_refused(MiniMaxForCausalLM(config), tiny_drafter("pard", target), "minimax")
 
 
 def test_an_encoder_decoder_target(target):

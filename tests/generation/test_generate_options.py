@@ -10,12 +10,14 @@ from transformers import (
     DynamicCache,
     Gemma3nTextConfig,
     LogitsProcessor,
+    PreTrainedModel,
     StoppingCriteria,
     TextIteratorStreamer,
 )
 from transformers.generation.streamers import BaseStreamer
 
-from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
+from hf_pardraft import DartDrafter, DFlareDrafter, DFlashDrafter
+from tiny_models import MASK_TOKEN_ID, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 # A drafter's kind, and the nodes of its trees (0: chains).
 KINDS = (("pard", 0), ("dflash", 0), ("pard", 12), ("dflash", 12))
@@ -199,8 +201,8 @@ def test_returned_attentions_equal_plain_ones(drafter):
     torch.testing.assert_close(out.attentions, expected.attentions, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("budget", [0, 8])
-def test_attentions_of_layers_that_share_the_cache_of_others_equal_plain_ones(budget):
+def gemma3n() -> PreTrainedModel:
+    """A target whose later layers attend to what earlier ones stored, and which has four hidden states per token."""
     torch.manual_seed(0)
     config = Gemma3nTextConfig(
         vocab_size=64,
@@ -220,13 +222,25 @@ def test_attentions_of_layers_that_share_the_cache_of_others_equal_plain_ones(bu
         initializer_range=0.2,
         eos_token_id=None,
     )
-    target = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+@pytest.mark.parametrize("budget", [0, 8])
+def test_attentions_of_layers_that_share_the_cache_of_others_equal_plain_ones(budget):
+    target = gemma3n()
     options = {**OPTIONS, "return_dict_in_generate": True, "output_attentions": True}
     expected = target.generate(PROMPT, **options)
     drafter = make_oracle(tiny_drafter("pard", target), expected.sequences[0], [0.8] * 4, runner_up=0.7)
     drafter.generation_config.tree_budget = budget
     found = target.generate(PROMPT, assistant_model=drafter, **options)
     torch.testing.assert_close(found.attentions, expected.attentions, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("drafter_class", [DFlashDrafter, DFlareDrafter, DartDrafter])
+def test_a_target_with_several_states_per_token_is_tapped_by_no_drafter(drafter_class):
+    options = {} if drafter_class is DartDrafter else {"mask_token_id": MASK_TOKEN_ID}
+    with pytest.raises(ValueError, match="4 hidden states per token"):
+        drafter_class.for_target(gemma3n(), **options)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "mistral"])

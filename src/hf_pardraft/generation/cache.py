@@ -182,8 +182,9 @@ def check_cache(cache: Cache | None, batch: int, num_tokens: int) -> None:
     """
     if not isinstance(cache, (DynamicCache, StaticCache)) or cache.offloading:
         raise ValueError(
-            f"drafting works with DynamicCache and StaticCache, not offloaded, got {type(cache).__name__}: leave out "
-            "cache_implementation and past_key_values, or pass one of these"
+            f"drafting works with DynamicCache and StaticCache, not offloaded, got {described(cache)}: leave out "
+            "cache_implementation and past_key_values, or pass one of these; a target that brings another cache of its own can't "
+            "be drafted for"
         )
     length = int(cache.get_seq_length())
     if length == 0:
@@ -198,6 +199,13 @@ def check_cache(cache: Cache | None, batch: int, num_tokens: int) -> None:
             f"past_key_values holds {length} tokens and input_ids {num_tokens}, so there is nothing new to read: pass the whole "
             "text, with at least one token behind what is in the cache"
         )
+
+
+def described(cache: Cache | None) -> str:
+    """What kind of cache a caller or a target gave us, for messages."""
+    if cache is None:
+        return "none"
+    return f"an offloaded {type(cache).__name__}" if getattr(cache, "offloading", False) else type(cache).__name__
 
 
 def stored_entries(layer) -> int:

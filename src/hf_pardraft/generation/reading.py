@@ -158,12 +158,12 @@ def check_request(
     text_config = target.config.get_text_config(decoder=True)
     if attention_mask is not None and any(size is not None for size in attention_windows(text_config).values()):
         check_has_no_gap(attention_mask)
-    check_cache(model_kwargs.get("past_key_values"), batch, length)
     check_can_roll_back(text_config)
     if is_hybrid(text_config):
         check_hybrid(text_config.model_type, batch, settings)
     elif batch > 1 or settings.tree_budget:
         check_takes_masks(target, model_kwargs)
+    check_cache(model_kwargs.get("past_key_values"), batch, length)
     others = sorted(first_inputs(model_kwargs))
     if others and text_config is target.config:
         raise ValueError(

@@ -307,6 +307,12 @@ def check_taps(drafter: ParallelDrafter, target: PreTrainedModel, taps: list[int
             f"{type(drafter).__name__} reads. Use a drafter that reads token ids only (PARD, or "
             "PARD-2 with use_target_features=False)"
         )
+    if getattr(config, "altup_num_inputs", 1) > 1:
+        raise ValueError(
+            f"{type(target).__name__} has {config.altup_num_inputs} hidden states per token and layer, and a "
+            f"{type(drafter).__name__} reads one. Use a drafter that reads token ids only (PARD, or PARD-2 with "
+            "use_target_features=False)"
+        )
     num_layers = config.num_hidden_layers
     wrong = [tap for tap in taps if not -num_layers - 1 <= tap <= num_layers]
     if wrong:

@@ -168,6 +168,11 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
                 f"a {kind} needs mask_token_id, an unused token in [0, {config.vocab_size}), got {config.mask_token_id}: "
                 "set it in config.json (published drafters nest it in dflash_config)"
             )
+        if any(layer_id < 0 for layer_id in config.target_layer_ids or ()):
+            raise ValueError(
+                f"target_layer_ids are the 0-based numbers of target layers, got {config.target_layer_ids}: count from the first "
+                "layer"
+            )
         if not config.target_layer_ids:
             raise ValueError(
                 f"a {kind} needs target_layer_ids, the target layers that it reads, or num_target_layers to choose them: "

@@ -50,6 +50,11 @@ def with_common_names(config: PreTrainedConfig) -> dict[str, Any]:
     return fields | {common: fields[own] for common, own in config.attribute_map.items() if own in fields}
 
 
+def layer_width(intermediate_size: int | list[int] | None) -> int | None:
+    """The width of a target's MLPs; of the widest, where each layer has its own (Gemma 3n)."""
+    return max(intermediate_size) if isinstance(intermediate_size, (list, tuple)) else intermediate_size
+
+
 def architecture_like(target: dict[str, Any]) -> dict[str, Any]:
     """Fields of a Llama or Qwen3 configuration whose layers are as wide as those of a target (its config as a dict)."""
     num_heads = target["num_attention_heads"]
@@ -63,7 +68,7 @@ def architecture_like(target: dict[str, Any]) -> dict[str, Any]:
     return {
         "vocab_size": target["vocab_size"],
         "hidden_size": target["hidden_size"],
-        "intermediate_size": target.get("intermediate_size") or 3 * target["hidden_size"],
+        "intermediate_size": layer_width(target.get("intermediate_size")) or 3 * target["hidden_size"],
         "num_attention_heads": num_heads,
         "num_key_value_heads": target.get("num_key_value_heads") or num_heads,
         "head_dim": target.get("head_dim") or target["hidden_size"] // num_heads,
