@@ -16,7 +16,8 @@ from conftest import tiny_tokenizer
 from hf_pardraft import NgramModel
 from hf_pardraft.generation import ngram as ngram_module
 from hf_pardraft.generation import ngram_build
-from hf_pardraft.generation.ngram import SMOOTHINGS
+from hf_pardraft.generation.continuity import WalkByCalls
+from hf_pardraft.generation.ngram_smoothing import SMOOTHINGS
 from hf_pardraft.generation.ngram_sources import texts_of_dataset, texts_of_files
 from hf_pardraft.generation.ngram_store import FILE_NAME
 
@@ -175,14 +176,36 @@ def test_pruning_drops_what_was_seen_less_often(min_count):
     assert not model.count(torch.tensor(dropped)).any()
 
 
-def test_counts_too_large_for_a_word_stand_beside_it():
+@pytest.mark.parametrize("num_counts", [1, 254, 255, 256, 257, 700])
+def test_any_number_of_different_counts_is_kept(num_counts):
     vocab_size = 20_000
-    frequent = [[0, 1]] * 3000 + [[5, 6]] * 31 + [[7, 8]] * 30
-    documents = frequent + random_documents(400, vocab_size=vocab_size)
-    model = NgramModel.from_token_stream(documents, vocab_size=vocab_size, order=2)
-    assert model.levels[0].words.dtype == torch.int32
-    assert 0 < len(model.levels[0].large_places) < 1000
-    assert_counts(model, counted(documents, 2))
+    documents = [[token, token + 1] * (token + 1) for token in range(num_counts)]
+    # Places far from each other, too, so that there are n-grams without a neighbour to share a pair with.
+    documents += random_documents(300, vocab_size=vocab_size)
+    model = NgramModel.from_token_stream(documents, vocab_size=vocab_size, order=3)
+    assert len(model.table.values) >= num_counts
+    assert_counts(model, counted(documents, 3))
+
+
+def test_keys_are_as_narrow_as_they_can_be():
+    for vocab_size, dtype in ((12, torch.int32), (50_000, torch.int64)):
+        documents = random_documents(vocab_size=vocab_size)
+        model = NgramModel.from_token_stream(documents, vocab_size=vocab_size)
+        assert model.table.heads.dtype == dtype
+        assert model.table.rests.dtype == model.table.values.dtype == model.table.unigrams.dtype == torch.int32
+        assert_counts(model, counted(documents, 3))
+
+
+@pytest.mark.parametrize(("exponent", "vocab_size", "num_tokens"), [(1.01, 32_000, 400_000), (1.3, 151_936, 1_000_000)])
+def test_a_trigram_takes_twelve_bytes_at_most(exponent, vocab_size, num_tokens):
+    generator = np.random.default_rng(0)
+    # Independent tokens: hardly a bigram leads to two trigrams, as in no text, so that bigrams weigh the most.
+    ranks = np.arange(1, vocab_size + 1)
+    odds = ranks**-exponent / (ranks**-exponent).sum()
+    ids = generator.permutation(vocab_size)[generator.choice(vocab_size, num_tokens, p=odds)]
+    model = NgramModel.from_token_stream(ids, vocab_size=vocab_size)
+    assert model.info.num_ngrams[1] > 0.3 * model.info.num_ngrams[2]
+    assert model.path.stat().st_size <= 12 * model.info.num_ngrams[2]
 
 
 # Look-up
@@ -219,7 +242,7 @@ def test_a_whole_level_is_looked_up_as_one_by_one(smoothing, order):
     generator = torch.Generator().manual_seed(order)
     for weight, length in ((None, 6), (0.25, 1), (None, 0)):
         level = model.smoothed(smoothing, weight)
-        used = SMOOTHINGS[smoothing][1] if weight is None else weight
+        used = SMOOTHINGS[smoothing].default_weight if weight is None else weight
         # Some tokens are beyond the vocabulary, as a target's padding is.
         contexts = torch.randint(0, 14, (2, 7, length), generator=generator)
         candidates = torch.randint(0, 14, (2, 9), generator=generator)
@@ -247,6 +270,28 @@ def test_interpolation_sums_to_one():
     torch.testing.assert_close(total, torch.ones(36), rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("order", [2, 3, 5])
+@pytest.mark.parametrize("length", [0, 1, 6])
+def test_a_walk_finds_what_whole_prefixes_do(order, smoothing, length):
+    documents = random_documents(num_documents=80)
+    model = NgramModel.from_token_stream(documents, vocab_size=12, order=order).smoothed(smoothing)
+    generator = torch.Generator().manual_seed(order)
+    context = torch.randint(0, 12, (3, length), generator=generator)
+    # Some tokens are beyond the vocabulary, as a target's padding is.
+    candidates = torch.randint(0, 14, (3, 6, 5), generator=generator)
+    walk, whole = model.walk(context, candidates), WalkByCalls(model, context, candidates)
+    num_prefixes = 1
+    for level in range(6):
+        # A level need not be asked for.
+        if level != 2:
+            assert torch.equal(walk.probabilities(), whole.probabilities())
+        extensions = torch.randint(0, num_prefixes * 5, (3, 4 + level), generator=generator)
+        num_prefixes = 4 + level
+        walk.step(extensions)
+        whole.step(extensions)
+
+
 # Storage
 
 
@@ -265,9 +310,7 @@ def test_what_is_saved_is_loaded(store, tmp_path):
     assert copy.info == model.info
     contexts, candidates = torch.randint(0, 12, (4, 2)), torch.arange(12)
     assert torch.equal(copy(contexts, candidates), model.smoothed("stupid_backoff", 0.3)(contexts, candidates))
-    assert load_file(store).keys() == {
-        "unigrams", *(f"{n}.{name}" for n in (2, 3) for name in ("words", "large_places", "large_counts"))
-    }  # fmt: skip
+    assert load_file(store).keys() == {"unigrams", "heads", "rests", "values"}
 
 
 def test_a_model_without_a_folder_cleans_up(tmp_path, monkeypatch):
@@ -284,8 +327,8 @@ def test_a_loaded_model_is_memory_mapped(store):
     model = NgramModel.from_pretrained(store.parent)
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(store) in line]
     ranges = [tuple(int(end, 16) for end in line.split()[0].split("-")) for line in mapped]
-    for level in model.levels:
-        assert any(start <= level.words.data_ptr() < end for start, end in ranges)
+    for tensor in (model.table.heads, model.table.rests):
+        assert any(start <= tensor.data_ptr() < end for start, end in ranges)
 
 
 def test_a_failed_build_leaves_the_old_store_alone(store):

@@ -98,16 +98,17 @@ def test_what_the_settings_name_goes_before_what_the_drafter_holds(tmp_path):
     seen = []
 
     class Noted(NgramModel):
-        def __call__(self, contexts, candidates):
-            seen.append(contexts.shape)
-            return super().__call__(contexts, candidates)
+        def walk(self, context, candidates):
+            seen.append((context.shape, candidates.shape))
+            return super().walk(context, candidates)
 
     model = ngram_of([1, 2, 3])
-    drafter.ngram = Noted(model.info, model.unigrams[:-1], model.levels)
+    drafter.ngram = Noted(model.info, model.table)
     greedy(target, prompt, assistant_model=drafter, max_new_tokens=8)
-    # From the second level on, and with all of the text that matters: two tokens, and the drafted one.
-    assert seen
-    assert all(shape[0] == 1 and shape[1] <= 20 and shape[2] >= 3 for shape in seen)
+    # One walk a tree, behind all of the text that matters, with the candidates of all levels.
+    assert len(seen) == drafter.last_stats.drafted_per_round.count(14)
+    assert {context for context, _ in seen} == {(1, 2)}
+    assert {(batch, k) for _, (batch, _, k) in seen} == {(1, 25)}
     seen.clear()
     model.save_pretrained(tmp_path)
     drafter.generation_config.ngram_model = str(tmp_path)

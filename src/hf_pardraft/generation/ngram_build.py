@@ -15,7 +15,8 @@ from accelerate.utils import convert_file_size_to_int
 from tqdm.auto import tqdm
 
 from .ngram_count import ArrayFile, CountJob, Packing, Run, RunWriter, count_windows, first_of_equals, mapped
-from .ngram_store import Counts, blocks_of, check_order, write_store
+from .ngram_pairs import Counts, blocks_of
+from .ngram_store import check_order, write_store
 
 LEAST_MEMORY = 1 << 20
 # What a token of a chunk takes while it is counted (ids, keys, sorted keys, counts), and an entry while runs are merged.

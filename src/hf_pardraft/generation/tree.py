@@ -2,15 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
-# Continuation probabilities `(batch, prefixes, candidates)`, from contexts `(batch, prefixes, context)` (the root and what
-# was committed before it, then a drafted prefix) and candidate tokens `(batch, candidates)`.
-ContinuityModel = Callable[[torch.LongTensor, torch.LongTensor], torch.Tensor]
+from .continuity import ContinuityModel, Walk, WalkingModel, walk_of
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ def build_tree(
     budget: int,
     beam_width: int | None = None,
     top_k: int | None = None,
-    ngram: ContinuityModel | None = None,
+    ngram: ContinuityModel | WalkingModel | None = None,
     ngram_context: torch.LongTensor | None = None,
     scoring: TreeScoring = LOG_PROBABILITY,
     end_token_id: int | torch.LongTensor | None = None,
@@ -113,7 +110,7 @@ def build_tree(
         budget: nodes besides the root; fewer if there are not as many. 0 asks for the chain of most probable tokens.
         beam_width: prefixes to extend at each level; by default `budget`.
         top_k: tokens to extend each prefix by; by default `budget`.
-        ngram: continuity model; its share of the score is `scoring`'s.
+        ngram: continuity model; its share of the score is `scoring`'s. An [`NgramModel`], or any function of that kind.
         ngram_context: `(batch, context)`, the end of the committed text, the root last; needed with `ngram`.
         scoring: weights of the score.
         end_token_id: the token that ends a text, or several, `(ends,)`.
@@ -138,9 +135,9 @@ def build_tree(
     gains, tokens = candidate_gains(draft_logits, top_k, scoring)
     if ngram is None and ends is None:
         return _best_of_pool(*_search_marginals(gains, tokens, beam_width, budget), budget)
-    stops = ends is not None and end_rule == "stop"
-    beam = _Beam(beam_width, kept_per_level, ends, stops)
-    return _best_of_pool(*_search_prefixes(gains, tokens, beam, ngram, ngram_context, scoring), budget)
+    beam = _Beam(beam_width, kept_per_level, ends, ends is not None and end_rule == "stop")
+    walk = None if ngram is None else walk_of(ngram, ngram_context, tokens)
+    return _best_of_pool(*_search_prefixes(gains, tokens, beam, walk, scoring), budget)
 
 
 @dataclass(frozen=True)
@@ -159,51 +156,97 @@ class _Beam:
     ends: torch.LongTensor | None
     stops: bool
 
+    def chosen(
+        self, scores: torch.Tensor, extensions: torch.LongTensor, is_end: torch.BoolTensor | None
+    ) -> tuple[torch.LongTensor | None, torch.Tensor, torch.LongTensor]:
+        """Of a level's best extensions those that the next level extends: the best ones, those that ended behind all others.
+
+        Args:
+            scores, extensions: `(batch, kept)`, the best first.
+            is_end: `(batch, extensions)`, which ones end the text, if any may.
+
+        Returns:
+            Their places `(batch, width)` (`None` for the first ones), scores and extensions.
+        """
+        if is_end is None:
+            return None, scores[:, : self.width], extensions[:, : self.width]
+        has_ended = is_end.gather(1, extensions)
+        if self.stops:
+            scores, places = scores.masked_fill(has_ended, -torch.inf).topk(min(self.width, scores.shape[1]), dim=1)
+        else:
+            places = has_ended.sort(dim=1, stable=True).indices[:, : self.width]
+            scores = scores.gather(1, places)
+        return places, scores, extensions.gather(1, places)
+
 
 def _search_prefixes(
-    gains: torch.Tensor,
-    tokens: torch.LongTensor,
-    beam: _Beam,
-    ngram: ContinuityModel | None,
-    ngram_context: torch.LongTensor | None,
-    scoring: TreeScoring,
+    gains: torch.Tensor, tokens: torch.LongTensor, beam: _Beam, walk: Walk | None, scoring: TreeScoring
 ) -> tuple[list[torch.Tensor], torch.LongTensor, torch.LongTensor]:
     """The search of [`build_tree`] where a prefix itself decides what a token adds behind it, or whether it is extended.
 
-    Takes gains and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
+    An extension is a number, `prefix * top_k + token`; what it stands for is worked out for all levels at once. Takes gains
+    and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
     """
     batch, depth, top_k = gains.shape
-    level_scores, level_tokens, level_parents = [], [], []
+    level_scores, level_extensions, level_places = [], [], []
+    ends = [None] * depth if beam.ends is None else _ending_extensions(tokens, beam)
     beam_scores = gains.new_zeros(batch, 1)
-    # Pool entries of the prefixes in the beam; the root is -1, so that node i of the pool is slot i + 1.
-    beam_entries = tokens.new_full((batch, 1), -1)
-    beam_prefixes, pool_size = ngram_context[:, None] if ngram is not None else None, 0
-    for level in range(depth):
-        gain = gains[:, level, None, :]
-        if ngram is not None and level >= scoring.first_ngram_level:
+    for level, gain in enumerate(gains[:, :, None].unbind(dim=1)):
+        if walk is not None and level >= scoring.first_ngram_level:
             weight = scoring.ngram_weight * (level + 1) ** -scoring.level_exponent
-            probabilities = ngram(beam_prefixes, tokens[:, level]).to(gains.dtype)
-            gain = gain + weight * (probabilities + scoring.epsilon).log().clamp(max=0)
-        extended = (beam_scores[:, :, None] + gain).flatten(1)
-        scores, order = extended.topk(min(beam.kept_per_level, extended.shape[1]), dim=1)
-        parents = order.div(top_k, rounding_mode="floor")
-        drafted = tokens[:, level].gather(1, order - parents * top_k)
+            log_continuity = (walk.probabilities().to(gains.dtype) + scoring.epsilon).log_().clamp_(max=0)
+            gain = log_continuity.mul_(weight).add_(gain)
+        extended = (gain + beam_scores[:, :, None]).flatten(1)
+        scores, extensions = extended.topk(min(beam.kept_per_level, extended.shape[1]), dim=1)
         level_scores.append(scores)
-        level_tokens.append(drafted)
-        level_parents.append(beam_entries.gather(1, parents))
-        has_ended = torch.zeros_like(drafted, dtype=torch.bool) if beam.ends is None else torch.isin(drafted, beam.ends)
-        # The best ones, those that ended behind all others.
-        chosen = has_ended.long().argsort(dim=1, stable=True)[:, : beam.width]
-        beam_scores = scores.gather(1, chosen)
-        if beam.stops:
-            beam_scores = beam_scores.masked_fill(has_ended.gather(1, chosen), -torch.inf)
-        if ngram is not None:
-            index = parents.gather(1, chosen)[:, :, None].expand(-1, -1, beam_prefixes.shape[2])
-            beam_tokens = drafted.gather(1, chosen)
-            beam_prefixes = torch.cat([beam_prefixes.gather(1, index), beam_tokens[:, :, None]], dim=2)
-        beam_entries = chosen + pool_size
-        pool_size += scores.shape[1]
-    return level_scores, torch.cat(level_tokens, dim=1), torch.cat(level_parents, dim=1)
+        level_extensions.append(extensions)
+        if level + 1 < depth:
+            places, beam_scores, chosen = beam.chosen(scores, extensions, ends[level])
+            level_places.append(places)
+            if walk is not None:
+                walk.step(chosen)
+    sizes = tuple(map(_width, level_scores))
+    first_tokens, first_prefixes, entries = _levels_of_pool(sizes, beam.width, top_k, gains.device)
+    if beam.ends is not None:
+        root, *firsts = entries.split([1, *(places.shape[1] for places in level_places)])
+        chosen = [root.expand(batch, -1), *(f[:1] + places for f, places in zip(firsts, level_places, strict=True))]
+        entries = torch.cat(chosen, dim=1)
+    extensions = torch.cat(level_extensions, dim=1)
+    prefixes = extensions.div(top_k, rounding_mode="floor")
+    drafted = tokens.flatten(1).gather(1, extensions - prefixes * top_k + first_tokens)
+    parents = entries.expand(batch, -1).gather(1, prefixes + first_prefixes)
+    return level_scores, drafted, parents
+
+
+def _ending_extensions(tokens: torch.LongTensor, beam: _Beam) -> tuple[torch.BoolTensor, ...]:
+    """For each level which extensions, of as many prefixes as a level may have, end the text: `(batch, width * top_k)`."""
+    is_end = torch.isin(tokens, beam.ends)[:, :, None]
+    return is_end.expand(-1, -1, beam.width, -1).flatten(2).unbind(dim=1)
+
+
+@lru_cache(maxsize=64)
+def _levels_of_pool(
+    sizes: tuple[int, ...], beam_width: int, top_k: int, device: torch.device
+) -> tuple[torch.LongTensor, torch.LongTensor, torch.LongTensor]:
+    """Where the levels of a pool begin, among other things.
+
+    Args:
+        sizes: number of pool entries that each level left; the first `beam_width` of them are the next one's prefixes.
+        beam_width, top_k, device: of the search.
+
+    Returns:
+        `(pool,)`, for every pool entry the place of its level's first token among the `top_k`s of all levels; `(pool,)`,
+        likewise that of its level's first prefix among those of all levels; `(prefixes,)`, the pool entries of those prefixes
+        (-1 for the root).
+    """
+    with torch.inference_mode(False):
+        levels = _levels(sizes, device) - 1
+        prefixes, starts = [[-1]], [0, *itertools.accumulate(sizes)]
+        prefixes += [
+            range(start, start + min(size, beam_width)) for start, size in zip(starts, sizes[:-1], strict=False)
+        ]
+        firsts = torch.tensor([0, *itertools.accumulate(map(len, prefixes))][: len(sizes)], device=device)
+        return levels * top_k, firsts[levels], torch.tensor([*itertools.chain(*prefixes)], device=device)
 
 
 def _search_marginals(
