@@ -40,7 +40,7 @@ def longest_match(unigrams: None, seen: torch.Tensor, shares: torch.Tensor, weig
 
 def stupid_backoff(unigrams: torch.Tensor, seen: torch.Tensor, shares: torch.Tensor, weight: float) -> torch.Tensor:
     """The same, times `weight` for each token by which the context had to be shortened, down to none (Brants et al., 2007)."""
-    probability = unigrams.expand(shares.shape[1:])
+    probability = _for_every_context(unigrams, shares)
     for share in shares.unbind():
         probability = torch.where(share > 0, share, weight * probability)
     return probability
@@ -48,10 +48,14 @@ def stupid_backoff(unigrams: torch.Tensor, seen: torch.Tensor, shares: torch.Ten
 
 def interpolated(unigrams: torch.Tensor, seen: torch.Tensor, shares: torch.Tensor, weight: float) -> torch.Tensor:
     """`weight` times the share behind a context, and the rest from the context without its first token (Jelinek, Mercer)."""
-    probability = unigrams.expand(shares.shape[1:])
+    probability = _for_every_context(unigrams, shares)
     for context_seen, share in zip((seen > 0).unbind(), shares.unbind(), strict=True):
         probability = torch.where(context_seen, weight * share + (1 - weight) * probability, probability)
     return probability
+
+
+def _for_every_context(unigrams: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    return unigrams.expand(torch.broadcast_shapes(unigrams.shape, shares.shape[1:]))
 
 
 SMOOTHINGS = {
