@@ -4,10 +4,12 @@ import itertools
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
 from conftest import tiny_tokenizer
 from hf_pardraft import AutoDrafter, NgramModel
+from hf_pardraft.generation.tree import DART_SCORING, build_tree
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 LONGEST = 24
@@ -168,3 +170,41 @@ def test_a_model_of_another_vocabulary_or_tokenizer_is_refused_before_the_target
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["<another>"])
     assert_refused(target, drafter, ValueError, "another tokenizer", tokenizer=tokenizer)
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of all operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        is_transfer = func._opname == "_to_copy" and kwargs.get("device") is not None
+        self.names.append("transfer" if is_transfer else func._opname)
+        return func(*args, **kwargs)
+
+
+# What makes the host wait for a device, or depends on what is in a tensor.
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "transfer"}
+
+
+@pytest.mark.parametrize(("order", "limit"), [(2, 38), (3, 53), (5, 58)])
+def test_a_level_takes_few_operations_and_waits_for_nothing(order, limit):
+    model = ngram_of(torch.randint(0, 64, (4000,)), order=order)
+    logits, context = torch.randn(1, 8, 64), random_prompt(order)
+    per_depth = {}
+    for depth in (4, 8):
+        options = {"beam_width": 20, "top_k": 25, "ngram": model, "ngram_context": context, "scoring": DART_SCORING}
+        options["end_token_id"] = torch.tensor([1, 2])
+        # What is made once.
+        build_tree(logits[:, :depth], 16, **options)
+        with Operations() as operations:
+            build_tree(logits[:, :depth], 16, **options)
+        assert not WAITING & set(operations.names)
+        # One a level, one for each token of the context but the first, and one that is not the model's.
+        assert operations.names.count("searchsorted") <= depth + order - 1
+        per_depth[depth] = len(operations.names)
+    # Those of the search itself and of reading its tables are some 20 each; every length looked up by itself took 100.
+    assert (per_depth[8] - per_depth[4]) / 4 <= limit
