@@ -1,7 +1,7 @@
 """Looking n-grams up: all contexts, candidates and lengths of a tree's level in one search, without waiting for the device."""
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -9,21 +9,19 @@ from .ngram_pairs import NgramTable, slots_before
 from .ngram_smoothing import Smoothing
 
 
-@dataclass(frozen=True)
-class Contexts:
+class Contexts(NamedTuple):
     """What was found about contexts, for every length of their ends from 1 on.
 
     Attributes:
         bases: `(lengths, ..., contexts, 1)`, what the searched keys of all that goes on from them have in common.
-        seen: `(lengths, ..., contexts, 1)` float32, how often they were counted.
+        seen: `(lengths, ..., contexts, 1)` float32, how often they were counted; below 1 if never.
     """
 
     bases: torch.Tensor
     seen: torch.Tensor
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What a search brought, a key each: the pair that it led to, whether to its second n-gram, and the count (0: nothing)."""
 
     pairs: torch.LongTensor
@@ -57,17 +55,18 @@ class Lookup:
         self.float_values = self.values.float()
         # A token beyond the vocabulary counts as one that was never seen.
         self.unigrams = torch.nn.functional.pad(table.unigrams.long(), (0, 1))
-        self.float_unigrams = self.unigrams.float()
+        # Something to divide by even where that is 0.
+        self.seen_unigrams = self.unigrams.clamp(min=0.5)
         self.unigram_shares = self.unigrams / max(1, num_tokens)
-        # Keys are `slot * (vocab_size + 1) + token`; a slot behind all others is what nothing goes on from.
+        # Keys are `slot * (vocab_size + 1) + token`. All bases are less by what the slots of tokens take, and all tokens' keys
+        # are more, so that a base of 0 is that of the n-gram in front, which nothing goes on from.
         self.stride = (vocab_size + 1) << table.code_bits
-        self.first_base = slots_before(vocab_size) * self.stride
-        self.nowhere = (slots_before(vocab_size) + 2 * len(table.heads)) * self.stride
+        self.offset = slots_before(vocab_size) * self.stride
 
     def keys_of(self, tokens: torch.LongTensor) -> torch.Tensor:
         """A token's share of a searched key."""
-        # The key's words have smaller codes, so they come before it.
-        return ((tokens << self.code_bits) + self.mask).to(self.heads.dtype)
+        # The key's word has some code, and so comes before this.
+        return ((tokens << self.code_bits) + (self.offset + self.mask)).to(self.heads.dtype)
 
     def find(self, keys: torch.Tensor, values: torch.Tensor) -> Found:
         """The n-grams with the given keys, sums of a base and a token's key; their counts are entries of `values`."""
@@ -80,17 +79,16 @@ class Lookup:
 
     def bases_of(self, found: Found) -> torch.Tensor:
         """What the keys of all that goes on from found n-grams have in common."""
-        bases = torch.where(found.is_second, self.first_base + self.stride, self.first_base)
-        bases = torch.add(bases, found.pairs, alpha=2 * self.stride)
-        return torch.where(found.counts > 0, bases, self.nowhere).to(self.heads.dtype)
+        slots = torch.add(found.is_second, found.pairs, alpha=2)
+        return slots.mul_(self.stride).masked_fill_(found.counts == 0, 0).to(self.heads.dtype)
 
     def unigram_bases(self, tokens: torch.LongTensor) -> torch.Tensor:
-        return (tokens * self.stride).to(self.heads.dtype)
+        return (tokens * self.stride - self.offset).to(self.heads.dtype)
 
     def contexts_of(self, tokens: torch.LongTensor) -> Contexts:
         """Contexts of the given tokens `(..., contexts, length)`, of which the last `order - 1` count."""
         tokens = tokens[..., max(0, tokens.shape[-1] - self.order + 1) :].clamp(max=self.vocab_size)
-        bases, seen = self.unigram_bases(tokens)[None], self.float_unigrams.take(tokens)[None]
+        bases, seen = self.unigram_bases(tokens)[None], self.seen_unigrams.take(tokens)[None]
         nothing = (0, *tokens.shape[:-1], 1)
         keys, contexts = self.keys_of(tokens), Contexts(bases.new_empty(nothing), seen.new_empty(nothing))
         for place in range(tokens.shape[-1]):
@@ -115,7 +113,8 @@ class Lookup:
             unigrams: `(..., 1, candidates)`, the share of the candidates in all text, for a smoothing that reads it.
             smoothing, weight: how counts become probabilities.
         """
-        shares = found.counts / contexts.seen.clamp(min=1)
+        # Behind a context of several tokens that was never seen this is no number; smoothing goes by what is more than 0.
+        shares = found.counts / contexts.seen
         return smoothing.smooth(unigrams, contexts.seen, shares, weight)
 
     def shares_of(self, tokens: torch.LongTensor, smoothing: Smoothing) -> torch.Tensor | None:
@@ -158,7 +157,7 @@ class NgramWalk:
         tokens = candidates.to(lookup.device).clamp(max=lookup.vocab_size)[:, :, None]
         self.keys = lookup.keys_of(tokens).unbind(dim=1)
         self.bases = lookup.unigram_bases(tokens)[None].movedim(4, 3).unbind(dim=2)
-        self.seen = lookup.float_unigrams.take(tokens)[None].movedim(4, 3).unbind(dim=2)
+        self.seen = lookup.seen_unigrams.take(tokens)[None].movedim(4, 3).unbind(dim=2)
         shares = lookup.shares_of(tokens, smoothing)
         self.unigrams = [None] * len(self.keys) if shares is None else shares.unbind(dim=1)
         self.level = 0

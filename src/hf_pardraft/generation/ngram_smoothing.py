@@ -7,7 +7,8 @@ import torch
 
 # From the share of the candidates in all text `(..., 1, candidates)` (None if it was not asked for), the counts of the
 # contexts `(lengths, ..., contexts, 1)` and the shares behind them `(lengths, ..., contexts, candidates)`, lengths ascending
-# from 1, and a weight: `(..., contexts, candidates)`.
+# from 1, and a weight: `(..., contexts, candidates)`. A context that was never seen has a count below 1, and shares of 0 or,
+# behind several tokens, none (nan).
 Smooth = Callable[[torch.Tensor | None, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
@@ -49,7 +50,7 @@ def stupid_backoff(unigrams: torch.Tensor, seen: torch.Tensor, shares: torch.Ten
 def interpolated(unigrams: torch.Tensor, seen: torch.Tensor, shares: torch.Tensor, weight: float) -> torch.Tensor:
     """`weight` times the share behind a context, and the rest from the context without its first token (Jelinek, Mercer)."""
     probability = _for_every_context(unigrams, shares)
-    for context_seen, share in zip((seen > 0).unbind(), shares.unbind(), strict=True):
+    for context_seen, share in zip((seen >= 1).unbind(), shares.unbind(), strict=True):
         probability = torch.where(context_seen, weight * share + (1 - weight) * probability, probability)
     return probability
 
