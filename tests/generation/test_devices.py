@@ -256,6 +256,8 @@ def test_ngrams_are_looked_up_on_any_device(smoothing, order):
     assert found.device == FIRST
     assert torch.equal(found.cpu(), expected)
     assert torch.equal(moved.count(context[:, :2].to(FIRST)).cpu(), model.count(context[:, :2]))
+    counted_there = NgramModel.from_token_stream([random_prompt(400)[0].to(FIRST)], vocab_size=VOCAB_SIZE, order=order)
+    assert counted_there.info == model.info
     options = {"budget": 20, "beam_width": 6, "top_k": 8, "scoring": DART_SCORING}
     tree = build_tree(logits, ngram=model, ngram_context=context, end_token_id=3, **options)
     for ngram, device in ((moved, FIRST), (moved, SECOND), (moved, CPU), (model, FIRST)):

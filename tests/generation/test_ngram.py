@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import re
 import sys
 import tracemalloc
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from hf_pardraft.generation import ngram_build
 from hf_pardraft.generation.continuity import WalkByCalls
 from hf_pardraft.generation.ngram_smoothing import SMOOTHINGS
 from hf_pardraft.generation.ngram_sources import texts_of_dataset, texts_of_files
-from hf_pardraft.generation.ngram_store import FILE_NAME
+from hf_pardraft.generation.ngram_store import CHECKSUM_KEY, FILE_NAME, METADATA_KEY
 
 TREES = Path(__file__).parent.parent / "fixtures" / "trees"
 TABLES = load_file(TREES / "ngram.safetensors")
@@ -146,6 +148,38 @@ def test_one_document_may_come_in_any_form(tmp_path, length):
     forms = {"array": ids, "tensor": torch.from_numpy(ids), "list": ids.tolist(), "stream": iter(ids.tolist())}
     for name, form in forms.items():
         assert store_of(form, tmp_path / name, **options) == expected
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.int64, np.uint64])
+def test_documents_may_come_in_any_form(tmp_path, dtype):
+    rows = np.random.default_rng(2).integers(0, 40, (6, 50)).astype(dtype)
+    options = {"vocab_size": 40, "order": 3}
+    expected = store_of(rows.tolist(), tmp_path / "lists", **options)
+    tensors = torch.from_numpy(rows.astype(np.int64))
+    forms = {
+        "table": rows,
+        "arrays": list(rows),
+        "tuples": tuple(map(tuple, rows.tolist())),
+        "generator": (row for row in rows),
+        "iterators": map(list, rows),
+        "tensor": tensors,
+        "tensors": list(tensors),
+        "ragged": np.array([*rows, rows[0][:0]], dtype=object),
+        "column": pytest.importorskip("datasets").Dataset.from_dict({"ids": rows.tolist()})["ids"],
+    }
+    for name, form in forms.items():
+        assert store_of(form, tmp_path / name, **options) == expected, name
+
+
+def test_progress_is_shown_when_it_is_asked_for(capsys):
+    documents = [[1, 2, 3, 1], [2, 3]]
+    NgramModel.from_token_stream(documents, vocab_size=4)
+    assert capsys.readouterr().err == ""
+    NgramModel.from_token_stream(documents, vocab_size=4, progress=True)
+    shown = capsys.readouterr().err
+    # The tokens, and the different n-grams that begin at each of them.
+    assert re.search(r"counting: 6.00 tokens", shown)
+    assert re.search(r"merging: 100%.*6.00/6.00", shown)
 
 
 def test_counting_keeps_to_its_memory():
@@ -393,6 +427,38 @@ def test_a_model_is_uploaded_as_one_file(store, monkeypatch):
     assert calls[2] == {"path_or_fileobj": store, "path_in_repo": FILE_NAME, "repo_id": "someone/mine"}
 
 
+def test_a_model_is_loaded_from_a_hub_repository(store, tmp_path):
+    # A repository as the Hub's client keeps it, which is all that it looks at offline.
+    repository = tmp_path / "hub" / "models--someone--ngrams"
+    for revision, commit in (("main", "1" * 40), ("v2", "2" * 40)):
+        (repository / "refs").mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / revision).write_text(commit)
+        folder = repository / "snapshots" / commit / ("inner" if revision == "v2" else "")
+        folder.mkdir(parents=True)
+        (folder / FILE_NAME).write_bytes(store.read_bytes())
+    model = NgramModel.from_pretrained("someone/ngrams", cache_dir=tmp_path / "hub")
+    assert model.info == NgramModel.from_pretrained(store.parent).info
+    options = {"cache_dir": tmp_path / "hub", "revision": "v2"}
+    assert NgramModel.from_pretrained("someone/ngrams", subfolder="inner", **options).path.parent.name == "inner"
+    with pytest.raises(OSError, match="no n-gram model at someone/ngrams"):
+        NgramModel.from_pretrained("someone/ngrams", **options)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"), [({"order": 9}, "order.*2 to 5, got 9"), ({"format": 1}, "another format")]
+)
+def test_a_store_of_another_kind_is_refused(store, facts, message):
+    whole = store.read_bytes()
+    header_end = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:header_end])
+    text = json.dumps({**json.loads(header["__metadata__"][METADATA_KEY]), **facts})
+    header["__metadata__"] = {METADATA_KEY: text, CHECKSUM_KEY: f"{zlib.crc32(text.encode()):08x}"}
+    encoded = json.dumps(header).encode()
+    store.write_bytes(len(encoded).to_bytes(8, "little") + encoded + whole[header_end:])
+    with pytest.raises(ValueError, match=message):
+        NgramModel.from_pretrained(store.parent)
+
+
 # Refusals
 
 
@@ -414,6 +480,7 @@ def test_a_model_is_uploaded_as_one_file(store, monkeypatch):
         ([["a", "b"]], {}, "token ids"),
         ([[0.5]], {}, "token ids"),
         (["text"], {}, "token ids"),
+        ([{"input_ids": [1]}], {}, r"token ids.*row\['input_ids'\]"),
     ],
 )
 def test_bad_input_is_refused(documents, options, message, tmp_path):

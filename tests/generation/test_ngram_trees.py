@@ -1,6 +1,7 @@
 """Trees with a continuity model leave the text as it is, for every drafter; and the model can be set, saved and swapped."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from transformers import GenerationConfig
 
 from conftest import tiny_tokenizer
 from hf_pardraft import AutoDrafter, NgramModel
+from hf_pardraft.generation import search
 from hf_pardraft.generation.tree import DART_SCORING, build_tree
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
@@ -28,6 +30,16 @@ def tree_drafter(kind, target, depth=5, **settings):
 
 def ngram_of(*texts, vocab_size=64, **options):
     return NgramModel.from_token_stream(list(texts), vocab_size=vocab_size, **options)
+
+
+@pytest.mark.parametrize("kind", ["dflare", "dart", "pard2"])
+def test_it_does_with_every_other_drafter(kind):
+    target, prompt = tiny_target("qwen3"), random_prompt(2)
+    expected = greedy(target, prompt, max_new_tokens=LONGEST)
+    drafter = make_oracle(tree_drafter(kind, target), expected[0], [0.6] * 5, runner_up=0.8)
+    drafter.ngram = ngram_of(expected[0].flip(0), expected[0])
+    assert torch.equal(greedy(target, prompt, assistant_model=drafter, max_new_tokens=LONGEST), expected)
+    assert drafter.last_stats.tau > 1.5
 
 
 @pytest.mark.parametrize("kind", ["pard", "dflash"])
@@ -116,6 +128,38 @@ def test_what_the_settings_name_goes_before_what_the_drafter_holds(tmp_path):
     drafter.generation_config.ngram_model = str(tmp_path)
     greedy(target, prompt, assistant_model=drafter, max_new_tokens=8)
     assert not seen
+
+
+def test_every_option_of_a_tree_can_be_given_to_a_call(monkeypatch):
+    target, prompt = tiny_target("llama"), random_prompt(5)
+    drafter, searches = tree_drafter("dflash", target, tree_budget=5), []
+    drafter.ngram = ngram_of([1, 2, 3])
+
+    def noted(*args, **kwargs):
+        searches.append((args[1:], kwargs))
+        return build_tree(*args, **kwargs)
+
+    monkeypatch.setattr(search, "build_tree", noted)
+
+    def searched(**settings):
+        searches.clear()
+        config = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=3, **settings)
+        mask = torch.ones_like(prompt)
+        target.generate(prompt, attention_mask=mask, assistant_model=drafter, generation_config=config)
+        # The last rounds draft less than a tree holds.
+        widths, options = searches[0]
+        return widths, options["scoring"], options["end_rule"], options["ngram"].smoothing
+
+    defaults = ((5, 20, 25), DART_SCORING, "stop", "longest_match")
+    assert searched() == defaults
+    assert searched(tree_budget=9, tree_beam_width=4, tree_top_k=6)[0] == (9, 4, 6)
+    assert searched(ngram_weight=0.25)[1] == replace(DART_SCORING, ngram_weight=0.25)
+    assert searched(ngram_first_level=0)[1] == replace(DART_SCORING, first_ngram_level=0)
+    scoring = searched(tree_scoring="probability")[1]
+    assert (scoring.logit_decay, scoring.level_exponent, scoring.ngram_weight) == (1.0, 0.0, 0.5)
+    assert searched(tree_end_rule="last")[2] == "last"
+    assert searched(ngram_smoothing="stupid_backoff")[3] == "stupid_backoff"
+    assert searched() == defaults
 
 
 def test_a_named_model_is_loaded_once(tmp_path, monkeypatch):

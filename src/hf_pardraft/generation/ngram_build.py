@@ -104,11 +104,11 @@ def as_ids(document: Any) -> np.ndarray:
     Raises:
         ValueError: if it is none.
     """
-    ids = np.asarray(document)
+    ids = np.asarray(document.cpu() if isinstance(document, torch.Tensor) else document)
     if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         raise ValueError(
             f"a document is a one-dimensional sequence of token ids, got {ids.ndim} dimensions of {ids.dtype}: pass ids, as "
-            "a tokenizer gives them for one text"
+            "a tokenizer gives them for one text, and of a data set's rows its column (row['input_ids'])"
         )
     return ids
 
