@@ -1,5 +1,6 @@
 """The continuity model: how often tokens follow each other, counted once, stored, and looked up for a whole level of a tree."""
 
+import copy
 import hashlib
 import shutil
 import tempfile
@@ -44,9 +45,8 @@ class NgramModel:
         smoothing_weight: float | None = None,
     ) -> None:
         self.info, self.table = info, table
-        self.smoothing = checked_smoothing(smoothing)
-        self.smoothing_weight = SMOOTHINGS[smoothing].default_weight if smoothing_weight is None else smoothing_weight
-        self.lookup = Lookup(table, info.vocab_size, info.order, info.num_tokens)
+        self.lookup = Lookup(table, info)
+        self._smooth_by(smoothing, smoothing_weight)
         self.path: Path | None = None
         self._folder: tempfile.TemporaryDirectory | None = None
 
@@ -67,16 +67,20 @@ class NgramModel:
         """This model with its tensors on `device`, where trees are then looked up without waiting for it."""
         if torch.device(device) == self.device:
             return self
-        return self._with(self.table.to(device), self.smoothing, self.smoothing_weight)
+        moved = copy.copy(self)
+        moved.table = self.table.to(device)
+        moved.lookup = Lookup(moved.table, self.info)
+        return moved
 
     def smoothed(self, smoothing: str, smoothing_weight: float | None = None) -> "NgramModel":
         """The same counts under another smoothing; see [`SMOOTHINGS`]."""
-        return self._with(self.table, smoothing, smoothing_weight)
-
-    def _with(self, table: NgramTable, smoothing: str, smoothing_weight: float | None) -> "NgramModel":
-        other = NgramModel(self.info, table, smoothing, smoothing_weight)
-        other.path, other._folder = self.path, self._folder
+        other = copy.copy(self)
+        other._smooth_by(smoothing, smoothing_weight)
         return other
+
+    def _smooth_by(self, smoothing: str, weight: float | None) -> None:
+        self.smoothing = checked_smoothing(smoothing)
+        self.smoothing_weight = SMOOTHINGS[smoothing].default_weight if weight is None else weight
 
     # Look-up
 

@@ -7,6 +7,7 @@ import torch
 
 from .ngram_pairs import NgramTable, slots_before
 from .ngram_smoothing import Smoothing
+from .ngram_store import NgramInfo
 
 
 class Contexts(NamedTuple):
@@ -38,11 +39,11 @@ class Lookup:
 
     Args:
         table: its tensors, on the device to search on.
-        vocab_size, order, num_tokens: as in [`NgramInfo`].
+        info: what the store says about itself.
     """
 
-    def __init__(self, table: NgramTable, vocab_size: int, order: int, num_tokens: int) -> None:
-        self.vocab_size, self.order = vocab_size, order
+    def __init__(self, table: NgramTable, info: NgramInfo) -> None:
+        self.vocab_size, self.order = info.vocab_size, info.order
         self.device = table.heads.device
         self.heads, self.rests = table.heads, table.rests
         # Every search ends on a pair: the one in front, which stands for nothing, is not searched.
@@ -57,11 +58,11 @@ class Lookup:
         self.unigrams = torch.nn.functional.pad(table.unigrams.long(), (0, 1))
         # Something to divide by even where that is 0.
         self.seen_unigrams = self.unigrams.clamp(min=0.5)
-        self.unigram_shares = self.unigrams / max(1, num_tokens)
+        self.unigram_shares = self.unigrams / max(1, info.num_tokens)
         # Keys are `slot * (vocab_size + 1) + token`. All bases are less by what the slots of tokens take, and all tokens' keys
         # are more, so that a base of 0 is that of the n-gram in front, which nothing goes on from.
-        self.stride = (vocab_size + 1) << table.code_bits
-        self.offset = slots_before(vocab_size) * self.stride
+        self.stride = (info.vocab_size + 1) << table.code_bits
+        self.offset = slots_before(info.vocab_size) * self.stride
 
     def keys_of(self, tokens: torch.LongTensor) -> torch.Tensor:
         """A token's share of a searched key."""
