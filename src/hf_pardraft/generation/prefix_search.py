@@ -126,9 +126,9 @@ def search_prefixes(
     sizes = tuple(map(width_of, level_scores))
     first_tokens, first_prefixes, entries = _levels_of_pool(sizes, beam.width, top_k, gains.device)
     if beam.ends is not None:
-        root, *firsts = entries.split([1, *(places.shape[1] for places in level_places)])
-        chosen = [root.expand(batch, -1), *(f[:1] + places for f, places in zip(firsts, level_places, strict=True))]
-        entries = torch.cat(chosen, dim=1)
+        starts = [0, *itertools.accumulate(sizes)]
+        chosen = [places + start for places, start in zip(level_places, starts, strict=False)]
+        entries = torch.cat([entries[:1].expand(batch, -1), *chosen], dim=1)
     extensions = torch.cat(level_extensions, dim=1)
     prefixes = extensions.div(top_k, rounding_mode="floor")
     drafted = tokens.flatten(1).gather(1, extensions - prefixes * top_k + first_tokens)
