@@ -15,7 +15,7 @@ from .losses import (
     linear_gamma,
     position_weights,
     weighted_cross_entropy,
-    weighted_kl,
+    weighted_distillation,
 )
 from .metrics import DraftMetrics
 
@@ -103,7 +103,7 @@ class DraftTrainer(Trainer):
             if rows.vocabulary is not None:
                 target_rows = target_rows[:, rows.vocabulary]
             weights = annealing_weights(deepest, self.args.kl_gamma, rows.logits.device)[rows.positions - 1]
-            total, weight_sum = weighted_kl(rows.logits, target_rows, weights)
+            total, weight_sum = weighted_distillation(rows.logits, target_rows, weights)
         else:
             weights = position_weights(deepest, gamma, rows.logits.device)[rows.positions - 1]
             total, weight_sum = weighted_cross_entropy(rows.logits, rows.labels, weights * (rows.labels != UNKNOWN))
