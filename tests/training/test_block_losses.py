@@ -78,7 +78,7 @@ class Loops:
     """The equations over plain floats. `log_p[n][k]` and so on, with k from 0."""
 
     def __init__(self, logits, target_logits, labels, valid):
-        self.blocks, self.positions, vocab = logits.shape
+        self.blocks, self.positions, _ = logits.shape
         self.log_p = [[] for _ in range(self.blocks)]
         self.right = [[] for _ in range(self.blocks)]
         self.kl = [[] for _ in range(self.blocks)]
@@ -214,7 +214,7 @@ def test_gradients_equal_central_differences(name):
     logits, target, labels, valid = random_case(9, blocks=3, positions=3)
     # The first error and D-PACE's weights are constants, which differences would not know.
     if name == "acceptance":
-        weights = acceptance_weights(torch.stack([x for x in label_rows(logits, labels, valid)]), valid)
+        weights = acceptance_weights(label_rows(logits, labels, valid), valid)
         function = lambda x: weighted_ce(x, labels, valid, weights)  # noqa: E731
     else:
         function = lambda x: LOSSES[name](x, target, labels, valid)  # noqa: E731
