@@ -1,0 +1,171 @@
+"""Rows are scored a few at a time: the same values and gradients, and no tensor of all rows and tokens."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AutoModelForCausalLM,
+    Cohere2Config,
+    Gemma2Config,
+    GraniteConfig,
+    OPTConfig,
+    PhiConfig,
+    Qwen3MoeConfig,
+)
+
+from hf_pardraft.training.features import read_target
+from hf_pardraft.training.losses import kl_divergences, label_log_probs
+from hf_pardraft.training.rows import SupervisedRows
+from hf_pardraft.training.scoring import RowScorer
+from tiny_models import tiny_target
+
+ROWS, HIDDEN, VOCAB = 23, 8, 4000
+FIELDS = ("log_probs", "continuations", "divergences")
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that is made."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.largest = max(self.largest, tensor.numel())
+        return result
+
+
+def case(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    head = nn.Linear(HIDDEN, VOCAB).to(dtype)
+    states = torch.randn(ROWS, HIDDEN, generator=generator, dtype=dtype, requires_grad=True)
+    labels = torch.randint(0, VOCAB, (ROWS,), generator=generator)
+    labels[3] = -1
+    continuations = torch.randint(-1, VOCAB, (ROWS,), generator=generator)
+    target_states = torch.randn(ROWS, HIDDEN, generator=generator, dtype=dtype)
+    target_head = torch.randn(HIDDEN, VOCAB, generator=generator, dtype=dtype)
+    scorer = RowScorer(labels, continuations, lambda rows: target_states[rows] @ target_head, temperature=1.5)
+    return head, states, scorer, target_states @ target_head
+
+
+def gradients(head, states, scored, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    loss = sum((scored[name] * torch.rand(ROWS, generator=generator)).sum() for name in FIELDS)
+    return torch.autograd.grad(loss, [states, *head.parameters()])
+
+
+@pytest.mark.parametrize("rows_per_chunk", [1, 4, 22, 23, 100])
+def test_chunks_change_neither_values_nor_gradients(rows_per_chunk):
+    head, states, scorer, target_logits = case()
+    scorer.rows_per_chunk = rows_per_chunk
+    found = scorer(head, states)
+    logits = head(states)
+    expected = {
+        "log_probs": label_log_probs(logits, scorer.labels, scorer.labels >= 0),
+        "continuations": label_log_probs(logits, scorer.continuations, scorer.continuations >= 0),
+        "divergences": kl_divergences(logits, target_logits, 1.5),
+        "is_right": logits.argmax(-1) == scorer.labels,
+    }
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, rtol=1e-12, atol=1e-12)
+    for chunked, whole in zip(gradients(head, states, found), gradients(head, states, expected), strict=True):
+        torch.testing.assert_close(chunked, whole, rtol=1e-10, atol=1e-12)
+
+
+def test_no_tensor_has_all_rows_and_all_tokens():
+    head, states, scorer, _ = case(torch.float32)
+    largest = {}
+    for rows_per_chunk in (4, 100):
+        scorer.rows_per_chunk = rows_per_chunk
+        with Sizes() as sizes:
+            gradients(head, states, scorer(head, states))
+        largest[rows_per_chunk] = sizes.largest
+    # The weights are the largest tensor there is, and their gradient.
+    assert largest == {4: HIDDEN * VOCAB, 100: ROWS * VOCAB}
+
+
+def test_no_rows_are_scored_as_such():
+    head, states, scorer, _ = case()
+    scorer.labels, scorer.continuations = scorer.labels[:0], scorer.continuations[:0]
+    scorer.target_logits = None
+    scored = scorer(head, states[:0])
+    assert all(len(values) == 0 for values in scored.values())
+    scored["log_probs"].sum().backward()
+    assert not head.weight.grad.any()
+
+
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+}
+# Targets that do something behind their head, have a bias in it, or are divided in another way.
+HEADS = {
+    "softcapped": Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=2.0),
+    "multiplied": Cohere2Config(**SMALL, logit_scale=0.25),
+    "divided": GraniteConfig(**SMALL, logits_scaling=3.0),
+    "biased": PhiConfig(**SMALL),
+    "of experts": Qwen3MoeConfig(
+        **SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, output_router_logits=True
+    ),
+    "nested": OPTConfig(vocab_size=50, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", HEADS)
+def test_logits_of_chosen_tokens_are_the_targets_own(name):
+    torch.manual_seed(0)
+    target = AutoModelForCausalLM.from_config(HEADS[name]).eval()
+    ids, mask = torch.randint(3, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 6:] = 0
+    heads_seen = []
+    handle = target.get_output_embeddings().register_forward_hook(
+        lambda _m, _a, output: heads_seen.append(output.shape)
+    )
+    reading = read_target(target, [] if name == "nested" else [0, 2], ids, mask, with_states=True)
+    handle.remove()
+    assert heads_seen == [(2, 1, 50)]
+    logits = target(ids, attention_mask=mask).logits
+    samples, places = mask.nonzero(as_tuple=True)
+    found = reading.logits(samples, places)
+    torch.testing.assert_close(found, logits[samples, places], rtol=1e-5, atol=1e-5)
+    # Asking for them leaves the target as it was.
+    torch.testing.assert_close(target(ids, attention_mask=mask).logits, logits, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_without_taps_or_states_the_target_gives_neither():
+    target = tiny_target()
+    ids = torch.randint(3, 60, (1, 5))
+    reading = read_target(target, [], ids, torch.ones_like(ids))
+    assert reading.features is None
+    assert reading.states is None
+
+
+def test_rows_of_one_prefix_make_a_block():
+    rows = SupervisedRows(
+        labels=torch.tensor([7, 8, 9, 7, 5]),
+        positions=torch.tensor([1, 1, 2, 1, 3]),
+        samples=torch.tensor([0, 0, 0, 1, 0]),
+        places=torch.tensor([4, 5, 5, 4, 6]),
+    )
+    assert rows.prefixes.tolist() == [[0, 4], [0, 5], [1, 4]]
+    assert rows.grid(rows.labels, 4).tolist() == [[7, 9, 5, 0], [8, 0, 0, 0], [7, 0, 0, 0]]
+    with pytest.raises(ValueError, match="drafts 3 tokens ahead"):
+        rows.check_depth(2)
+
+
+def test_columns_of_a_part_of_the_vocabulary():
+    nothing = torch.zeros(0, dtype=torch.long)
+    rows = SupervisedRows(nothing, nothing, nothing, nothing, torch.tensor([2, 5, 6]), vocab_size=8)
+    assert rows.columns(torch.tensor([5, 2, 0, 7, -1, 6])).tolist() == [1, 0, -1, -1, -1, 2]
+    assert rows.prefixes.shape == (0, 2)
+    assert rows.grid(torch.zeros(0), 3).shape == (0, 3)
