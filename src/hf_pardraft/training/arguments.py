@@ -22,7 +22,7 @@ class DraftTrainingArguments(TrainingArguments):
         default=0.2, metadata={"help": "PARD: least share of rows that a subtask keeps (r_min)."}
     )
     num_anchors: int = field(default=512, metadata={"help": "DFlash, DFlare, DART: most blocks per sequence and step."})
-    objective: str | dict | None = field(
+    objective: str | None = field(
         default=None,
         metadata={
             "help": "What is learned: a weighted sum such as cross_entropy+0.3*first_error+40*chain_reward, or a mapping of "

@@ -64,7 +64,7 @@ class Learner:
     def blank_scores(self, batch: dict) -> BlockScores:
         """Scores of 0, which have the denominators that are known before."""
         rows = self.rows(batch)
-        zeros = torch.zeros(len(rows.labels), device=rows.labels.device)
+        zeros = torch.zeros(len(rows.labels), dtype=torch.float64, device=rows.labels.device)
         return self._in_blocks(rows, {"log_probs": zeros, "is_right": zeros > 0, "divergences": zeros})
 
     def scores(self, model: nn.Module, batch: dict, num_counted: int | None = None) -> BlockScores:
