@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from train_cases import CASES, train_cases
 
 
