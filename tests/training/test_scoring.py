@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.profiler import ProfilerActivity, profile
 from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
@@ -20,21 +20,20 @@ from hf_pardraft.training.rows import SupervisedRows
 from hf_pardraft.training.scoring import RowScorer
 from tiny_models import tiny_target
 
-ROWS, HIDDEN, VOCAB = 23, 8, 4000
+ROWS, HIDDEN, VOCAB = 63, 2, 20000
 FIELDS = ("log_probs", "continuations", "divergences")
 
 
-class Sizes(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that is made."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.largest = max(self.largest, tensor.numel())
-        return result
+def peak_of(step) -> int:
+    """The most bytes that tensors made in `step` hold at one time."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
 
 
 def case(dtype=torch.float64):
@@ -46,17 +45,17 @@ def case(dtype=torch.float64):
     continuations = torch.randint(-1, VOCAB, (ROWS,), generator=generator)
     target_states = torch.randn(ROWS, HIDDEN, generator=generator, dtype=dtype)
     target_head = torch.randn(HIDDEN, VOCAB, generator=generator, dtype=dtype)
-    scorer = RowScorer(labels, continuations, lambda rows: target_states[rows] @ target_head, temperature=1.5)
+    scorer = RowScorer(labels, True, continuations, lambda rows: target_states[rows] @ target_head, temperature=1.5)
     return head, states, scorer, target_states @ target_head
 
 
-def gradients(head, states, scored, seed=1):
+def gradients(head, states, scored, seed=1, names=FIELDS):
     generator = torch.Generator().manual_seed(seed)
-    loss = sum((scored[name] * torch.rand(ROWS, generator=generator)).sum() for name in FIELDS)
+    loss = sum((scored[name] * torch.rand(ROWS, generator=generator)).sum() for name in names)
     return torch.autograd.grad(loss, [states, *head.parameters()])
 
 
-@pytest.mark.parametrize("rows_per_chunk", [1, 4, 22, 23, 100])
+@pytest.mark.parametrize("rows_per_chunk", [1, 4, 62, 63, 100])
 def test_chunks_change_neither_values_nor_gradients(rows_per_chunk):
     head, states, scorer, target_logits = case()
     scorer.rows_per_chunk = rows_per_chunk
@@ -75,16 +74,27 @@ def test_chunks_change_neither_values_nor_gradients(rows_per_chunk):
         torch.testing.assert_close(chunked, whole, rtol=1e-10, atol=1e-12)
 
 
-def test_no_tensor_has_all_rows_and_all_tokens():
-    head, states, scorer, _ = case(torch.float32)
-    largest = {}
-    for rows_per_chunk in (4, 100):
+@pytest.mark.parametrize("asked", ["log_probs", "divergences", "all"])
+def test_the_logits_of_all_rows_are_never_there(asked):
+    """Not in one tensor, and not in those of all chunks: what a chunk needs is given back before the next."""
+    peaks = {}
+    for rows_per_chunk in (1, 4, 100):
+        head, states, scorer, _ = case(torch.float32)
         scorer.rows_per_chunk = rows_per_chunk
-        with Sizes() as sizes:
-            gradients(head, states, scorer(head, states))
-        largest[rows_per_chunk] = sizes.largest
-    # The weights are the largest tensor there is, and their gradient.
-    assert largest == {4: HIDDEN * VOCAB, 100: ROWS * VOCAB}
+        scorer.with_log_probs = asked != "divergences"
+        if asked != "all":
+            scorer.continuations = None
+        if asked == "log_probs":
+            scorer.target_logits = None
+        names = [asked] if asked in FIELDS else FIELDS
+        peaks[rows_per_chunk] = peak_of(lambda: gradients(head, states, scorer(head, states), names=names))  # noqa: B023
+    logits_of_one, weights = VOCAB * 4, (HIDDEN + 1) * VOCAB * 4
+    assert peaks[100] > 2 * ROWS * logits_of_one
+    for rows_per_chunk in (1, 4):
+        # Some copies of a chunk's logits, the weights' gradient of one and of all so far, and for each chunk the state of the
+        # random numbers.
+        chunks = -(-ROWS // rows_per_chunk)
+        assert peaks[rows_per_chunk] < 12 * rows_per_chunk * logits_of_one + 3 * weights + 8000 * chunks
 
 
 def test_no_rows_are_scored_as_such():

@@ -70,7 +70,7 @@ def note_gammas(trainer) -> list[float]:
 
     def noting(scores, gamma):
         # Denominators alone are taken beforehand.
-        gammas.extend([gamma] if scores.is_right.any() or scores.log_probs.any() else [])
+        gammas.extend([gamma] if scores.log_probs.any() else [])
         return draft_sums(scores, gamma)
 
     trainer.draft_sums = noting

@@ -65,7 +65,7 @@ class Learner:
         """Scores of 0, which have the denominators that are known before."""
         rows = self.rows(batch)
         zeros = torch.zeros(len(rows.labels), dtype=torch.float64, device=rows.labels.device)
-        return self._in_blocks(rows, {"log_probs": zeros, "is_right": zeros > 0, "divergences": zeros})
+        return self._in_blocks(rows, {"is_right": zeros > 0, "log_probs": zeros, "divergences": zeros})
 
     def scores(self, model: nn.Module, batch: dict, num_counted: int | None = None) -> BlockScores:
         """What the drafter and the target say of a batch.
@@ -84,6 +84,7 @@ class Learner:
 
         read_rows = RowScorer(
             rows.label_columns,
+            "log_probs" in reads,
             continuations,
             target_logits if "divergences" in reads else None,
             self.temperature,
@@ -103,7 +104,7 @@ class Learner:
         counted = torch.ones_like(rows.samples, dtype=torch.bool)
         if num_counted is not None:
             counted = rows.samples < num_counted
-        device = scored["log_probs"].device
+        device = scored["is_right"].device
         valid, known = (
             rows.grid(flags.to(device), self.depth) for flags in (counted, counted & (rows.label_columns != UNKNOWN))
         )

@@ -29,9 +29,9 @@ class BlockScores:
         valid: which positions have a row.
         known: and a label that the drafter can write.
         unbroken: and no label before it that the drafter can't. Where there is one, a chain ends for sure.
-        log_probs: of the labels.
         is_right: whether the label is the likeliest token.
-        divergences: T^2 KL(target || draft); `None` unless an objective asks for it, like the rest.
+        log_probs: of the labels; `None` unless an objective asks for it, like the rest.
+        divergences: T^2 KL(target || draft).
         confidences: how likely the target is to write all the tokens between the prefix and the label (PARD-2).
         continued: where the target's own continuation of the prefix has a token.
         continuations: log-probability of that token.
@@ -40,8 +40,8 @@ class BlockScores:
     valid: torch.BoolTensor
     known: torch.BoolTensor
     unbroken: torch.BoolTensor
-    log_probs: torch.Tensor
     is_right: torch.BoolTensor
+    log_probs: torch.Tensor | None = None
     divergences: torch.Tensor | None = None
     confidences: torch.Tensor | None = None
     continued: torch.BoolTensor | None = None
@@ -73,23 +73,23 @@ class Objective:
     Attributes:
         sums: from scores to the term's numerators and denominators.
         help: what it is, in a line.
+        reads: optional fields of [`BlockScores`] that are to be computed for it.
         sign: -1 for a reward, which the loss subtracts.
         epsilon: added to the denominator, once.
-        reads: fields of [`BlockScores`] that are to be computed for it.
         known_before: whether its denominators follow from the batch alone, and not from what the models say of it.
     """
 
     sums: Callable[[BlockScores, ObjectiveSettings], Sums]
     help: str
+    reads: tuple[str, ...] = ("log_probs",)
     sign: int = 1
     epsilon: float = 0.0
-    reads: tuple[str, ...] = ()
     known_before: bool = True
 
     @property
     def asks_target(self) -> bool:
         """Whether the target has to say something for it."""
-        return bool(self.reads)
+        return self.reads != ("log_probs",)
 
 
 OBJECTIVES = {
@@ -130,7 +130,7 @@ OBJECTIVES = {
     "cat_cross_entropy": Objective(
         lambda s, c: weighted_sums(-s.log_probs, s.confidences, s.known, c.reduction),
         "PARD-2's: cross-entropy, weights from the target's confidence in the tokens before",
-        reads=("confidences",),
+        reads=("log_probs", "confidences"),
         known_before=False,
     ),
     "cat_kl": Objective(

@@ -2,7 +2,6 @@
 ever whole."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +18,8 @@ class RowScorer:
 
     Args:
         labels: `(rows,)`; those that the drafter can't write are negative.
+        with_log_probs: whether to score them. What is scored must be learned from: a part of the graph that no gradient flows
+            through would keep, after the chunks were computed again, the logits of all.
         continuations: `(rows,)`, other labels to score (the target's own), negative where there is none.
         target_logits: gives the target's logits, `(chosen, columns)`, of a slice of the rows.
         temperature: of the divergence.
@@ -28,12 +29,14 @@ class RowScorer:
     def __init__(
         self,
         labels: torch.LongTensor,
+        with_log_probs: bool = True,
         continuations: torch.LongTensor | None = None,
         target_logits: Callable[[slice], torch.Tensor] | None = None,
         temperature: float = 1.0,
         rows_per_chunk: int = 512,
     ) -> None:
         self.labels = labels
+        self.with_log_probs = with_log_probs
         self.continuations = continuations
         self.target_logits = target_logits
         self.temperature = temperature
@@ -43,8 +46,8 @@ class RowScorer:
         """Scores of rows whose hidden states are `(rows, hidden)`.
 
         Returns:
-            `(rows,)` each: `log_probs` of the labels; `is_right`, whether the label is the likeliest token; `continuations`,
-            log-probabilities too, and `divergences` from the target's law, if they were asked for.
+            `(rows,)` each: `is_right`, whether the label is the likeliest token; and what was asked for: `log_probs` of the
+            labels, those of the `continuations`, and `divergences` from the target's law.
         """
         # What fits into one chunk can stay for the backward pass.
         again = torch.is_grad_enabled() and len(states) > self.rows_per_chunk
@@ -61,10 +64,9 @@ class RowScorer:
     def _score(self, head: nn.Module, states: torch.Tensor, rows: slice) -> dict[str, torch.Tensor]:
         logits = head(states)
         labels = self.labels[rows].to(logits.device)
-        scores: dict[str, Any] = {
-            "log_probs": label_log_probs(logits, labels, labels >= 0),
-            "is_right": logits.argmax(dim=-1) == labels,
-        }
+        scores = {"is_right": logits.argmax(dim=-1) == labels}
+        if self.with_log_probs:
+            scores["log_probs"] = label_log_probs(logits, labels, labels >= 0)
         if self.continuations is not None:
             labels = self.continuations[rows].to(logits.device)
             scores["continuations"] = label_log_probs(logits, labels, labels >= 0)
