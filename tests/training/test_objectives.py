@@ -12,6 +12,7 @@ from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.training import learner as learner_module
 from hf_pardraft.training.collators import PardCollator
 from hf_pardraft.training.continuations import sample_continuations
+from hf_pardraft.training.learner import prefix_in
 from hf_pardraft.training.losses import (
     acceptance_weighted_cross_entropy,
     annealed_kl,
@@ -367,3 +368,17 @@ def test_a_collator_that_drafts_further_than_the_arguments_say_is_refused(target
     trainer.data_collator = PardCollator(MASK_TOKEN_ID, num_tokens=6, retention=1.0)
     with pytest.raises(ValueError, match="drafts 6 tokens ahead, and training was set up for 3"):
         trainer.compute_loss(trainer.drafter, trainer.data_collator(list(texts())))
+
+
+def test_a_packed_prefix_begins_with_its_document():
+    ids = list(range(10, 19))
+    packed = {"input_ids": ids, "labels": ids, "document_ids": [0] * 4 + [1] * 5}
+    batch = PardCollator(MASK_TOKEN_ID, num_tokens=3, retention=1.0)([packed])
+    document = {
+        "input_ids": torch.tensor([ids]),
+        "attention_mask": torch.ones(1, 9),
+        "document_ids": batch["row_document"],
+    }
+    assert prefix_in(document, 0, 6).tolist() == [14, 15, 16]
+    assert prefix_in(document, 0, 2).tolist() == [10, 11, 12]
+    assert prefix_in({**document, "document_ids": batch["row_document"] * 0}, 0, 6).tolist() == ids[:7]

@@ -18,6 +18,7 @@ from hf_pardraft.training.features import read_target
 from hf_pardraft.training.losses import kl_divergences, label_log_probs
 from hf_pardraft.training.rows import SupervisedRows
 from hf_pardraft.training.scoring import RowScorer
+from hf_pardraft.training.target_head import target_head
 from tiny_models import tiny_target
 
 ROWS, HIDDEN, VOCAB = 63, 2, 20000
@@ -147,6 +148,9 @@ def test_logits_of_chosen_tokens_are_the_targets_own(name):
     samples, places = mask.nonzero(as_tuple=True)
     found = reading.logits(samples, places)
     torch.testing.assert_close(found, logits[samples, places], rtol=1e-5, atol=1e-5)
+    # States that were stored find a head as well.
+    stored = reading.states[samples, places]
+    torch.testing.assert_close(target_head(target)(stored), found, rtol=0, atol=0)
     # Asking for them leaves the target as it was.
     torch.testing.assert_close(target(ids, attention_mask=mask).logits, logits, rtol=0, atol=0)
 

@@ -147,7 +147,7 @@ class Learner:
             blocks = some_of((samples == sample).nonzero()[:, 0], self.streak_prefixes, generator)
             chosen.append(blocks)
             uniforms.append(torch.rand(len(blocks), self.depth, generator=generator))
-            texts += [text[: anchor + 1] for anchor in anchors[blocks].tolist()]
+            texts += [prefix_in(batch, sample, anchor) for anchor in anchors[blocks].tolist()]
         found = torch.full((len(samples), self.depth), UNKNOWN, device=input_ids.device)
         if texts:
             written = sample_continuations(self.target, texts, torch.cat(uniforms)).to(found.device)
@@ -156,3 +156,15 @@ class Learner:
             columns = columns.masked_fill((columns == UNKNOWN).cumsum(dim=1) > 0, UNKNOWN)
             found[torch.cat(chosen).to(found.device)] = columns
         return found[rows.blocks, rows.positions - 1]
+
+
+def prefix_in(batch: dict, sample: int, anchor: int) -> torch.LongTensor:
+    """A document's tokens up to and including the anchor, `(length,)`; of a packed row those of the anchor's document alone."""
+    input_ids, _ = text_of(batch)
+    prefix = input_ids[sample, : anchor + 1]
+    documents = batch.get("document_ids", batch.get("row_document"))
+    if documents is None:
+        return prefix
+    # A row of tokens stands at its place, before all rows of masks.
+    documents = documents[sample, : anchor + 1]
+    return prefix[documents == documents[-1]]

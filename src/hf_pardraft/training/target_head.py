@@ -73,3 +73,18 @@ class TargetHead:
                 del self.base.forward
             else:
                 self.base.forward = own
+
+
+@torch.no_grad()
+def target_head(target: PreTrainedModel) -> TargetHead:
+    """The head of a target that has not been seen at work: a forward of one token shows its base model.
+
+    Raises:
+        ValueError: if it is not divided into a base model and a head.
+    """
+    ids = torch.zeros(1, 1, dtype=torch.long, device=target.get_input_embeddings().weight.device)
+    with watching_base(target) as seen:
+        target(input_ids=ids, use_cache=False, return_dict=True)
+    if seen.module is None:
+        raise ValueError(f"{type(target).__name__} has no base model whose states its head could be given")
+    return TargetHead(target, seen)
