@@ -382,3 +382,19 @@ def test_a_packed_prefix_begins_with_its_document():
     assert prefix_in(document, 0, 6).tolist() == [14, 15, 16]
     assert prefix_in(document, 0, 2).tolist() == [10, 11, 12]
     assert prefix_in({**document, "document_ids": batch["row_document"] * 0}, 0, 6).tolist() == ids[:7]
+
+
+def test_the_terms_of_a_sum_are_logged_by_name(target, tmp_path):
+    halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    trainer = trainer_for(
+        "dflash", target, tmp_path, objective="cross_entropy+0.3*first_error+4*chain_reward", **halves
+    )
+    trainer.train()
+    (logged,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    scores = trainer.evaluate()
+    for found, prefix in ((logged, ""), (scores, "eval_")):
+        terms = [found[prefix + name] for name in ("cross_entropy", "first_error", "chain_reward")]
+        assert found[prefix + "loss"] == pytest.approx(terms[0] + 0.3 * terms[1] - 4 * terms[2], rel=1e-5)
+        assert 0 < terms[2] < 1
+    alone = trainer_for("dflash", target, tmp_path, objective="cross_entropy")
+    assert "eval_cross_entropy" not in alone.evaluate()

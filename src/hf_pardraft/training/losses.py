@@ -79,8 +79,11 @@ def kl_divergences(draft_logits: torch.Tensor, target_logits: torch.Tensor, temp
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     draft = wide(draft_logits)
-    target = (target_logits.detach().to(draft.dtype) / temperature).log_softmax(dim=-1)
-    draft = (draft / temperature).log_softmax(dim=-1)
+    target = target_logits.detach().to(draft.dtype)
+    if temperature != 1:
+        # Logits are the largest tensors of a step, and divided ones are copies.
+        draft, target = draft / temperature, target / temperature
+    draft, target = draft.log_softmax(dim=-1), target.log_softmax(dim=-1)
     return functional.kl_div(draft, target, reduction="none", log_target=True).sum(dim=-1) * temperature**2
 
 

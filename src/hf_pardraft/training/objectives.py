@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -208,8 +209,9 @@ def objective_sums(
 
 def total_loss(coefficients: Mapping[str, float], sums: Mapping[str, Sums]) -> torch.Tensor:
     """The weighted sum of all objectives, given numerators of a part and denominators of the whole."""
-    terms = [
-        OBJECTIVES[name].sign * coefficient * mean_of(*sums[name], OBJECTIVES[name].epsilon)
-        for name, coefficient in coefficients.items()
-    ]
-    return torch.stack(terms).sum()
+    return combined(coefficients, {name: mean_of(*part, OBJECTIVES[name].epsilon) for name, part in sums.items()})
+
+
+def combined(coefficients: Mapping[str, float], values: Mapping[str, Any]) -> Any:
+    """The weighted sum of what the objectives are, rewards subtracted."""
+    return sum(OBJECTIVES[name].sign * coefficients[name] * value for name, value in values.items())

@@ -106,3 +106,26 @@ def acceptance_sums(
 ) -> Sums:
     """Cross-entropy with D-PACE's weights; see [`acceptance_weights`]."""
     return weighted_sums(-log_probs, acceptance_weights(log_probs, valid, alpha), valid, reduction)
+
+
+def denominators_of(sums: dict[str, Sums]) -> torch.Tensor:
+    """All objectives' denominators in one tensor, so that processes exchange it at once."""
+    return torch.cat([part.denominators for part in sums.values()]).detach().double()
+
+
+def with_denominators(sums: dict[str, Sums], denominators: torch.Tensor) -> dict[str, Sums]:
+    """Sums with other denominators, given as [`denominators_of`] gives them."""
+    split = denominators.split([len(part.denominators) for part in sums.values()])
+    return {
+        name: Sums(part.numerators, own.to(part.denominators))
+        for (name, part), own in zip(sums.items(), split, strict=True)
+    }
+
+
+def added(sums: dict[str, Sums], others: dict[str, Sums]) -> dict[str, Sums]:
+    """The sums of all batches so far and of another one, without their graph."""
+    others = {name: Sums(*(tensor.detach().double() for tensor in part)) for name, part in others.items()}
+    return {
+        name: Sums(*(a + b for a, b in zip(sums[name], part, strict=True))) if sums else part
+        for name, part in others.items()
+    }

@@ -12,8 +12,16 @@ from .features import freeze
 from .learner import Learner
 from .losses import gamma_after_epochs, linear_gamma
 from .metrics import DraftMetrics
-from .objectives import BlockScores, ObjectiveSettings, objective_sums, parse_objective, total_loss
-from .sums import Sums
+from .objectives import (
+    OBJECTIVES,
+    BlockScores,
+    ObjectiveSettings,
+    combined,
+    objective_sums,
+    parse_objective,
+    total_loss,
+)
+from .sums import Sums, added, denominators_of, mean_of, with_denominators
 
 
 class DraftTrainer(Trainer):
@@ -65,7 +73,7 @@ class DraftTrainer(Trainer):
         # Numerators are divided by the denominators of all accumulated batches.
         self.loss_is_scaled_for_ga = True
         self.model_accepts_loss_kwargs = False
-        self._eval_sums: dict[str, Sums] | None = None
+        self._sums: dict[str, dict[str, Sums]] = {"train": {}, "eval": {}}
         self.metrics = {"train": DraftMetrics(), "eval": DraftMetrics()}
         self.add_callback(_TellTheEpoch([self.data_collator, self.learner]))
         model.adopt_training(args.draft_tokens)
@@ -82,9 +90,9 @@ class DraftTrainer(Trainer):
         gamma = self.current_gamma() if training else self.args.loss_gamma
         scores = self.learner.scores(model, inputs, None if training else self._num_counted(inputs))
         sums = self.draft_sums(scores, gamma)
-        self.metrics["train" if training else "eval"].add(scores.is_right, scores.valid)
-        if not training:
-            self._eval_sums = detached(sums) if self._eval_sums is None else added(self._eval_sums, detached(sums))
+        mode = "train" if training else "eval"
+        self.metrics[mode].add(scores.is_right, scores.valid)
+        self._sums[mode] = added(self._sums[mode], sums)
         if num_items_in_batch is None:
             num_items_in_batch = self.over_processes(denominators_of(sums))
         loss = total_loss(self.learner.coefficients, with_denominators(sums, num_items_in_batch))
@@ -164,21 +172,35 @@ class DraftTrainer(Trainer):
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """As in `Trainer`; the loss is that of all batches as one."""
-        self._eval_sums = None
+        self._sums["eval"] = {}
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        if self._eval_sums is not None:
-            sums = {
-                name: Sums(self.over_processes(part.numerators), self.over_processes(part.denominators))
-                for name, part in self._eval_sums.items()
-            }
-            output.metrics[f"{metric_key_prefix}_loss"] = total_loss(self.learner.coefficients, sums).item()
+        if self._sums["eval"]:
+            values = self._pop_values("eval")
+            found = {"loss": combined(self.learner.coefficients, values)}
+            found |= values if len(values) > 1 else {}
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
+
+    def _pop_values(self, mode: str) -> dict[str, float]:
+        """What each objective was since this was last asked, over all batches and processes as one."""
+        sums, self._sums[mode] = self._sums[mode], {}
+        if not sums:
+            return {}
+        # Numerators first, then denominators, in one exchange.
+        sizes = [len(part.denominators) for part in sums.values()]
+        both = [torch.cat([part[field] for part in sums.values()]) for field in range(2)]
+        numerators, denominators = self.over_processes(torch.stack(both))
+        quotients = zip(sums, numerators.split(sizes), denominators.split(sizes), strict=True)
+        return {name: mean_of(*parts, OBJECTIVES[name].epsilon).item() for name, *parts in quotients}
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the draft metrics that were gathered since the last log, and gamma if it grows."""
         grows = self.args.loss_gamma_end is not None or self.args.loss_gamma_epoch_step is not None
         if "loss" in logs and grows:
             logs["loss_gamma"] = self.current_gamma()
+        if "loss" in logs:
+            values = self._pop_values("train")
+            logs.update(values if len(values) > 1 else {})
         for mode, marker, prefix in (("train", "loss", ""), ("eval", "eval_loss", "eval_")):
             if marker in logs:
                 logs.update({prefix + name: value for name, value in self.metrics[mode].pop().items()})
@@ -194,28 +216,6 @@ class _TellTheEpoch(TrainerCallback):
     def on_epoch_begin(self, args, state, control, **kwargs):
         for listener in self.listeners:
             listener.epoch = int(state.epoch or 0)
-
-
-def denominators_of(sums: dict[str, Sums]) -> torch.Tensor:
-    """All objectives' denominators in one tensor, so that processes exchange it at once."""
-    return torch.cat([part.denominators for part in sums.values()]).detach().double()
-
-
-def with_denominators(sums: dict[str, Sums], denominators: torch.Tensor) -> dict[str, Sums]:
-    """Sums with other denominators, given as [`denominators_of`] gives them."""
-    split = denominators.split([len(part.denominators) for part in sums.values()])
-    return {
-        name: Sums(part.numerators, own.to(part.denominators))
-        for (name, part), own in zip(sums.items(), split, strict=True)
-    }
-
-
-def detached(sums: dict[str, Sums]) -> dict[str, Sums]:
-    return {name: Sums(*(tensor.detach().double() for tensor in part)) for name, part in sums.items()}
-
-
-def added(sums: dict[str, Sums], others: dict[str, Sums]) -> dict[str, Sums]:
-    return {name: Sums(*(a + b for a, b in zip(part, others[name], strict=True))) for name, part in sums.items()}
 
 
 def check_one_device(args: DraftTrainingArguments) -> None:
