@@ -5,8 +5,8 @@
 Each row of the table is a process of its own: it makes an lm_head, the hidden states of the supervised rows, and where the
 target's law is learned the target's hidden states and head; notes the memory that it then has; and runs one step's lm_head,
 loss and backward pass. What is reported is by how much the process's peak (its largest resident set) exceeds that. The
-gradient of the lm_head is part of it, and is given beside it. Time is that of the step, and is not what this is about. The
-C library is told to give back what is freed (MALLOC_MMAP_THRESHOLD_), or else its own stock would be measured.
+gradient of the lm_head is part of it, and is given beside it. The C library is told to give back what is freed
+(MALLOC_MMAP_THRESHOLD_), or else its own stock would be measured.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import os
 import platform
 import resource
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -83,7 +82,7 @@ def step(setting: Setting) -> dict:
         target_logits=target_logits,
         rows_per_chunk=setting.rows_per_chunk,
     )
-    before, started = resident(), time.perf_counter()
+    before = resident()
     scored = scorer(head, states)
     loss = -scored["log_probs"].mean() if target_logits is None else scored["divergences"].mean()
     loss.backward()
@@ -92,7 +91,6 @@ def step(setting: Setting) -> dict:
         "all_logits_mib": round(setting.rows * setting.vocab * 4 / MIB),
         "head_gradient_mib": round(head.weight.grad.nbytes / MIB),
         "peak_mib": round((peak() - before) / MIB),
-        "seconds": round(time.perf_counter() - started, 2),
         "loss": round(loss.item(), 4),
         "gradient_norm": round(states.grad.norm().item(), 6),
     }
@@ -100,10 +98,10 @@ def step(setting: Setting) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=2048, help="supervised rows of a step")
+    parser.add_argument("--rows", type=int, default=1024, help="supervised rows of a step")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--vocab", type=int, default=151_936)
-    parser.add_argument("--chunks", type=int, nargs="+", default=[128, 512], help="rows at a time, besides all")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[64, 512], help="rows at a time, besides all")
     parser.add_argument("--out", type=Path, help="where to write the table, as JSON")
     options = parser.parse_args()
     os.environ["MALLOC_MMAP_THRESHOLD_"] = os.environ["MALLOC_TRIM_THRESHOLD_"] = "65536"
