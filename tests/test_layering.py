@@ -29,8 +29,10 @@ PURE = {
     "generation.prefix_search",
     "generation.tree",
     "generation.verify",
-    "training.masks",
     "training.losses",
+    "training.masks",
+    "training.sums",
+    "training.weights",
 }
 # What tensors in, tensors out may need besides torch: nothing that reads, prints, logs or keeps time.
 PURE_STDLIB = {"collections", "dataclasses", "enum", "functools", "itertools", "math", "typing"}

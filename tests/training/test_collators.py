@@ -8,15 +8,21 @@ from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
 from hf_pardraft.training.features import tapped_features
 from hf_pardraft.training.forwards import (
-    UNKNOWN,
+    ROWS,
     block_forward,
     pard_forward,
     shared_prefix_forward,
     target_reading,
 )
+from hf_pardraft.training.rows import UNKNOWN
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
 EOS = 2
+
+
+def all_logits(head, states):
+    """Reads the logits of all supervised rows at once."""
+    return head(states)
 
 
 def example(prompt: int, answer: int, seed: int = 0, **extra) -> dict:
@@ -164,7 +170,10 @@ def test_pard_training_rows_equal_inference_with_the_same_prefix(retention):
     collator = PardCollator(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)
     samples = [example(3, 12), example(1, 7, seed=4)]
     batch = collator(samples)
-    rows = pard_forward(drafter, drafter, target, batch, None)
+    rows, logits = (
+        ROWS["dropped_masks"](drafter, batch),
+        pard_forward(drafter, drafter, target, batch, None, all_logits),
+    )
     where = (batch["labels"] != -100).nonzero().tolist()
     assert len(where) == len(rows.labels)
     for position, (sample, row) in enumerate(where):
@@ -172,7 +181,7 @@ def test_pard_training_rows_equal_inference_with_the_same_prefix(retention):
         prefix = torch.tensor([samples[sample]["input_ids"][: index - block + 1]])
         context = DraftContext(prefix, torch.arange(prefix.shape[1])[None])
         drafted = drafter.draft(context, drafter.new_draft_state(target), 5)
-        torch.testing.assert_close(rows.logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
         assert int(rows.labels[position]) == samples[sample]["input_ids"][index + 1]
         assert int(rows.positions[position]) == block + 1
 
@@ -185,7 +194,11 @@ def test_pard2_training_rows_equal_inference_with_the_same_prefix(retention):
     collator = PardCollator(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)
     samples = [example(3, 12), example(1, 7, seed=4)]
     batch = collator(samples)
-    rows = pard_forward(drafter, drafter, target, batch, target_reading(drafter, target, batch).features)
+    features = target_reading(drafter, target, batch).features
+    rows, logits = (
+        ROWS["dropped_masks"](drafter, batch),
+        pard_forward(drafter, drafter, target, batch, features, all_logits),
+    )
     where = (batch["labels"] != -100).nonzero().tolist()
     assert len(where) == len(rows.labels) > 20
     for position, (sample, row) in enumerate(where):
@@ -197,7 +210,7 @@ def test_pard2_training_rows_equal_inference_with_the_same_prefix(retention):
         features = torch.cat([hidden[tap] for tap in drafter.tapped_hidden_states], dim=-1)[:, :-1]
         context = DraftContext(prefix, positions, features, positions[:, :-1])
         drafted = drafter.draft(context, drafter.new_draft_state(target), 5)
-        torch.testing.assert_close(rows.logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
 
 
 def test_pard2_does_not_train_on_packed_rows():
@@ -219,7 +232,11 @@ def test_anchored_training_blocks_equal_inference_with_the_same_prefix(architect
     drafter = tiny_drafter(kind, target)
     samples = [example(3, 12), example(2, 8, seed=4)]
     batch = BlockCollator(MASK_TOKEN_ID, block_size=5, num_anchors=100)(samples)
-    rows = block_forward(drafter, drafter, target, batch, target_reading(drafter, target, batch).features)
+    features = target_reading(drafter, target, batch).features
+    rows, logits = (
+        ROWS["anchored_blocks"](drafter, batch),
+        block_forward(drafter, drafter, target, batch, features, all_logits),
+    )
     where = (batch["labels"] != -100).nonzero().tolist()
     for position, (sample, block, k) in enumerate(where):
         anchor = int(batch["anchors"][sample, block])
@@ -229,7 +246,7 @@ def test_anchored_training_blocks_equal_inference_with_the_same_prefix(architect
         features = tapped_features(target, drafter.tapped_hidden_states, read, torch.ones_like(read))
         context = DraftContext(prefix, positions, features, positions[:, :-1])
         drafted = drafter.draft(context, drafter.new_draft_state(target), 4)
-        torch.testing.assert_close(rows.logits[position], drafted[0, k], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits[position], drafted[0, k], rtol=1e-4, atol=1e-4)
         assert int(rows.labels[position]) == samples[sample]["input_ids"][anchor + 1 + k]
         assert int(rows.positions[position]) == k + 1
 
@@ -246,11 +263,13 @@ def test_dart_training_rows_equal_inference_with_the_same_prefix(architecture, s
     depth = drafter.max_draft_depth
     samples = [example(3, 12), example(2, 8, seed=4)]
     batch = SharedPrefixCollator(num_tokens=depth, shifted=shifted, num_anchors=100)(samples)
-    reading = target_reading(drafter, target, batch, with_logits=True)
-    rows = shared_prefix_forward(drafter, drafter, target, batch, reading.features)
+    reading = target_reading(drafter, target, batch, with_states=True)
+    rows = ROWS["shared_prefix"](drafter, batch)
+    teachers = reading.logits(rows.samples, rows.places)
+    logits = shared_prefix_forward(drafter, drafter, target, batch, reading.features, all_logits)
     where = (batch["labels"] != -100).nonzero().tolist()
     assert len(where) == len(rows.labels) >= 60
-    assert rows.logits.shape[1] == drafter.config.draft_vocab_size
+    assert logits.shape[1] == drafter.config.draft_vocab_size
     for position, (sample, row) in enumerate(where):
         t = int(rows.positions[position])
         anchor = int(batch["row_index"][sample, row]) - int(batch["row_block"][sample, row]) + 1
@@ -261,16 +280,15 @@ def test_dart_training_rows_equal_inference_with_the_same_prefix(architecture, s
         context = DraftContext(prefix, positions, features, positions[:, :-1])
         drafted = drafter.draft(context, drafter.new_draft_state(target), depth)[0, t - 1]
         expected = drafted if rows.vocabulary is None else drafted[rows.vocabulary]
-        torch.testing.assert_close(rows.logits[position], expected, rtol=1e-4, atol=1e-4)
-        truth, label = samples[sample]["input_ids"][anchor + t], int(rows.labels[position])
+        torch.testing.assert_close(logits[position], expected, rtol=1e-4, atol=1e-4)
+        truth, label = samples[sample]["input_ids"][anchor + t], int(rows.label_columns[position])
         if rows.vocabulary is None:
             assert label == truth
         else:
             assert label == UNKNOWN if truth not in rows.vocabulary else int(rows.vocabulary[label]) == truth
         # The teacher is the target behind the true text before the drafted token.
-        sample_of, place = (part[position] for part in rows.target_rows)
         teacher = target(text[:, : anchor + t]).logits[0, -1]
-        torch.testing.assert_close(reading.logits[sample_of, place], teacher, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(teachers[position], teacher, rtol=1e-3, atol=1e-3)
 
 
 @torch.no_grad()
@@ -281,10 +299,10 @@ def test_rows_that_cod_keeps_are_the_undropped_rows():
     found = {}
     for name, retention in (("all", 1.0), ("some", 0.5)):
         batch = PardCollator(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)(samples)
-        rows = pard_forward(drafter, drafter, target, batch, None)
+        logits = pard_forward(drafter, drafter, target, batch, None, all_logits)
         supervised = batch["labels"] != -100
         keys = zip(batch["row_block"][supervised].tolist(), batch["row_index"][supervised].tolist(), strict=True)
-        found[name] = dict(zip(keys, rows.logits, strict=True))
+        found[name] = dict(zip(keys, logits, strict=True))
     assert len(found["some"]) < len(found["all"])
     for key, logits in found["some"].items():
         torch.testing.assert_close(logits, found["all"][key], rtol=1e-4, atol=1e-4)

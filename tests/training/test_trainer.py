@@ -66,13 +66,14 @@ class StopAt(TrainerCallback):
 
 def note_gammas(trainer) -> list[float]:
     """The gammas of the losses that `trainer` computes from now on."""
-    gammas, draft_loss = [], trainer.draft_loss
+    gammas, draft_sums = [], trainer.draft_sums
 
-    def noting(rows, target_logits, gamma):
-        gammas.append(gamma)
-        return draft_loss(rows, target_logits, gamma)
+    def noting(scores, gamma):
+        # Denominators alone are taken beforehand.
+        gammas.extend([gamma] if scores.log_probs.any() else [])
+        return draft_sums(scores, gamma)
 
-    trainer.draft_loss = noting
+    trainer.draft_sums = noting
     return gammas
 
 
@@ -212,7 +213,7 @@ def test_a_drafter_whose_taps_the_target_decides_needs_it_too(tmp_path):
 def test_the_targets_logits_are_computed_only_where_they_are_learned_from(target, text, tmp_path):
     widths = {}
     for kind in ("dflash", "dart"):
-        trainer = trainer_for(kind, target, text, tmp_path / kind, max_steps=1)
+        trainer = trainer_for(kind, target, text, tmp_path / kind, max_steps=1, loss_chunk_rows=100)
         seen = []
         handle = target.lm_head.register_forward_hook(
             lambda _module, _args, output, seen=seen: seen.append(output.shape)
@@ -221,7 +222,10 @@ def test_the_targets_logits_are_computed_only_where_they_are_learned_from(target
         handle.remove()
         # DFlash borrows the head, for rows without a batch dimension.
         widths[kind] = [shape[1] for shape in seen if len(shape) == 3]
-    assert widths == {"dflash": [1], "dart": [32]}
+    assert widths["dflash"] == [1]
+    # The rows that are learned, a chunk at a time, and once more in the backward pass.
+    assert widths["dart"][0] == 1
+    assert sorted(widths["dart"][1:]) == [8] * 2 + [100] * 8
 
 
 def test_the_loss_is_the_annealed_kl_to_the_target(target, text, tmp_path):

@@ -292,8 +292,9 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         logits_to_keep: slice | torch.BoolTensor = slice(None),
+        read_rows: Callable[[nn.Module, torch.Tensor], Any] | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> Any:
         """Prefix and masks through the layer, and the chosen rows through the lm_head.
 
         Args:
@@ -305,6 +306,8 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
                 every row sees all before it.
             past_key_values: entries of the prefix so far. All rows are appended; the caller drops those of the masks.
             logits_to_keep: which rows to score, `(batch, rows)` if not a slice.
+            read_rows: called with the lm_head and the hidden states that it would get. What it returns is returned, in place of
+                logits: training scores a few rows at a time.
 
         Returns:
             `logits (batch, kept, draft_vocab_size)`; `(kept, draft_vocab_size)` for a mask.
@@ -329,6 +332,8 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         kept = self.norm(kept)
         if self.config.double_norm:
             kept = self.norm(kept)
+        if read_rows is not None:
+            return read_rows(self.lm_head, kept)
         return CausalLMOutputWithPast(logits=self.lm_head(kept), past_key_values=past_key_values)
 
     @classmethod

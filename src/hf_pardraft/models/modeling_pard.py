@@ -4,10 +4,12 @@ PARD-2 is the same with a projection, which adds a target's hidden states to the
 """
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     LlamaForCausalLM,
@@ -18,7 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
 
 from .configuration_pard import (
     PARD2_FIELDS,
@@ -286,14 +288,18 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         logits_to_keep: int | torch.Tensor = 0,
         target_features: torch.Tensor | None = None,
         feature_rows: torch.LongTensor | None = None,
+        read_rows: Callable[[nn.Module, torch.Tensor], Any] | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """The base architecture's forward, plus, for PARD-2:
+    ) -> Any:
+        """The base architecture's forward, plus:
 
         Args:
-            target_features: `(batch, tokens, pard2_target_dim)`, what is projected and added to the embeddings of
+            target_features: for PARD-2, `(batch, tokens, pard2_target_dim)`, what is projected and added to the embeddings of
                 `input_ids (batch, rows)`: for each token its predecessor's hidden states. `None` adds nothing.
             feature_rows: `(batch, rows)`, which of them each row gets; by default row r gets number r.
+            read_rows: called with the lm_head and the last hidden states of the rows of `logits_to_keep`. What it returns is
+                returned, and there are no logits: training scores a few rows at a time, inside this forward, where
+                distributed wrappers have the lm_head's weights at hand.
         """
         if target_features is not None:
             added = self.target_proj(target_features.to(self.target_proj.weight))
@@ -301,6 +307,17 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
                 added = added.gather(1, feature_rows.to(added.device)[:, :, None].expand(-1, -1, added.shape[2]))
             inputs_embeds = self.get_input_embeddings()(input_ids) + self.config.pard2_scale * added
             input_ids = None
+        if read_rows is not None:
+            states = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                inputs_embeds=inputs_embeds,
+                use_cache=use_cache,
+                **kwargs,
+            ).last_hidden_state
+            return read_rows(self.get_output_embeddings(), slice_logits_to_keep(states, logits_to_keep))
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,

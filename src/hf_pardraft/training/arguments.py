@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from transformers import TrainingArguments
 
+from .objectives import OBJECTIVES, parse_objective
+from .sums import REDUCTIONS, check_reduction
+
 
 @dataclass
 class DraftTrainingArguments(TrainingArguments):
@@ -19,6 +22,45 @@ class DraftTrainingArguments(TrainingArguments):
         default=0.2, metadata={"help": "PARD: least share of rows that a subtask keeps (r_min)."}
     )
     num_anchors: int = field(default=512, metadata={"help": "DFlash, DFlare, DART: most blocks per sequence and step."})
+    objective: str | None = field(
+        default=None,
+        metadata={
+            "help": "What is learned: a weighted sum such as cross_entropy+0.3*first_error+40*chain_reward, or a mapping of "
+            "names to coefficients. By default annealed_kl for DART, and cross_entropy for others. "
+            + "; ".join(f"{name}: {objective.help}" for name, objective in OBJECTIVES.items())
+            + "."
+        },
+    )
+    loss_reduction: str = field(
+        default=REDUCTIONS[0],
+        metadata={
+            "help": "weight_sum divides each objective by the sum of its weights, so that they leave its scale alone; paper sums "
+            "over the positions and averages over the blocks, as the equations say.",
+            "choices": list(REDUCTIONS),
+        },
+    )
+    loss_chunk_rows: int = field(
+        default=512,
+        metadata={
+            "help": "How many supervised rows go through the lm_head at a time: their logits are the largest tensors of a step."
+        },
+    )
+    kl_temperature: float = field(
+        default=1.0,
+        metadata={"help": "Temperature T that softens both laws of annealed_kl, forward_kl and cat_kl, times T^2."},
+    )
+    dpace_alpha: float = field(
+        default=0.5,
+        metadata={
+            "help": "dpace: smoothing of the drafter's probabilities p, as (1 - alpha) p + alpha; 0 leaves them."
+        },
+    )
+    streak_prefixes: int = field(
+        default=16,
+        metadata={
+            "help": "streak: for how many prefixes of an example the target samples a continuation in each step."
+        },
+    )
     loss_gamma: float | None = field(
         default=None,
         metadata={
@@ -63,6 +105,20 @@ class DraftTrainingArguments(TrainingArguments):
         if not 0 < self.kl_gamma <= 1:
             raise ValueError(f"kl_gamma must be in (0, 1], got {self.kl_gamma}: 1 weighs all positions alike")
         self._check_gamma_schedule()
+        self._check_objective()
+
+    def _check_objective(self) -> None:
+        if self.objective is not None:
+            parse_objective(self.objective)
+        check_reduction(self.loss_reduction)
+        if self.loss_chunk_rows < 1:
+            raise ValueError(f"loss_chunk_rows must be at least 1, got {self.loss_chunk_rows}")
+        if not self.kl_temperature > 0:
+            raise ValueError(f"kl_temperature must be positive, got {self.kl_temperature}")
+        if not 0 <= self.dpace_alpha < 1:
+            raise ValueError(f"dpace_alpha must be in [0, 1), got {self.dpace_alpha}")
+        if self.streak_prefixes < 1:
+            raise ValueError(f"streak_prefixes must be at least 1, got {self.streak_prefixes}")
 
     def _check_gamma_schedule(self) -> None:
         end, epoch_step = self.loss_gamma_end, self.loss_gamma_epoch_step

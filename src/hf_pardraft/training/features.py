@@ -1,9 +1,12 @@
 """What a drafter's training reads from the frozen target."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
+
+from .target_head import TargetHead, watching_base
 
 
 @dataclass(frozen=True)
@@ -12,11 +15,17 @@ class TargetReading:
 
     Attributes:
         features: `(batch, length, taps * hidden)`, its tapped hidden states, side by side; `None` if there are no taps.
-        logits: `(batch, length, vocab)`, entry t scores the token at t + 1; `None` unless they were asked for.
+        states: `(batch, length, hidden)`, what its head gets, entry t for the token at t + 1; `None` unless it was asked for.
+        head: from rows of `states`, `(rows, hidden)`, to its logits, `(rows, vocab)`.
     """
 
     features: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
+    states: torch.Tensor | None = None
+    head: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def logits(self, samples: torch.LongTensor, places: torch.LongTensor) -> torch.Tensor:
+        """The target's logits behind the token at `places` of `samples`, `(rows,)` each: `(rows, vocab)`."""
+        return self.head(self.states[samples.to(self.states.device), places.to(self.states.device)])
 
 
 @torch.no_grad()
@@ -25,7 +34,7 @@ def read_target(
     taps: list[int],
     input_ids: torch.LongTensor,
     attention_mask: torch.LongTensor,
-    with_logits: bool = False,
+    with_states: bool = False,
 ) -> TargetReading:
     """One forward of the target.
 
@@ -33,17 +42,18 @@ def read_target(
         target: frozen.
         taps: indices into its `hidden_states` tuple; no other entry is kept in memory.
         input_ids, attention_mask: `(batch, length)`, padded on the right.
-        with_logits: whether to compute the logits of all positions.
+        with_states: whether its logits will be asked for. Its last hidden states are kept then, which are smaller.
     """
-    outputs = target(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        output_hidden_states=taps,
-        use_cache=False,
-        logits_to_keep=0 if with_logits else 1,
-    )
-    features = torch.cat([outputs.hidden_states[tap] for tap in taps], dim=-1)
-    return TargetReading(features, outputs.logits if with_logits else None)
+    arguments = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False, "return_dict": True}
+    with watching_base(target) as seen:
+        outputs = target(**arguments, output_hidden_states=taps or None, logits_to_keep=1)
+    features = torch.cat([outputs.hidden_states[tap] for tap in taps], dim=-1) if taps else None
+    if not with_states:
+        return TargetReading(features)
+    if seen.module is None:
+        # A target that is not divided into a base model and a head: its logits have to be whole.
+        return TargetReading(features, target(**arguments).logits, torch.nn.Identity())
+    return TargetReading(features, seen.output.last_hidden_state, TargetHead(target, seen))
 
 
 def tapped_features(

@@ -1,6 +1,7 @@
-"""From a batch to the draft logits of its supervised rows, one function per layout of batches."""
+"""From a batch to its supervised rows, and from these to whatever is read off them, one function per layout of batches."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,43 +12,28 @@ from ..models.target_projection import one_place_behind
 from .collators import IGNORED, check_one_document
 from .features import TargetReading, read_target
 from .masks import PADDING, BlockRows, PardRows, block_mask, pard_mask
+from .rows import SupervisedRows
 
-# The label of a token that the drafter can't write.
-UNKNOWN = -1
-
-
-@dataclass(frozen=True)
-class SupervisedRows:
-    """What the losses see.
-
-    Attributes:
-        logits: `(rows, vocab)`.
-        labels: `(rows,)`.
-        positions: `(rows,)`, k of each row, counted from 1 for the first drafted token.
-        target_rows: sample and place of the target's logits for the same token, `(rows,)` each; `None` if the layout
-            doesn't say.
-        vocabulary: `(vocab,)`, the target's id of each column of `logits`, if they are not the same; labels are columns
-            too then, `UNKNOWN` for tokens that have none.
-    """
-
-    logits: torch.Tensor
-    labels: torch.LongTensor
-    positions: torch.LongTensor
-    target_rows: tuple[torch.LongTensor, torch.LongTensor] | None = None
-    vocabulary: torch.LongTensor | None = None
+# Called with an lm_head and the hidden states of the supervised rows, `(rows, hidden)`.
+RowReader = Callable[[nn.Module, torch.Tensor], Any]
 
 
 def target_reading(
-    drafter: PreTrainedModel, target: PreTrainedModel | None, batch: dict, with_logits: bool = False
+    drafter: PreTrainedModel, target: PreTrainedModel | None, batch: dict, with_states: bool = False
 ) -> TargetReading:
-    """What the drafter reads of the target, and learns from it; nothing if it reads token ids only."""
+    """What the drafter reads of the target, and learns from it (`with_states`); nothing if it does neither."""
     taps = drafter.taps_for(target)
-    if not taps:
+    if not taps and not with_states:
         return TargetReading()
+    return read_target(target, taps, *text_of(batch), with_states)
+
+
+def text_of(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:
+    """What the target reads of a batch: ids and mask, `(batch, length)` each."""
     if "attention_mask" in batch:
-        return read_target(target, taps, batch["input_ids"], batch["attention_mask"], with_logits)
+        return batch["input_ids"], batch["attention_mask"]
     # A PARD batch holds its text among its rows.
-    return read_target(target, taps, *text_of_rows(batch), with_logits)
+    return text_of_rows(batch)
 
 
 def text_of_rows(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:
@@ -70,37 +56,65 @@ def compute_dtype(drafter: PreTrainedModel) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else drafter.dtype
 
 
+def pard_rows(drafter: PreTrainedModel, batch: dict) -> SupervisedRows:
+    """Row (j, p) of a PARD batch drafts the token at p + 1 from the prefix that ends at p - j."""
+    supervised = batch["labels"] != IGNORED
+    return SupervisedRows(
+        labels=batch["labels"][supervised],
+        positions=batch["draft_positions"][supervised],
+        samples=supervised.nonzero(as_tuple=True)[0],
+        places=batch["row_index"][supervised],
+    )
+
+
 def pard_forward(
     model: nn.Module,
     drafter: PreTrainedModel,
     target: PreTrainedModel | None,
     batch: dict,
     features: torch.Tensor | None,
-) -> SupervisedRows:
+    read_rows: RowReader,
+) -> Any:
     """A PARD batch through an ordinary causal LM, with a mask that shows each row what inference shows it.
 
     With features (PARD-2), each row gets those that its anchor gets, the last real token that it sees.
     """
     rows = PardRows(batch["row_block"], batch["row_index"], batch["row_document"])
-    supervised = batch["labels"] != IGNORED
     injected = {}
     if features is not None:
         anchors = batch["row_index"] - batch["row_block"]
         injected = {"target_features": one_place_behind(features), "feature_rows": anchors}
-    outputs = model(
+    return model(
         input_ids=batch["input_ids"],
         position_ids=batch["position_ids"],
         attention_mask=additive(pard_mask(rows), compute_dtype(drafter)),
         use_cache=False,
-        logits_to_keep=supervised,
+        logits_to_keep=batch["labels"] != IGNORED,
+        read_rows=read_rows,
         **injected,
     )
-    return SupervisedRows(outputs.logits, batch["labels"][supervised], batch["draft_positions"][supervised])
+
+
+def block_rows(drafter: PreTrainedModel, batch: dict) -> SupervisedRows:
+    """Row k of a block that is anchored at a drafts the token at a + k."""
+    labels = batch["labels"]
+    sample, block, index = (labels != IGNORED).nonzero(as_tuple=True)
+    return SupervisedRows(
+        labels=labels[sample, block, index],
+        positions=index + 1,
+        samples=sample,
+        places=batch["anchors"][sample, block] + index,
+    )
 
 
 def block_forward(
-    model: nn.Module, drafter: PreTrainedModel, target: PreTrainedModel, batch: dict, features: torch.Tensor
-) -> SupervisedRows:
+    model: nn.Module,
+    drafter: PreTrainedModel,
+    target: PreTrainedModel,
+    batch: dict,
+    features: torch.Tensor,
+    read_rows: RowReader,
+) -> Any:
     """All anchored blocks of a batch in one sequence; the target's own embedding and lm_head, frozen."""
     anchors, block_ids = batch["anchors"], batch["block_ids"]
     batch_size, num_blocks, block_size = block_ids.shape
@@ -117,38 +131,44 @@ def block_forward(
         attention_mask=additive(block_mask(rows, batch["attention_mask"].bool()), compute_dtype(drafter)),
     ).last_hidden_state
     drafted = hidden_states.view(batch_size, num_blocks, block_size, -1)[:, :, 1:]
-    supervised = batch["labels"] != IGNORED
     head = target.get_output_embeddings()
-    positions = ahead[1:].expand(batch_size, num_blocks, -1)
+    return read_rows(head, drafted[batch["labels"] != IGNORED].to(head.weight.dtype))
+
+
+def shared_prefix_rows(drafter: PreTrainedModel, batch: dict) -> SupervisedRows:
+    """Rows of a shared-prefix batch; labels are columns of the drafter's vocabulary, if that is a part of the target's."""
+    supervised = batch["labels"] != IGNORED
     return SupervisedRows(
-        head(drafted[supervised].to(head.weight.dtype)), batch["labels"][supervised], positions[supervised]
+        labels=batch["labels"][supervised],
+        positions=batch["draft_positions"][supervised],
+        samples=supervised.nonzero(as_tuple=True)[0],
+        places=batch["target_index"][supervised],
+        vocabulary=drafter.draft_token_ids,
+        vocab_size=drafter.config.vocab_size,
     )
 
 
 def shared_prefix_forward(
-    model: nn.Module, drafter: PreTrainedModel, target: PreTrainedModel, batch: dict, features: torch.Tensor
-) -> SupervisedRows:
+    model: nn.Module,
+    drafter: PreTrainedModel,
+    target: PreTrainedModel,
+    batch: dict,
+    features: torch.Tensor,
+    read_rows: RowReader,
+) -> Any:
     """A shared-prefix batch: each token's states beside the next one's embedding, and all prefixes' masks behind them."""
     rows = PardRows(batch["row_block"], batch["row_index"], batch["row_document"])
-    supervised = batch["labels"] != IGNORED
-    logits = model(
+    return model(
         next_embeds=target.get_input_embeddings()(batch["input_ids"][:, 1:]).to(drafter.dtype),
         target_hidden_states=features[:, :-1].to(drafter.dtype),
         num_masks=batch["labels"].shape[1] - batch["input_ids"].shape[1] + 1,
         position_ids=batch["row_index"],
         attention_mask=additive(pard_mask(rows), compute_dtype(drafter)),
-        logits_to_keep=supervised,
-    ).logits
-    labels, vocabulary = batch["labels"][supervised], drafter.draft_token_ids
-    if vocabulary is not None:
-        columns = torch.full((drafter.config.vocab_size,), UNKNOWN, device=labels.device)
-        columns[vocabulary] = torch.arange(len(vocabulary), device=labels.device)
-        labels = columns[labels]
-    sample = supervised.nonzero(as_tuple=True)[0]
-    return SupervisedRows(
-        logits, labels, batch["draft_positions"][supervised], (sample, batch["target_index"][supervised]), vocabulary
+        logits_to_keep=batch["labels"] != IGNORED,
+        read_rows=read_rows,
     )
 
 
 # By what a drafter says of its `training_layout`.
+ROWS = {"dropped_masks": pard_rows, "anchored_blocks": block_rows, "shared_prefix": shared_prefix_rows}
 FORWARDS = {"dropped_masks": pard_forward, "anchored_blocks": block_forward, "shared_prefix": shared_prefix_forward}

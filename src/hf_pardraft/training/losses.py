@@ -1,47 +1,90 @@
-"""Training objectives, one pure function each: tensors in, tensors out."""
+"""Training objectives, one pure function each: logits in, a scalar out.
+
+In a `DraftTrainer` the logits of all rows never stand in memory together: there the same sums (sums.py) are taken over what
+the rows scored chunk by chunk.
+"""
 
 import torch
 from torch.nn import functional
 
-REDUCTIONS = ("weight_sum", "paper")
+from .sums import (
+    REDUCTIONS,
+    Sums,
+    acceptance_sums,
+    chain_sums,
+    first_error_sums,
+    mean_of,
+    streak_sums,
+    subtask_sums,
+    weighted_sums,
+)
+from .weights import (
+    acceptance_weights,
+    annealing_weights,
+    confidence_weights,
+    gamma_after_epochs,
+    linear_gamma,
+    position_weights,
+)
+
+__all__ = [
+    "FIRST_ERROR_EPSILON",
+    "REDUCTIONS",
+    "Sums",
+    "acceptance_weighted_cross_entropy",
+    "acceptance_weights",
+    "annealed_kl",
+    "annealing_weights",
+    "block_cross_entropy",
+    "block_kl",
+    "chain_reward",
+    "confidence_weights",
+    "first_error_loss",
+    "gamma_after_epochs",
+    "kl_divergences",
+    "label_log_probs",
+    "linear_gamma",
+    "position_weights",
+    "streak_reward",
+    "subtask_cross_entropy",
+    "weighted_cross_entropy",
+    "weighted_distillation",
+]
+
+# epsilon of left_to_right.txt, eq. 10.
+FIRST_ERROR_EPSILON = 1e-6
 
 
-def position_weights(
-    num_positions: int, gamma: float | None, device: torch.device | None = None, dtype: torch.dtype = torch.float64
+def wide(logits: torch.Tensor) -> torch.Tensor:
+    """In float32, or the wider dtype that they have."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def label_log_probs(
+    logits: torch.Tensor, labels: torch.LongTensor, valid: torch.BoolTensor | None = None
 ) -> torch.Tensor:
-    """Weights w_k = exp(-(k - 1) / gamma) of draft positions k = 1..num_positions (left_to_right.txt, eq. 8).
+    """log p(label), `(...)`, from logits `(..., vocab)` and labels `(...)`; what an invalid label is doesn't matter."""
+    if valid is not None:
+        labels = labels.masked_fill(~valid, 0)
+    logits = wide(logits)
+    losses = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+    return -losses.view(labels.shape)
 
-    Args:
-        num_positions: how many positions, counted from the first drafted token.
-        gamma: decay constant in positions; `None` weighs all alike.
 
-    Returns:
-        `(num_positions,)`.
+def kl_divergences(draft_logits: torch.Tensor, target_logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """T^2 KL(target || draft), `(...)`, both `(..., vocab)` softened by T. Natural log; the target's logits are constants.
+
+    T^2 keeps the gradients' size independent of T.
     """
-    if gamma is None:
-        return torch.ones(num_positions, device=device, dtype=dtype)
-    if gamma <= 0:
-        raise ValueError(f"gamma must be positive, or None for uniform weights, got {gamma}")
-    return torch.exp(-torch.arange(num_positions, device=device, dtype=dtype) / gamma)
-
-
-def linear_gamma(step: int, num_steps: int, start: float, end: float) -> float:
-    """The decay constant gamma(s) that grows from `start` before the first step to `end` behind the last (dflare.txt, eq. 5).
-
-    Args:
-        step: s, optimiser steps that are done.
-        num_steps: S, optimiser steps of the whole training, at least 1.
-    """
-    return start + step / num_steps * (end - start)
-
-
-def gamma_after_epochs(epochs: float, start: float, growth: float) -> float:
-    """The decay constant that grows from `start` by `growth` after each whole epoch (dflare.txt, section A.1).
-
-    Args:
-        epochs: epochs that are done, a started one in part.
-    """
-    return start + growth * int(epochs)
+    if temperature <= 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    draft = wide(draft_logits)
+    target = target_logits.detach().to(draft.dtype)
+    if temperature != 1:
+        # Logits are the largest tensors of a step, and divided ones are copies.
+        draft, target = draft / temperature, target / temperature
+    draft, target = draft.log_softmax(dim=-1), target.log_softmax(dim=-1)
+    return functional.kl_div(draft, target, reduction="none", log_target=True).sum(dim=-1) * temperature**2
 
 
 def weighted_cross_entropy(
@@ -57,47 +100,9 @@ def weighted_cross_entropy(
     Returns:
         sum of weight times cross-entropy, and sum of weights; scalars in float32 or the logits' wider dtype.
     """
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    weights = weights.to(wide)
-    losses = functional.cross_entropy(logits.to(wide), labels.masked_fill(weights == 0, 0), reduction="none")
-    return (losses * weights).sum(), weights.sum()
-
-
-def annealing_weights(
-    num_positions: int, gamma: float, device: torch.device | None = None, dtype: torch.dtype = torch.float64
-) -> torch.Tensor:
-    """Weights lambda_t = gamma^(t - 1) of draft positions t = 1..num_positions (dart.txt, section 3.3).
-
-    Args:
-        num_positions: how many positions, counted from the first drafted token.
-        gamma: annealing coefficient in (0, 1]; 1 weighs all alike.
-
-    Returns:
-        `(num_positions,)`.
-    """
-    if not 0 < gamma <= 1:
-        raise ValueError(f"the annealing coefficient gamma must be in (0, 1], got {gamma}")
-    return gamma ** torch.arange(num_positions, device=device, dtype=dtype)
-
-
-def weighted_kl(
-    draft_logits: torch.Tensor, target_logits: torch.Tensor, weights: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two sums of a weighted mean of KL(target || draft), as in [`weighted_cross_entropy`]. Natural log, temperature 1.
-
-    Args:
-        draft_logits, target_logits: `(rows, vocab)`; the target's are constants.
-        weights: `(rows,)`.
-
-    Returns:
-        sum of weight times divergence, and sum of weights; scalars in float32 or the logits' wider dtype.
-    """
-    wide = torch.promote_types(draft_logits.dtype, torch.float32)
-    target = target_logits.detach().to(wide).log_softmax(dim=-1)
-    draft = draft_logits.to(wide).log_softmax(dim=-1)
-    divergences = functional.kl_div(draft, target, reduction="none", log_target=True).sum(dim=-1)
-    weights = weights.to(wide)
-    return (divergences * weights).sum(), weights.sum()
+    log_probs = label_log_probs(logits, labels, weights != 0)
+    weights = weights.to(log_probs.dtype)
+    return -(torch.where(weights != 0, log_probs, 0) * weights).sum(), weights.sum()
 
 
 def weighted_distillation(
@@ -105,39 +110,135 @@ def weighted_distillation(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The two sums of a weighted mean of T^2 KL(target || draft), both softened by a temperature T (PARD-2, AMD).
 
-    T^2 keeps the gradients' size independent of T. Arguments and sums are those of [`weighted_kl`].
-    """
-    if temperature <= 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
-    wide = torch.promote_types(draft_logits.dtype, torch.float32)
-    total, weight_sum = weighted_kl(draft_logits.to(wide) / temperature, target_logits.to(wide) / temperature, weights)
-    return total * temperature**2, weight_sum
-
-
-def confidence_weights(
-    token_probabilities: torch.Tensor, block: torch.LongTensor, index: torch.LongTensor, num_tokens: int
-) -> torch.Tensor:
-    """How likely the target is to accept a PARD row's predecessors: the weight of the row's loss (PARD-2, AMD).
-
-    Row (j, p) drafts the token at p + 1 behind the prefix that ends at p - j, so its weight is the product of the target's
-    probabilities of the tokens in between, at p - j + 1 to p; 1 for block 0.
-
     Args:
-        token_probabilities: `(batch, length)`, the target's probability of each token of the text, given those before it.
-        block: `(batch, rows)`, number of masks up to and including the row, below `num_tokens`.
-        index: `(batch, rows)`, the row's place p in the text.
-        num_tokens: K.
+        draft_logits, target_logits: `(rows, vocab)`; the target's are constants.
+        weights: `(rows,)`.
+        temperature: T; T^2 keeps the gradients' size independent of it.
 
     Returns:
-        `(batch, rows)`.
+        sum of weight times divergence, and sum of weights; scalars in float32 or the logits' wider dtype.
     """
-    weights = torch.ones(block.shape, dtype=token_probabilities.dtype, device=block.device)
-    for back in range(num_tokens - 1):
-        place = index - back
-        probability = token_probabilities.gather(1, place.clamp(min=0))
-        # Before the text begins there is nothing to accept.
-        weights = torch.where((back < block) & (place >= 0), weights * probability, weights)
-    return weights
+    divergences = kl_divergences(draft_logits, target_logits, temperature)
+    weights = weights.to(divergences.dtype)
+    return (torch.where(weights != 0, divergences, 0) * weights).sum(), weights.sum()
+
+
+def block_cross_entropy(
+    draft_logits: torch.Tensor,
+    labels: torch.LongTensor,
+    valid: torch.BoolTensor,
+    gamma: float | None = None,
+    reduction: str = "weight_sum",
+) -> torch.Tensor:
+    """Cross-entropy with position decay: sum over k of w_k (-log p_k), w_k = exp(-(k - 1) / gamma) (left_to_right.txt, eq. 9).
+
+    Args:
+        draft_logits: `(blocks, positions, vocab)`, positions counted from the first drafted token.
+        labels: `(blocks, positions)`.
+        valid: `(blocks, positions)`, which positions count; holes don't shift k.
+        gamma: see [`position_weights`].
+        reduction: "weight_sum" divides by the sum of the weights, so that gamma leaves the scale alone; "paper" is eq. 9 to
+            the letter, summed over positions and averaged over the blocks that have a valid one.
+
+    Returns:
+        A scalar; 0 if nothing is valid.
+
+    Raises:
+        ValueError: for shapes that don't agree, a gamma that isn't positive, or another reduction.
+    """
+    check_blocks(draft_logits, valid, labels=labels)
+    log_probs = label_log_probs(draft_logits, labels, valid)
+    weights = position_weights(valid.shape[1], gamma, log_probs.device)
+    return mean_of(*weighted_sums(-log_probs, weights, valid, reduction))
+
+
+def subtask_cross_entropy(
+    draft_logits: torch.Tensor, labels: torch.LongTensor, valid: torch.BoolTensor
+) -> torch.Tensor:
+    """PARD's objective: L_k = mean over the rows of subtask k of -log p_k (pard.txt, eq. 8), averaged over the subtasks.
+
+    Each subtask is averaged by itself, so those that COD thins out weigh as much as the first. Arguments are those of
+    [`block_cross_entropy`]; subtasks without a valid row are left out.
+    """
+    check_blocks(draft_logits, valid, labels=labels)
+    return mean_of(*subtask_sums(label_log_probs(draft_logits, labels, valid), valid))
+
+
+def first_error_loss(
+    draft_logits: torch.Tensor,
+    labels: torch.LongTensor,
+    valid: torch.BoolTensor,
+    gamma: float | None = None,
+) -> torch.Tensor:
+    """Cross-entropy at the position that breaks each block's chain (left_to_right.txt, eq. 10).
+
+    k* is the first valid position whose likeliest token is not the label (on ties the lowest id is the likeliest), a constant
+    for the gradient: sum over blocks of w_k* (-log p_k*), divided by the sum of w_k* + 1e-6. Blocks without an error add
+    nothing. Arguments are those of [`block_cross_entropy`].
+
+    Returns:
+        A scalar; 0 if no block has an error.
+    """
+    check_blocks(draft_logits, valid, labels=labels)
+    log_probs = label_log_probs(draft_logits, labels, valid)
+    weights = position_weights(valid.shape[1], gamma, log_probs.device)
+    sums = first_error_sums(log_probs, draft_logits.argmax(dim=-1) == labels, weights, valid)
+    return mean_of(*sums, FIRST_ERROR_EPSILON)
+
+
+def chain_reward(
+    draft_logits: torch.Tensor, labels: torch.LongTensor, valid: torch.BoolTensor, reduction: str = "weight_sum"
+) -> torch.Tensor:
+    """A surrogate of the accepted length: the mean over k of rho_k = prod over j <= k of p_j (left_to_right.txt, eq. 12).
+
+    It is a reward, in [0, 1]: a loss subtracts it. An invalid position has a factor of 1 and no term.
+
+    Args:
+        draft_logits, labels, valid: as for [`block_cross_entropy`].
+        reduction: "weight_sum" divides by the number of valid positions; "paper" is eq. 12 to the letter, divided by the
+            number of positions even where fewer are valid, and averaged over the blocks that have a valid one.
+
+    Returns:
+        A scalar; 0 if nothing is valid.
+    """
+    check_blocks(draft_logits, valid, labels=labels)
+    return mean_of(*chain_sums(label_log_probs(draft_logits, labels, valid), valid, reduction))
+
+
+def streak_reward(
+    draft_logits: torch.Tensor, continuations: torch.LongTensor, valid: torch.BoolTensor, reduction: str = "weight_sum"
+) -> torch.Tensor:
+    """Streak distillation: sum over m of prod over j <= m of q_j(x_j), on x sampled from the target (left_to_right.txt, 6.5).
+
+    It is a reward: a loss subtracts it.
+
+    Args:
+        draft_logits: as for [`block_cross_entropy`].
+        continuations: `(blocks, positions)`, what the target wrote behind each block's prefix.
+        valid: `(blocks, positions)`, how far it wrote.
+        reduction: "paper" averages the sum over the blocks, which gives tokens; "weight_sum" divides it by the number of valid
+            positions, which gives [0, 1] at every block size.
+    """
+    check_blocks(draft_logits, valid, continuations=continuations)
+    return mean_of(*streak_sums(label_log_probs(draft_logits, continuations, valid), valid, reduction))
+
+
+def acceptance_weighted_cross_entropy(
+    draft_logits: torch.Tensor,
+    labels: torch.LongTensor,
+    valid: torch.BoolTensor,
+    alpha: float = 0.5,
+    reduction: str = "weight_sum",
+) -> torch.Tensor:
+    """D-PACE: cross-entropy whose weights are what each position adds to the accepted length, as constants (arXiv 2605.18810).
+
+    Args:
+        draft_logits, labels, valid: as for [`block_cross_entropy`].
+        alpha: see [`acceptance_weights`].
+        reduction: "weight_sum" divides by the sum of the weights; "paper" by the blocks that have a valid position.
+    """
+    check_blocks(draft_logits, valid, labels=labels)
+    return mean_of(*acceptance_sums(label_log_probs(draft_logits, labels, valid), valid, alpha, reduction))
 
 
 def annealed_kl(
@@ -147,7 +248,7 @@ def annealed_kl(
     gamma: float = 0.6,
     reduction: str = "weight_sum",
 ) -> torch.Tensor:
-    """KL(target || draft) over the whole vocabulary, later positions weighing less (dart.txt, section 3.3).
+    """Sum over t of gamma^(t - 1) KL(target || draft) over the whole vocabulary (dart.txt, section 3.3).
 
     Args:
         draft_logits: `(blocks, positions, vocab)`, positions counted from the first drafted token.
@@ -160,43 +261,37 @@ def annealed_kl(
     Returns:
         A scalar; 0 if nothing is valid.
     """
-    blocks, positions, vocab = draft_logits.shape
-    weights = annealing_weights(positions, gamma, draft_logits.device).expand(blocks, -1) * valid
-    total, weight_sum = weighted_kl(
-        draft_logits.reshape(-1, vocab), target_logits.reshape(-1, vocab), weights.reshape(-1)
-    )
-    return reduced(total, weight_sum, valid, reduction)
+    weights = annealing_weights(draft_logits.shape[1], gamma, draft_logits.device)
+    return block_kl(draft_logits, target_logits, valid, weights, reduction)
 
 
-def block_cross_entropy(
+def block_kl(
     draft_logits: torch.Tensor,
-    labels: torch.LongTensor,
+    target_logits: torch.Tensor,
     valid: torch.BoolTensor,
-    gamma: float | None = None,
+    weights: torch.Tensor,
     reduction: str = "weight_sum",
+    temperature: float = 1.0,
 ) -> torch.Tensor:
-    """Cross-entropy with position decay (left_to_right.txt, eq. 9).
+    """T^2 KL(target || draft) with weights of any kind: [`position_weights`], [`confidence_weights`].
 
     Args:
-        draft_logits: `(blocks, positions, vocab)`, positions counted from the first drafted token.
-        labels: `(blocks, positions)`.
-        valid: `(blocks, positions)`, which positions count; holes don't shift k.
-        gamma: see [`position_weights`].
-        reduction: "weight_sum" divides by the sum of the weights, so that gamma leaves the scale alone; "paper" is eq. 9 to
-            the letter, summed over positions and averaged over the blocks that have a valid one.
-
-    Returns:
-        A scalar; 0 if nothing is valid.
+        draft_logits, target_logits, valid, reduction: as for [`annealed_kl`].
+        weights: constants that broadcast against `(blocks, positions)`.
+        temperature: T, by which both laws are softened.
     """
-    blocks, positions, vocab = draft_logits.shape
-    weights = position_weights(positions, gamma, draft_logits.device).expand(blocks, -1) * valid
-    total, weight_sum = weighted_cross_entropy(draft_logits.reshape(-1, vocab), labels.reshape(-1), weights.reshape(-1))
-    return reduced(total, weight_sum, valid, reduction)
+    check_blocks(draft_logits, valid, target_logits=target_logits)
+    divergences = kl_divergences(draft_logits, target_logits, temperature)
+    return mean_of(*weighted_sums(divergences, weights, valid, reduction))
 
 
-def reduced(total: torch.Tensor, weight_sum: torch.Tensor, valid: torch.BoolTensor, reduction: str) -> torch.Tensor:
-    """A sum over all positions, divided by the sum of the weights or by the number of blocks with a valid position."""
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}")
-    divisor = weight_sum if reduction == "weight_sum" else valid.any(dim=1).sum().to(total.dtype)
-    return total / divisor.masked_fill(divisor == 0, 1)
+def check_blocks(draft_logits: torch.Tensor, valid: torch.BoolTensor, **others: torch.Tensor) -> None:
+    """Raise a `ValueError` unless the logits are `(blocks, positions, vocab)` and the rest agrees with them."""
+    shapes = {"valid": valid.shape, **{name: tensor.shape for name, tensor in others.items()}}
+    expected = {name: draft_logits.shape[: len(shape)] for name, shape in shapes.items()}
+    if draft_logits.ndim != 3 or shapes != expected or valid.ndim != 2:
+        found = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+        raise ValueError(
+            "expected draft_logits (blocks, positions, vocab), and labels and valid (blocks, positions), got "
+            f"{tuple(draft_logits.shape)} and {found}"
+        )

@@ -11,12 +11,9 @@ class DraftMetrics:
         self._seen: torch.Tensor | None = None
 
     @torch.no_grad()
-    def add(self, logits: torch.Tensor, labels: torch.LongTensor, positions: torch.LongTensor) -> None:
-        """Count rows: `logits (rows, vocab)`, `labels (rows,)`, and `positions (rows,)` from 1, at most 256."""
-        right = (logits.argmax(dim=-1) == labels).double()
-        slots = torch.zeros(256, dtype=torch.float64, device=logits.device)
-        counted = slots.index_add(0, positions - 1, right)
-        seen = slots.index_add(0, positions - 1, torch.ones_like(right))
+    def add(self, is_right: torch.BoolTensor, valid: torch.BoolTensor) -> None:
+        """Count drafts: which are right and which count, `(blocks, positions)` each."""
+        counted, seen = (is_right & valid).sum(dim=0).double(), valid.sum(dim=0).double()
         self._right = counted if self._right is None else self._right + counted
         self._seen = seen if self._seen is None else self._seen + seen
 

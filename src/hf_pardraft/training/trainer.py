@@ -1,5 +1,6 @@
 """DraftTrainer: a `Trainer` for drafters, with the target frozen beside it."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -8,16 +9,19 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 from .arguments import DraftTrainingArguments
 from .collators import COLLATORS
 from .features import freeze
-from .forwards import FORWARDS, UNKNOWN, SupervisedRows, target_reading
-from .losses import (
-    annealing_weights,
-    gamma_after_epochs,
-    linear_gamma,
-    position_weights,
-    weighted_cross_entropy,
-    weighted_kl,
-)
+from .learner import Learner
+from .losses import gamma_after_epochs, linear_gamma
 from .metrics import DraftMetrics
+from .objectives import (
+    OBJECTIVES,
+    BlockScores,
+    ObjectiveSettings,
+    combined,
+    objective_sums,
+    parse_objective,
+    total_loss,
+)
+from .sums import Sums, added, denominators_of, mean_of, with_denominators
 
 
 class DraftTrainer(Trainer):
@@ -52,30 +56,94 @@ class DraftTrainer(Trainer):
         self.target = target
         self.drafter = model
         data_collator = data_collator or COLLATORS[model.training_layout].for_drafter(model, args)
+        self.learner = Learner(
+            drafter=model,
+            target=target,
+            coefficients=parse_objective(args.objective or model.training_objective),
+            depth=model.max_draft_depth or args.draft_tokens,
+            rows_per_chunk=args.loss_chunk_rows,
+            temperature=args.kl_temperature,
+            streak_prefixes=args.streak_prefixes,
+            seed=args.seed,
+        )
+        check_one_device(args)
         super().__init__(model=model, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
             target.to(args.device)
-        # The losses are means already, so the Trainer has to divide them by the accumulation steps.
+        # Numerators are divided by the denominators of all accumulated batches.
+        self.loss_is_scaled_for_ga = True
         self.model_accepts_loss_kwargs = False
+        self._sums: dict[str, dict[str, Sums]] = {"train": {}, "eval": {}}
         self.metrics = {"train": DraftMetrics(), "eval": DraftMetrics()}
-        self.add_callback(_TellCollatorTheEpoch(self.data_collator))
+        self.add_callback(_TellTheEpoch([self.data_collator, self.learner]))
         model.adopt_training(args.draft_tokens)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """What the target says, draft logits, loss, metrics."""
-        reading = target_reading(self.drafter, self.target, inputs, with_logits=self.learns_from_logits)
-        forward = FORWARDS[self.drafter.training_layout]
-        rows = forward(model, self.drafter, self.target, inputs, reading.features)
-        # Evaluation losses are compared with each other, so their weights stay what they are before the first step.
-        gamma = self.current_gamma() if model.training else self.args.loss_gamma
-        loss = self.draft_loss(rows, reading.logits, gamma)
-        self.metrics["train" if model.training else "eval"].add(rows.logits, rows.labels, rows.positions)
-        return (loss, rows) if return_outputs else loss
+        """What target and drafter say, the sums of the objectives, the loss, metrics.
 
-    @property
-    def learns_from_logits(self) -> bool:
-        """Whether the objective compares laws, and so needs the target's logits."""
-        return self.drafter.training_objective == "annealed_kl"
+        Args:
+            num_items_in_batch: the objectives' denominators, summed over accumulated batches and processes; by default those of
+                this batch, over processes.
+        """
+        training = model.training
+        # Evaluation losses are compared with each other, so their weights stay what they are before the first step.
+        gamma = self.current_gamma() if training else self.args.loss_gamma
+        scores = self.learner.scores(model, inputs, None if training else self._num_counted(inputs))
+        sums = self.draft_sums(scores, gamma)
+        mode = "train" if training else "eval"
+        self.metrics[mode].add(scores.is_right, scores.valid)
+        self._sums[mode] = added(self._sums[mode], sums)
+        if num_items_in_batch is None:
+            num_items_in_batch = self.over_processes(denominators_of(sums))
+        loss = total_loss(self.learner.coefficients, with_denominators(sums, num_items_in_batch))
+        # Each process has its part of the numerators, and gradients and logged losses are averaged over processes.
+        loss = loss * (self.accelerator.num_processes // self.get_tp_size())
+        return (loss, scores) if return_outputs else loss
+
+    def draft_sums(self, scores: BlockScores, gamma: float | None) -> dict[str, Sums]:
+        """The objectives' sums over a batch.
+
+        Args:
+            scores: see [`BlockScores`].
+            gamma: decay constant of the position weights.
+        """
+        args = self.args
+        settings = ObjectiveSettings(gamma, args.kl_gamma, args.dpace_alpha, args.loss_reduction)
+        return objective_sums(self.learner.coefficients, scores, settings)
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """As in `Trainer`; the batches come with the objectives' denominators over all of them and all processes.
+
+        Where these depend on what the drafter says (its first errors, say), it is asked beforehand, without gradients.
+        """
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if len(batches) < 2 and not self.learner.known_before:
+            # Its own forward will tell.
+            return batches, None
+        gamma, parts = self.current_gamma(), []
+        devices = [self.args.device] if self.args.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(devices), self.compute_loss_context_manager():
+            # With the dropout of training, and the random numbers that it will draw again.
+            self.model_wrapped.train()
+            for batch in map(self._prepare_inputs, batches):
+                known = self.learner.known_before
+                scores = self.learner.blank_scores(batch) if known else self.learner.scores(self.model_wrapped, batch)
+                parts.append(denominators_of(self.draft_sums(scores, gamma)))
+        return batches, self.over_processes(torch.stack(parts).sum(dim=0)) if parts else None
+
+    def over_processes(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor that each process has."""
+        if self.accelerator.num_processes == 1:
+            return values
+        return self.accelerator.reduce(values, reduction="sum") / self.get_tp_size()
+
+    def _num_counted(self, inputs: dict) -> int | None:
+        """How many examples of an evaluation batch are no repetitions, which fill up the last one of several processes."""
+        state = self.accelerator.gradient_state
+        if self.accelerator.num_processes == 1 or not state.end_of_dataloader or state.remainder <= 0:
+            return None
+        size = len(inputs["input_ids"])
+        return min(max(state.remainder - self.accelerator.process_index * size, 0), size)
 
     def current_gamma(self) -> float | None:
         """The decay constant of the next step's position weights, from the steps or epochs that are done."""
@@ -85,29 +153,6 @@ class DraftTrainer(Trainer):
         if args.loss_gamma_epoch_step is not None:
             return gamma_after_epochs(state.epoch or 0, args.loss_gamma, args.loss_gamma_epoch_step)
         return args.loss_gamma
-
-    def draft_loss(self, rows: SupervisedRows, target_logits: torch.Tensor | None, gamma: float | None) -> torch.Tensor:
-        """The drafter's objective over the supervised rows, divided by the sum of their weights.
-
-        Cross-entropy with position decay, or the annealed KL of the target's law to the drafter's: of the tokens that the
-        drafter knows, where it doesn't know all.
-
-        Args:
-            rows: see [`SupervisedRows`].
-            target_logits: `(batch, length, vocab)`, for the second.
-            gamma: decay constant of the first's position weights.
-        """
-        deepest = max(self.args.draft_tokens, self.drafter.max_draft_depth or 0)
-        if self.learns_from_logits:
-            target_rows = target_logits[rows.target_rows]
-            if rows.vocabulary is not None:
-                target_rows = target_rows[:, rows.vocabulary]
-            weights = annealing_weights(deepest, self.args.kl_gamma, rows.logits.device)[rows.positions - 1]
-            total, weight_sum = weighted_kl(rows.logits, target_rows, weights)
-        else:
-            weights = position_weights(deepest, gamma, rows.logits.device)[rows.positions - 1]
-            total, weight_sum = weighted_cross_entropy(rows.logits, rows.labels, weights * (rows.labels != UNKNOWN))
-        return total / weight_sum.clamp(min=torch.finfo(weight_sum.dtype).tiny)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """As in `Trainer`, and what the drafter keeps outside the main file."""
@@ -125,22 +170,61 @@ class DraftTrainer(Trainer):
             loss = self.compute_loss(model, self._prepare_inputs(inputs))
         return loss.detach(), None, None
 
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """As in `Trainer`; the loss is that of all batches as one."""
+        self._sums["eval"] = {}
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if self._sums["eval"]:
+            values = self._pop_values("eval")
+            found = {"loss": combined(self.learner.coefficients, values)}
+            found |= values if len(values) > 1 else {}
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
+        return output
+
+    def _pop_values(self, mode: str) -> dict[str, float]:
+        """What each objective was since this was last asked, over all batches and processes as one."""
+        sums, self._sums[mode] = self._sums[mode], {}
+        if not sums:
+            return {}
+        # Numerators first, then denominators, in one exchange.
+        sizes = [len(part.denominators) for part in sums.values()]
+        both = [torch.cat([part[field] for part in sums.values()]) for field in range(2)]
+        numerators, denominators = self.over_processes(torch.stack(both))
+        quotients = zip(sums, numerators.split(sizes), denominators.split(sizes), strict=True)
+        return {name: mean_of(*parts, OBJECTIVES[name].epsilon).item() for name, *parts in quotients}
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the draft metrics that were gathered since the last log, and gamma if it grows."""
         grows = self.args.loss_gamma_end is not None or self.args.loss_gamma_epoch_step is not None
         if "loss" in logs and grows:
             logs["loss_gamma"] = self.current_gamma()
+        if "loss" in logs:
+            values = self._pop_values("train")
+            logs.update(values if len(values) > 1 else {})
         for mode, marker, prefix in (("train", "loss", ""), ("eval", "eval_loss", "eval_")):
             if marker in logs:
                 logs.update({prefix + name: value for name, value in self.metrics[mode].pop().items()})
         super().log(logs, *args, **kwargs)
 
 
-class _TellCollatorTheEpoch(TrainerCallback):
-    """Patterns and anchors differ between epochs, and are the same again when a run resumes."""
+class _TellTheEpoch(TrainerCallback):
+    """Patterns, anchors and continuations differ between epochs, and are the same again when a run resumes."""
 
-    def __init__(self, collator: Any) -> None:
-        self.collator = collator
+    def __init__(self, listeners: list[Any]) -> None:
+        self.listeners = listeners
 
     def on_epoch_begin(self, args, state, control, **kwargs):
-        self.collator.epoch = int(state.epoch or 0)
+        for listener in self.listeners:
+            listener.epoch = int(state.epoch or 0)
+
+
+def check_one_device(args: DraftTrainingArguments) -> None:
+    """Let one process use one device: the batches are no tensors that `DataParallel` could divide."""
+    if args.n_gpu > 1:
+        warnings.warn(
+            f"one process trains on one device, and sees {args.n_gpu}: the others stay idle. Start one process for each, with "
+            "accelerate launch or torchrun",
+            UserWarning,
+            stacklevel=3,
+        )
+        args._n_gpu = 1

@@ -1,0 +1,68 @@
+"""How the target itself goes on behind prefixes of a text: what streak distillation learns from."""
+
+import torch
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from .rows import UNKNOWN
+
+
+class DrawnByUniforms(LogitsProcessor):
+    """Leaves one token, drawn from the softmax of the scores with numbers that are given beforehand.
+
+    So a draw depends on its row alone, not on what else is in the batch, and not on any global state.
+
+    Args:
+        uniforms: `(rows, steps)`, in [0, 1).
+    """
+
+    def __init__(self, uniforms: torch.Tensor) -> None:
+        self.uniforms = uniforms
+        self.step = 0
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)
+        thresholds = self.uniforms[:, self.step].to(cumulative)[:, None] * cumulative[:, -1:]
+        self.step += 1
+        # Equal entries belong to tokens of probability 0, which must not be drawn.
+        drawn = (cumulative <= thresholds).sum(dim=-1, keepdim=True)
+        return torch.full_like(scores, -torch.inf).scatter(1, drawn, 0.0)
+
+
+@torch.no_grad()
+def sample_continuations(
+    target: PreTrainedModel, prefixes: list[torch.LongTensor], uniforms: torch.Tensor
+) -> torch.LongTensor:
+    """The tokens that the target writes behind each prefix at temperature 1, up to and including its end of text.
+
+    Args:
+        prefixes: token ids, `(length,)` each.
+        uniforms: `(prefixes, num_tokens)`, in [0, 1), where the randomness comes from.
+
+    Returns:
+        `(prefixes, num_tokens)`, `UNKNOWN` behind an end of text.
+    """
+    num_tokens = uniforms.shape[1]
+    lengths = torch.tensor([len(prefix) for prefix in prefixes])
+    longest = int(lengths.max())
+    ids = torch.stack([torch.nn.functional.pad(prefix, (longest - len(prefix), 0)) for prefix in prefixes])
+    mask = torch.arange(longest) >= longest - lengths[:, None]
+    ends = target.generation_config.eos_token_id
+    settings = GenerationConfig(
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        num_beams=1,
+        repetition_penalty=1.0,
+        eos_token_id=ends,
+        pad_token_id=0,
+    )
+    written = target.generate(
+        ids,
+        attention_mask=mask.to(ids.device).long(),
+        generation_config=settings,
+        logits_processor=LogitsProcessorList([DrawnByUniforms(uniforms)]),
+    )[:, longest:]
+    written = torch.nn.functional.pad(written, (0, num_tokens - written.shape[1]), value=UNKNOWN)
+    if ends is None:
+        return written
+    is_end = torch.isin(written, torch.as_tensor(ends, device=written.device))
+    return written.masked_fill(is_end.long().cumsum(dim=1) - is_end.long() > 0, UNKNOWN)

@@ -1,0 +1,84 @@
+"""Trains one drafter after the other, alone or as one of several processes; the results go into a file.
+
+`torchrun --nproc_per_node 2 train_cases.py results.pt 2` does what `train_cases(folder, 4)` does in one process.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+
+from hf_pardraft import DraftTrainer, DraftTrainingArguments
+from tiny_models import random_prompt, tiny_drafter, tiny_target
+
+DEPTH = 4
+# Heads inside the drafter and borrowed ones, denominators that are known before and such that are not.
+CASES = [
+    ("pard", "subtask_cross_entropy+0.3*first_error+forward_kl"),
+    ("pard2", "0.1*cat_cross_entropy+cat_kl"),
+    ("dflash", "cross_entropy+0.3*first_error+4*chain_reward"),
+    ("dflare", "dpace+2*streak"),
+    ("dart", "annealed_kl"),
+]
+
+
+def texts(count: int, first_seed: int = 0) -> Dataset:
+    """Texts of different lengths, of which different parts are learned."""
+    rows = []
+    for seed in range(first_seed, first_seed + count):
+        ids = random_prompt(9 + 3 * (seed % 4), seed)[0].tolist()
+        prompt = 2 + seed % 5
+        rows.append({"input_ids": ids, "labels": [-100] * prompt + ids[prompt:]})
+    return Dataset.from_list(rows)
+
+
+def train_cases(folder: Path, batch_size: int, accumulation: int = 2) -> dict[str, dict]:
+    """Two steps over eight texts for each case: losses, evaluation loss, weights."""
+    target = tiny_target("qwen3", initializer_range=0.15).double()
+    results = {}
+    for kind, objective in CASES:
+        arguments = DraftTrainingArguments(
+            folder,
+            max_steps=2,
+            per_device_train_batch_size=batch_size,
+            per_device_eval_batch_size=batch_size,
+            gradient_accumulation_steps=accumulation,
+            optim="sgd",
+            learning_rate=0.3,
+            lr_scheduler_type="constant",
+            max_grad_norm=0.0,
+            draft_tokens=DEPTH,
+            num_anchors=100,
+            objective=objective,
+            loss_gamma=3.0,
+            loss_chunk_rows=20,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        drafter = tiny_drafter(kind, target, depth=DEPTH).double()
+        # Seven are not divided evenly, so the last batch of several processes repeats one.
+        trainer = DraftTrainer(
+            drafter, target=target, args=arguments, train_dataset=texts(8), eval_dataset=texts(7, first_seed=20)
+        )
+        trainer.train()
+        results[kind] = {
+            "processes": trainer.accelerator.num_processes,
+            "eval_loss": trainer.evaluate()["eval_loss"],
+            "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+            "weights": {name: weight.detach() for name, weight in drafter.named_parameters()},
+        }
+    return results
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        found = train_cases(Path(scratch), int(sys.argv[2]))
+    if torch.distributed.get_rank() == 0:
+        torch.save(found, sys.argv[1])
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,185 @@
+"""Rows are scored a few at a time: the same values and gradients, and no tensor of all rows and tokens."""
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from transformers import (
+    AutoModelForCausalLM,
+    Cohere2Config,
+    Gemma2Config,
+    GraniteConfig,
+    OPTConfig,
+    PhiConfig,
+    Qwen3MoeConfig,
+)
+
+from hf_pardraft.training.features import read_target
+from hf_pardraft.training.losses import kl_divergences, label_log_probs
+from hf_pardraft.training.rows import SupervisedRows
+from hf_pardraft.training.scoring import RowScorer
+from hf_pardraft.training.target_head import target_head
+from tiny_models import tiny_target
+
+ROWS, HIDDEN, VOCAB = 63, 2, 20000
+FIELDS = ("log_probs", "continuations", "divergences")
+
+
+def peak_of(step) -> int:
+    """The most bytes that tensors made in `step` hold at one time."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+def case(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    head = nn.Linear(HIDDEN, VOCAB).to(dtype)
+    states = torch.randn(ROWS, HIDDEN, generator=generator, dtype=dtype, requires_grad=True)
+    labels = torch.randint(0, VOCAB, (ROWS,), generator=generator)
+    labels[3] = -1
+    continuations = torch.randint(-1, VOCAB, (ROWS,), generator=generator)
+    target_states = torch.randn(ROWS, HIDDEN, generator=generator, dtype=dtype)
+    target_head = torch.randn(HIDDEN, VOCAB, generator=generator, dtype=dtype)
+    scorer = RowScorer(labels, True, continuations, lambda rows: target_states[rows] @ target_head, temperature=1.5)
+    return head, states, scorer, target_states @ target_head
+
+
+def gradients(head, states, scored, seed=1, names=FIELDS):
+    generator = torch.Generator().manual_seed(seed)
+    loss = sum((scored[name] * torch.rand(ROWS, generator=generator)).sum() for name in names)
+    return torch.autograd.grad(loss, [states, *head.parameters()])
+
+
+@pytest.mark.parametrize("rows_per_chunk", [1, 4, 62, 63, 100])
+def test_chunks_change_neither_values_nor_gradients(rows_per_chunk):
+    head, states, scorer, target_logits = case()
+    scorer.rows_per_chunk = rows_per_chunk
+    found = scorer(head, states)
+    logits = head(states)
+    expected = {
+        "log_probs": label_log_probs(logits, scorer.labels, scorer.labels >= 0),
+        "continuations": label_log_probs(logits, scorer.continuations, scorer.continuations >= 0),
+        "divergences": kl_divergences(logits, target_logits, 1.5),
+        "is_right": logits.argmax(-1) == scorer.labels,
+    }
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, rtol=1e-12, atol=1e-12)
+    for chunked, whole in zip(gradients(head, states, found), gradients(head, states, expected), strict=True):
+        torch.testing.assert_close(chunked, whole, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("asked", ["log_probs", "divergences", "all"])
+def test_the_logits_of_all_rows_are_never_there(asked):
+    """Not in one tensor, and not in those of all chunks: what a chunk needs is given back before the next."""
+    peaks = {}
+    for rows_per_chunk in (1, 4, 100):
+        head, states, scorer, _ = case(torch.float32)
+        scorer.rows_per_chunk = rows_per_chunk
+        scorer.with_log_probs = asked != "divergences"
+        if asked != "all":
+            scorer.continuations = None
+        if asked == "log_probs":
+            scorer.target_logits = None
+        names = [asked] if asked in FIELDS else FIELDS
+        peaks[rows_per_chunk] = peak_of(lambda: gradients(head, states, scorer(head, states), names=names))  # noqa: B023
+    logits_of_one, weights = VOCAB * 4, (HIDDEN + 1) * VOCAB * 4
+    assert peaks[100] > 2 * ROWS * logits_of_one
+    for rows_per_chunk in (1, 4):
+        # Some copies of a chunk's logits, the weights' gradient of one and of all so far, and for each chunk the state of the
+        # random numbers.
+        chunks = -(-ROWS // rows_per_chunk)
+        assert peaks[rows_per_chunk] < 12 * rows_per_chunk * logits_of_one + 3 * weights + 8000 * chunks
+
+
+def test_no_rows_are_scored_as_such():
+    head, states, scorer, _ = case()
+    scorer.labels, scorer.continuations = scorer.labels[:0], scorer.continuations[:0]
+    scorer.target_logits = None
+    scored = scorer(head, states[:0])
+    assert all(len(values) == 0 for values in scored.values())
+    scored["log_probs"].sum().backward()
+    assert not head.weight.grad.any()
+
+
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+}
+# Targets that do something behind their head, have a bias in it, or are divided in another way.
+HEADS = {
+    "softcapped": Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=2.0),
+    "multiplied": Cohere2Config(**SMALL, logit_scale=0.25),
+    "divided": GraniteConfig(**SMALL, logits_scaling=3.0),
+    "biased": PhiConfig(**SMALL),
+    "of experts": Qwen3MoeConfig(
+        **SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, output_router_logits=True
+    ),
+    "nested": OPTConfig(vocab_size=50, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", HEADS)
+def test_logits_of_chosen_tokens_are_the_targets_own(name):
+    torch.manual_seed(0)
+    target = AutoModelForCausalLM.from_config(HEADS[name]).eval()
+    ids, mask = torch.randint(3, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 6:] = 0
+    heads_seen = []
+    handle = target.get_output_embeddings().register_forward_hook(
+        lambda _m, _a, output: heads_seen.append(output.shape)
+    )
+    reading = read_target(target, [] if name == "nested" else [0, 2], ids, mask, with_states=True)
+    handle.remove()
+    assert heads_seen == [(2, 1, 50)]
+    logits = target(ids, attention_mask=mask).logits
+    samples, places = mask.nonzero(as_tuple=True)
+    found = reading.logits(samples, places)
+    torch.testing.assert_close(found, logits[samples, places], rtol=1e-5, atol=1e-5)
+    # States that were stored find a head as well.
+    stored = reading.states[samples, places]
+    torch.testing.assert_close(target_head(target)(stored), found, rtol=0, atol=0)
+    # Asking for them leaves the target as it was.
+    torch.testing.assert_close(target(ids, attention_mask=mask).logits, logits, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_without_taps_or_states_the_target_gives_neither():
+    target = tiny_target()
+    ids = torch.randint(3, 60, (1, 5))
+    reading = read_target(target, [], ids, torch.ones_like(ids))
+    assert reading.features is None
+    assert reading.states is None
+
+
+def test_rows_of_one_prefix_make_a_block():
+    rows = SupervisedRows(
+        labels=torch.tensor([7, 8, 9, 7, 5]),
+        positions=torch.tensor([1, 1, 2, 1, 3]),
+        samples=torch.tensor([0, 0, 0, 1, 0]),
+        places=torch.tensor([4, 5, 5, 4, 6]),
+    )
+    assert rows.prefixes.tolist() == [[0, 4], [0, 5], [1, 4]]
+    assert rows.grid(rows.labels, 4).tolist() == [[7, 9, 5, 0], [8, 0, 0, 0], [7, 0, 0, 0]]
+    with pytest.raises(ValueError, match="drafts 3 tokens ahead"):
+        rows.check_depth(2)
+
+
+def test_columns_of_a_part_of_the_vocabulary():
+    nothing = torch.zeros(0, dtype=torch.long)
+    rows = SupervisedRows(nothing, nothing, nothing, nothing, torch.tensor([2, 5, 6]), vocab_size=8)
+    assert rows.columns(torch.tensor([5, 2, 0, 7, -1, 6])).tolist() == [1, 0, -1, -1, -1, 2]
+    assert rows.prefixes.shape == (0, 2)
+    assert rows.grid(torch.zeros(0), 3).shape == (0, 3)
