@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from .packed_reading import documents_apart, packed_inputs, put_together, takes_document_masks
+
 
 @dataclass(frozen=True)
 class TargetReading:
@@ -26,6 +28,7 @@ def read_target(
     input_ids: torch.LongTensor,
     attention_mask: torch.LongTensor,
     with_logits: bool = False,
+    documents: torch.LongTensor | None = None,
 ) -> TargetReading:
     """One forward of the target.
 
@@ -34,10 +37,17 @@ def read_target(
         taps: indices into its `hidden_states` tuple; no other entry is kept in memory.
         input_ids, attention_mask: `(batch, length)`, padded on the right.
         with_logits: whether to compute the logits of all positions.
+        documents: `(batch, length)`, of packed rows, -1 for padding: each document is read as if it stood alone.
     """
+    if documents is not None and not takes_document_masks(target):
+        apart, mask = documents_apart(input_ids, documents)
+        reading = read_target(target, taps, apart, mask, with_logits)
+        logits = put_together(reading.logits, mask, documents) if with_logits else None
+        return TargetReading(put_together(reading.features, mask, documents), logits)
+    inputs = {"attention_mask": attention_mask} if documents is None else packed_inputs(target, documents)
     outputs = target(
         input_ids=input_ids,
-        attention_mask=attention_mask,
+        **inputs,
         output_hidden_states=taps,
         use_cache=False,
         logits_to_keep=0 if with_logits else 1,

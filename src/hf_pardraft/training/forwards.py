@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.row_masks import additive
 from ..models.target_projection import one_place_behind
-from .collators import IGNORED, check_one_document
+from .attention import layout_mask
+from .documents import IGNORED, documents_of, positions_in_documents
 from .features import TargetReading, read_target
-from .masks import PADDING, BlockRows, PardRows, block_mask, pard_mask
+from .masks import PADDING, BlockRows, PardRows
 
 # The label of a token that the drafter can't write.
 UNKNOWN = -1
@@ -44,30 +44,26 @@ def target_reading(
     taps = drafter.taps_for(target)
     if not taps:
         return TargetReading()
-    if "attention_mask" in batch:
-        return read_target(target, taps, batch["input_ids"], batch["attention_mask"], with_logits)
     # A PARD batch holds its text among its rows.
-    return read_target(target, taps, *text_of_rows(batch), with_logits)
+    text = batch if "attention_mask" in batch else text_of_rows(batch)
+    return read_target(
+        target, taps, text["input_ids"], text["attention_mask"], with_logits, documents=text.get("document_ids")
+    )
 
 
-def text_of_rows(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:
-    """The real tokens of a PARD batch, which every example's rows begin with: ids and mask, `(batch, length)` each.
+def text_of_rows(batch: dict) -> dict[str, torch.LongTensor]:
+    """The real tokens of a PARD batch, which every example's rows begin with, `(batch, length)` each.
 
-    Raises:
-        ValueError: for a packed row, where the target would attend across documents.
+    Returns:
+        `input_ids`, `attention_mask` and, if a row is packed, `document_ids`.
     """
-    documents = batch["row_document"]
-    real = (batch["row_block"] == 0) & (documents != PADDING)
-    for row_documents, is_real in zip(documents, real, strict=True):
-        check_one_document(row_documents[is_real])
+    real = (batch["row_block"] == 0) & (batch["row_document"] != PADDING)
     length = int(real.sum(dim=1).max())
-    return batch["input_ids"][:, :length], real[:, :length].long()
-
-
-def compute_dtype(drafter: PreTrainedModel) -> torch.dtype:
-    """What attention computes in, autocast considered; an additive mask has to be of that dtype."""
-    device = drafter.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else drafter.dtype
+    real, documents = real[:, :length], batch["row_document"][:, :length]
+    text = {"input_ids": batch["input_ids"][:, :length], "attention_mask": real.long()}
+    if bool((documents[real] > 0).any()):
+        text["document_ids"] = documents.masked_fill(~real, PADDING)
+    return text
 
 
 def pard_forward(
@@ -86,11 +82,14 @@ def pard_forward(
     injected = {}
     if features is not None:
         anchors = batch["row_index"] - batch["row_block"]
-        injected = {"target_features": one_place_behind(features), "feature_rows": anchors}
+        # A document's first token has no predecessor, whatever stands before it in a packed row.
+        is_first = batch["position_ids"][:, : features.shape[1]] == 0
+        shifted = one_place_behind(features).masked_fill(is_first[:, :, None], 0)
+        injected = {"target_features": shifted, "feature_rows": anchors}
     outputs = model(
         input_ids=batch["input_ids"],
         position_ids=batch["position_ids"],
-        attention_mask=additive(pard_mask(rows), compute_dtype(drafter)),
+        attention_mask=layout_mask(rows, drafter),
         use_cache=False,
         logits_to_keep=supervised,
         **injected,
@@ -105,16 +104,17 @@ def block_forward(
     anchors, block_ids = batch["anchors"], batch["block_ids"]
     batch_size, num_blocks, block_size = block_ids.shape
     block = torch.arange(num_blocks, device=anchors.device).repeat_interleave(block_size)
-    rows = BlockRows(anchors.repeat_interleave(block_size, dim=1), block.expand(batch_size, -1))
-    length = batch["input_ids"].shape[1]
-    context_positions = torch.arange(length, device=anchors.device).expand(batch_size, -1)
+    documents = documents_of(batch)
+    rows = BlockRows(anchors.repeat_interleave(block_size, dim=1), block.expand(batch_size, -1), documents)
+    context_positions = positions_in_documents(documents)
     ahead = torch.arange(block_size, device=anchors.device)
-    block_positions = (anchors.clamp(min=0)[:, :, None] + ahead).view(batch_size, -1)
+    anchor_positions = context_positions.gather(1, anchors.clamp(min=0))
+    block_positions = (anchor_positions[:, :, None] + ahead).view(batch_size, -1)
     hidden_states = model(
         noise_embeds=target.get_input_embeddings()(block_ids.view(batch_size, -1)).to(drafter.dtype),
         context_hidden_states=features.to(drafter.dtype),
         position_ids=torch.cat([context_positions, block_positions], dim=1),
-        attention_mask=additive(block_mask(rows, batch["attention_mask"].bool()), compute_dtype(drafter)),
+        attention_mask=layout_mask(rows, drafter),
     ).last_hidden_state
     drafted = hidden_states.view(batch_size, num_blocks, block_size, -1)[:, :, 1:]
     supervised = batch["labels"] != IGNORED
@@ -135,8 +135,8 @@ def shared_prefix_forward(
         next_embeds=target.get_input_embeddings()(batch["input_ids"][:, 1:]).to(drafter.dtype),
         target_hidden_states=features[:, :-1].to(drafter.dtype),
         num_masks=batch["labels"].shape[1] - batch["input_ids"].shape[1] + 1,
-        position_ids=batch["row_index"],
-        attention_mask=additive(pard_mask(rows), compute_dtype(drafter)),
+        position_ids=batch["row_position"],
+        attention_mask=layout_mask(rows, drafter),
         logits_to_keep=supervised,
     ).logits
     labels, vocabulary = batch["labels"][supervised], drafter.draft_token_ids
