@@ -116,7 +116,11 @@ def test_the_shared_prefix_mask_is_three_causal_parts(seed):
                 mask_preceding = q in group_of and k_is_prompt and k <= anchors[group_of[q]] - 1
                 mask_causal = q in group_of and k in group_of and group_of[q] == group_of[k] and k <= q
                 # A row's document is that of the token whose states it reads; a group's is that of its anchor.
-                owners = [document[row] if row < length - 1 else document[anchors[group_of[row]]] for row in (q, k) if row < length - 1 or row in group_of]
+                owners = [
+                    document[row] if row < length - 1 else document[anchors[group_of[row]]]
+                    for row in (q, k)
+                    if row < length - 1 or row in group_of
+                ]
                 together = len(owners) == 2 and owners[0] == owners[1]
                 expected = together and (prompt_causal or mask_preceding or mask_causal) or q == k
                 assert bool(mask[b, q, k]) == expected, (b, q, k)

@@ -33,7 +33,8 @@ class DraftTrainingArguments(TrainingArguments):
         default=False, metadata={"help": "Put several texts in a row of at most max_length tokens; none sees another."}
     )
     chat_template_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": 'What the chat template takes besides messages, such as {"enable_thinking": false}.'}
+        default=None,
+        metadata={"help": 'What the chat template takes besides messages, such as {"enable_thinking": false}.'},
     )
     dataset_num_proc: int | None = field(default=None, metadata={"help": "Processes that prepare the data set."})
     training_attention: str = field(
@@ -88,13 +89,17 @@ class DraftTrainingArguments(TrainingArguments):
 
     def _check_data(self) -> None:
         if self.max_length is not None and self.max_length < 2:
-            raise ValueError(f"max_length must be at least 2 (a token and one to learn), or None, got {self.max_length}")
+            raise ValueError(
+                f"max_length must be at least 2 (a token and one to learn), or None, got {self.max_length}"
+            )
         if self.packing and self.max_length is None:
             raise ValueError("packing needs the length of a row, got max_length=None: set max_length, too")
         if self.training_attention not in ATTENTIONS:
             raise ValueError(f"training_attention must be one of {ATTENTIONS}, got {self.training_attention!r}")
         if not isinstance(self.chat_template_kwargs, dict | None):
-            raise ValueError(f"chat_template_kwargs must be a dict (JSON in a shell), got {self.chat_template_kwargs!r}")
+            raise ValueError(
+                f"chat_template_kwargs must be a dict (JSON in a shell), got {self.chat_template_kwargs!r}"
+            )
 
     def _check_gamma_schedule(self) -> None:
         end, epoch_step = self.loss_gamma_end, self.loss_gamma_epoch_step

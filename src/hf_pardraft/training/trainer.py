@@ -6,7 +6,9 @@ import torch
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from .arguments import DraftTrainingArguments
+from .attention import attending_with, training_attention
 from .collators import COLLATORS
+from .data import prepare_for_training
 from .features import freeze
 from .forwards import FORWARDS, UNKNOWN, SupervisedRows, target_reading
 from .losses import (
@@ -28,10 +30,13 @@ class DraftTrainer(Trainer):
         target: the model that it will draft for. Drafters that read hidden states need it; PARD only notes its kind.
         args: see [`DraftTrainingArguments`].
         data_collator: by default the one for the drafter's batch layout, set up from `args`.
-        **kwargs: as for `Trainer`. Examples have `input_ids` and `labels` (-100 for tokens that are not learned).
+        train_dataset, eval_dataset: conversations (`messages`), `prompt` and `completion`, `text`, or `input_ids` and
+            `labels` (-100 for tokens that are not learned): a `datasets` data set, a list of such rows, or a name or file;
+            see [`~hf_pardraft.training.data.prepare_data`]. All but the last need the tokenizer as `processing_class`.
+        **kwargs: as for `Trainer`.
 
     Raises:
-        ValueError: if the drafter needs a target and there is none, or it doesn't fit.
+        ValueError: if the drafter needs a target and there is none, or it doesn't fit; if the data can't be learned from.
     """
 
     def __init__(
@@ -52,6 +57,9 @@ class DraftTrainer(Trainer):
         self.target = target
         self.drafter = model
         data_collator = data_collator or COLLATORS[model.training_layout].for_drafter(model, args)
+        for name in ("train_dataset", "eval_dataset"):
+            kwargs[name] = prepare_for_training(model, args, kwargs.get("processing_class"), kwargs.get(name))
+        self.training_attention = training_attention(model, args.training_attention, args.device)
         super().__init__(model=model, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
             target.to(args.device)
@@ -65,7 +73,8 @@ class DraftTrainer(Trainer):
         """What the target says, draft logits, loss, metrics."""
         reading = target_reading(self.drafter, self.target, inputs, with_logits=self.learns_from_logits)
         forward = FORWARDS[self.drafter.training_layout]
-        rows = forward(model, self.drafter, self.target, inputs, reading.features)
+        with attending_with(self.drafter, self.training_attention):
+            rows = forward(model, self.drafter, self.target, inputs, reading.features)
         # Evaluation losses are compared with each other, so their weights stay what they are before the first step.
         gamma = self.current_gamma() if model.training else self.args.loss_gamma
         loss = self.draft_loss(rows, reading.logits, gamma)
