@@ -52,8 +52,8 @@ def test_tokens_pass_through_as_they_are():
 def test_tools_and_template_settings_reach_the_template(tokenizer):
     tokenizer = tiny_chat_tokenizer("chatml")
     tokenizer.chat_template = (
-        "{{ tools[0].function.name if tools else 'none' }} {{ mood }} {{ tools is not none and tools[0].function.kind is defined }}"
-        + tokenizer.chat_template
+        "{{ tools[0].function.name if tools else 'none' }} {{ mood }} "
+        "{{ tools is not none and tools[0].function.kind is defined }}" + tokenizer.chat_template
     )
     tools = [{"type": "function", "function": {"name": "add", "kind": None}}]
     rows = [
@@ -89,7 +89,7 @@ def test_data_comes_from_files_folders_and_memory(tokenizer, tmp_path, kind):
 
 
 def test_a_file_that_is_not_there_is_no_name_on_the_hub():
-    with pytest.raises(FileNotFoundError, match="no data file 'nowhere.jsonl'"):
+    with pytest.raises(FileNotFoundError, match="no data file 'nowhere"):
         prepare_data("nowhere.jsonl")
 
 

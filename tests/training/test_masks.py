@@ -122,7 +122,7 @@ def test_the_shared_prefix_mask_is_three_causal_parts(seed):
                     if row < length - 1 or row in group_of
                 ]
                 together = len(owners) == 2 and owners[0] == owners[1]
-                expected = together and (prompt_causal or mask_preceding or mask_causal) or q == k
+                expected = (together and (prompt_causal or mask_preceding or mask_causal)) or q == k
                 assert bool(mask[b, q, k]) == expected, (b, q, k)
 
 

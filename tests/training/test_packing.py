@@ -22,12 +22,13 @@ def document(prompt: int, answer: int, seed: int) -> dict:
 
 
 def packed(*documents: dict) -> dict:
-    return {
-        "input_ids": sum((d["input_ids"] for d in documents), []),
-        "labels": sum((d["labels"] for d in documents), []),
+    row = {"input_ids": [], "labels": [], "document_ids": []}
+    for number, part in enumerate(documents):
+        row["input_ids"] += part["input_ids"]
+        row["labels"] += part["labels"]
         # Any numbers that differ from neighbour to neighbour do.
-        "document_ids": sum(([7 - i] * len(d["input_ids"]) for i, d in enumerate(documents)), []),
-    }
+        row["document_ids"] += [7 - number] * len(part["input_ids"])
+    return row
 
 
 DOCUMENTS = [document(3, 14, 0), document(0, 9, 1), document(5, 12, 2), document(2, 6, 3)]

@@ -1,6 +1,5 @@
 """Conversations as `input_ids` and `labels`: what the assistant wrote is learned, as the chat template shows it, with its end."""
 
-import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -165,7 +164,7 @@ def content_span(chat: Conversation, text: str, messages: list[Message], index: 
     if replaced is None or mark not in replaced:
         return None
     before, behind = replaced.split(mark, 1)
-    start = len(os.path.commonprefix([text, before]))
+    start = len(common_prefix(text, before))
     if not text.endswith(behind) or len(text) - len(behind) < start:
         return None
     return start, len(text) - len(behind)
@@ -180,11 +179,25 @@ def end_of_turn(chat: Conversation, index: int, text: str) -> str:
 
 def common_end(chat: Conversation, text: str, end: str) -> str:
     """How far a text begins as a last turn ends, up to a special token if not all the way: what follows is another turn's."""
-    common = os.path.commonprefix([text, end])
+    common = common_prefix(text, end)
     if common == end:
         return end
     special = [token for token in chat.tokenizer.convert_ids_to_tokens(sorted(special_tokens(chat.tokenizer))) if token]
     return common[: max((common.rfind(token) + len(token) for token in special if token in common), default=0)]
+
+
+def common_prefix(one: str, other: str) -> str:
+    """What both begin with."""
+    length = min(len(one), len(other))
+    # Halving is quicker than a walk over characters, and conversations are long.
+    low, high = 0, length
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return one[:low]
 
 
 def with_content(messages: list[Message], index: int, content: str) -> list[Message]:

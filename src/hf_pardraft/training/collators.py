@@ -175,10 +175,11 @@ class SharedPrefixCollator:
     masks sees its own part of it.
 
     A batch holds `input_ids` and `attention_mask` `(batch, length)` for the target, and `document_ids` beside them if a row
-    is packed; and `(batch, rows)` each, the `length - 1` rows of the prefix first: `labels` (what the row itself must predict), `draft_positions` (t, from 1; 0 where
-    nothing is predicted), `target_index` (whose logits of the target score the same token), and what the mask is made of:
-    `row_block`, `row_index`, `row_document`; and `row_position`, the row's place in its document. Anchors and labels are those of [`BlockCollator`]. Masks that have no label, and
-    none behind them that has, are not built.
+    is packed; and `(batch, rows)` each, the `length - 1` rows of the prefix first: `labels` (what the row itself must
+    predict), `draft_positions` (t, from 1; 0 where nothing is predicted), `target_index` (whose logits of the target score the
+    same token), what the mask is made of: `row_block`, `row_index`, `row_document`; and `row_position`, the row's place in its
+    document. Anchors and labels are those of [`BlockCollator`]. Masks that have no label, and none behind them that has, are
+    not built.
 
     Args:
         num_tokens: d, how many tokens the drafter learns to draft.
