@@ -226,6 +226,16 @@ def without_space_behind_the_end(tokenizer: PreTrainedTokenizerBase, example: di
     return labels
 
 
+def without_end(tokenizer: PreTrainedTokenizerBase, example: dict[str, list[int]]) -> dict[str, list[int]]:
+    """The example without labels for the special tokens and blanks that end its last answer."""
+    labels, special = list(example["labels"]), special_tokens(tokenizer)
+    for place in reversed(range(len(labels))):
+        if labels[place] != IGNORED and labels[place] not in special and not is_blank(tokenizer, labels[place]):
+            break
+        labels[place] = IGNORED
+    return {**example, "labels": labels}
+
+
 def is_blank(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
     return token != IGNORED and not tokenizer.decode([token]).strip()
 

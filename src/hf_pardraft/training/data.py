@@ -1,8 +1,7 @@
-"""Raw examples to training examples: conversations, prompts with completions, or plain text to `input_ids` and `labels`."""
+"""A data set of raw examples as one that can be trained on: tokenised, rid of what teaches nothing, and perhaps packed."""
 
-import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,115 +10,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from transformers.utils import logging as transformers_logging
 
 from .arguments import DraftTrainingArguments
-from .chat import encode_chat
 from .data_sources import first_row, load_data, require_datasets
 from .documents import IGNORED
-from .encoding import check_tokenizer, encode_completion, encode_text
+from .encoding import check_tokenizer
+from .examples import KINDS, ExampleEncoder, check_kind, example_kind
 from .packing import packed_examples
 
 logger = logging.getLogger(__name__)
 
-# By the columns that a row must have, the first that fits.
-KINDS = {
-    "tokens": ("input_ids",),
-    "messages": ("messages",),
-    "conversations": ("conversations",),
-    "completion": ("prompt", "completion"),
-    "text": ("text",),
-}
-# The names of ShareGPT's speakers.
-SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant"}
 # How many supervised tokens in a row a layout needs: an anchor is one that the target wrote, and something follows it.
 LEARNABLE_RUN = {"dropped_masks": 1, "anchored_blocks": 2, "shared_prefix": 2}
 EXAMPLES_PER_PACKING = 1000
-
-
-def example_kind(columns: Any) -> str:
-    """Which kind of examples these columns make.
-
-    Raises:
-        ValueError: if none that is known.
-    """
-    for kind, needed in KINDS.items():
-        if all(name in columns for name in needed):
-            return kind
-    raise ValueError(
-        "expected examples with messages, prompt and completion, text, or input_ids and labels, got columns "
-        f"{', '.join(map(str, columns))}: rename the ones that hold them"
-    )
-
-
-@dataclass
-class ExampleEncoder:
-    """Makes `input_ids` and `labels` of a raw row.
-
-    Attributes:
-        tokenizer: of the target.
-        kind: of the rows, see [`example_kind`].
-        max_length: tokens that are kept, from the beginning; `None` keeps all.
-        template_kwargs: what the chat template takes besides messages; a row's own `chat_template_kwargs` come on top.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    kind: str
-    max_length: int | None = None
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, list[int]]:
-        example = self.encode(row)
-        # What is cut off is the end: no label loses what stands before it.
-        return {name: example[name][: self.max_length] for name in ("input_ids", "labels")}
-
-    def encode(self, row: dict[str, Any]) -> dict[str, list[int]]:
-        """The example, not cut off yet."""
-        if self.kind == "messages":
-            return self.chat(row, row["messages"])
-        if self.kind == "conversations":
-            return self.chat(row, from_sharegpt(row["conversations"]))
-        if self.kind == "text":
-            return encode_text(self.tokenizer, expect_text(row["text"], "text"))
-        prompt, completion = row["prompt"], row["completion"]
-        if isinstance(prompt, list) or isinstance(completion, list):
-            prompt, completion = as_messages(prompt, "user"), as_messages(completion, "assistant")
-            return self.chat(row, prompt + completion, num_given=len(prompt))
-        prompt, completion = expect_text(prompt, "prompt"), expect_text(completion, "completion")
-        return encode_completion(self.tokenizer, prompt, completion)
-
-    def chat(self, row: dict[str, Any], messages: Any, num_given: int = 0) -> dict[str, list[int]]:
-        if isinstance(messages, list):
-            messages = [without_nones(message) for message in messages]
-        tools = row.get("tools")
-        tools = json.loads(tools) if isinstance(tools, str) else tools
-        template_kwargs = self.template_kwargs | without_nones(row.get("chat_template_kwargs") or {})
-        return encode_chat(self.tokenizer, messages, without_nones(tools) or None, template_kwargs, num_given)
-
-
-def expect_text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected a text in column {name!r}, got {type(value).__name__}: {str(value)[:100]}")
-    return value
-
-
-def as_messages(value: Any, role: str) -> list[dict[str, Any]]:
-    """Messages as they are; a text as one message of `role`."""
-    return [{"role": role, "content": value}] if isinstance(value, str) else list(value or [])
-
-
-def from_sharegpt(turns: Any) -> Any:
-    """Messages of `from` and `value`, as ShareGPT has them, as messages of `role` and `content`."""
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) and "from" in turn for turn in turns):
-        return turns
-    return [
-        {"role": SPEAKERS.get(turn["from"], turn["from"]), "content": expect_text(turn.get("value"), "value")}
-        for turn in turns
-    ]
-
-
-def without_nones(value: Any) -> Any:
-    """A value without the `None`s that Arrow puts where other rows have a key and this one has not."""
-    if isinstance(value, dict):
-        return {key: without_nones(part) for key, part in value.items() if part is not None}
-    return [without_nones(part) for part in value] if isinstance(value, list) else value
 
 
 def has_something_to_learn(labels: Any, run: int) -> bool:
@@ -227,18 +128,6 @@ def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout)
     bar = transformers_logging.tqdm(rows, desc="Tokenizing", disable=len(rows) < EXAMPLES_PER_PACKING)
     examples = Dataset.from_list([encode(check_kind(row, kind)) for row in bar])
     return prepare_data(examples, max_length=max_length, packing=packing, layout=layout)
-
-
-def check_kind(row: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The row.
-
-    Raises:
-        ValueError: if it lacks a column that others have.
-    """
-    missing = [name for name in KINDS[kind] if name not in row]
-    if missing:
-        raise ValueError(f"the first example has a column {missing[0]!r}, and another has only {', '.join(row)}")
-    return row
 
 
 def check_something_encodes(kind: str, tokenizer: PreTrainedTokenizerBase | None) -> None:

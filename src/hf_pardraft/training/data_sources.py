@@ -1,5 +1,6 @@
 """Where training data comes from: the Hub, files, a folder that `datasets` saved, or rows in memory."""
 
+import glob
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +20,8 @@ def load_data(source: Any, config: str | None = None, split: str = "train", stre
     """A data set from wherever it is.
 
     Args:
-        source: a data set's name on the Hub; a .json, .jsonl, .csv or .parquet file (compressed ones too); a folder that
+        source: a data set's name on the Hub; a .json, .jsonl, .csv or .parquet file (compressed
+            ones too), or several as `part-*.jsonl`; a folder that
             `save_to_disk` wrote, or one with such files; or rows in memory, which are returned as they are.
         config: of a data set on the Hub, if it has several.
         split: which part of it, "train" for files.
@@ -40,7 +42,7 @@ def load_data(source: Any, config: str | None = None, split: str = "train", stre
         return one_split(source, split)
     path = Path(source)
     if kind := file_kind(path):
-        if not path.is_file():
+        if not glob.glob(str(path)):
             raise FileNotFoundError(
                 f"no data file {str(path)!r}: a name with the ending {path.suffix} is taken for a file"
             )
