@@ -38,7 +38,8 @@ def test_the_pard_mask_is_what_inference_sees(seed):
     rng = random.Random(seed)
     examples = [random_example(rng, packed=seed % 2 == 0) for _ in range(3)]
     batch = PardCollator(63, num_tokens=4, retention=rng.choice([0.5, 0.7, 1.0]), seed=seed)(examples)
-    mask = dense_mask(PardRows(batch["row_block"], batch["row_index"], batch["row_document"]))
+    window = rng.choice([None, 2, 5])
+    mask = dense_mask(PardRows(batch["row_block"], batch["row_index"], batch["row_document"]), window)
     for b in range(mask.shape[0]):
         rows = list(zip(*(batch[name][b].tolist() for name in ("row_block", "row_index", "row_document")), strict=True))
         for q, (block, index, document) in enumerate(rows):
@@ -48,9 +49,18 @@ def test_the_pard_mask_is_what_inference_sees(seed):
             prefix = [(0, i) for i in range(index - block + 1)]
             masks = [(j, index - block + j) for j in range(1, block + 1)]
             expected = {k for k, (j, i, d) in enumerate(rows) if d == document and (j, i) in prefix + masks}
-            assert set(mask[b, q].nonzero().flatten().tolist()) == expected
+            seen = {k for k in expected if window is None or rows[k][1] > index - window}
+            assert set(mask[b, q].nonzero().flatten().tolist()) == seen
             # Every mask before a kept row was kept: its keys and values are whole.
             assert len(expected) == examples[b]["document_ids"][: index - block + 1].count(document) + block
+
+
+def block_rows(batch: dict) -> BlockRows:
+    """The rows of a batch of anchored blocks of four."""
+    anchors = batch["anchors"]
+    block = torch.arange(anchors.shape[1]).repeat_interleave(4).expand(anchors.shape[0], -1)
+    index = (anchors[:, :, None] + torch.arange(4)).flatten(1)
+    return BlockRows(anchors.repeat_interleave(4, dim=1), index, block, documents_of(batch))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -62,11 +72,10 @@ def test_the_block_mask_is_context_before_the_anchor_and_the_own_block(seed):
     examples[0]["labels"] += [5, 6, 7]
     examples[0]["document_ids"] += [examples[0]["document_ids"][-1]] * 3
     batch = BlockCollator(63, block_size=4, num_anchors=5, seed=seed)(examples)
-    anchors, real = batch["anchors"], batch["attention_mask"].bool()
-    num_blocks, length = anchors.shape[1], real.shape[1]
-    block = torch.arange(num_blocks).repeat_interleave(4)
-    rows = BlockRows(anchors.repeat_interleave(4, dim=1), block.expand(3, -1), documents_of(batch))
-    mask = dense_mask(rows)
+    anchors, length = batch["anchors"], batch["input_ids"].shape[1]
+    num_blocks = anchors.shape[1]
+    window = rng.choice([None, 2, 5])
+    mask = dense_mask(block_rows(batch), window)
     for b in range(3):
         document = examples[b]["document_ids"]
         for n in range(num_blocks):
@@ -77,6 +86,9 @@ def test_the_block_mask_is_context_before_the_anchor_and_the_own_block(seed):
                         expected = expected and document[column] == document[anchors[b, n]]
                     else:
                         expected = (column - length) // 4 == n
+                    if window is not None:
+                        other = anchors[b, n] + (column - length) % 4 if column >= length else column
+                        expected = expected and abs(anchors[b, n] + k - other) <= window
                     assert bool(mask[b, n * 4 + k, column]) == expected
 
 
@@ -134,23 +146,23 @@ def random_rows(seed: int) -> PardRows | BlockRows:
     if seed % 2:
         batch = PardCollator(63, num_tokens=4, seed=seed)(examples)
         return PardRows(batch["row_block"], batch["row_index"], batch["row_document"])
-    batch = BlockCollator(63, block_size=4, num_anchors=5, seed=seed)(examples)
-    block = torch.arange(batch["anchors"].shape[1]).repeat_interleave(4).expand(3, -1)
-    return BlockRows(batch["anchors"].repeat_interleave(4, dim=1), block, documents_of(batch))
+    return block_rows(BlockCollator(63, block_size=4, num_anchors=5, seed=seed)(examples))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(8))
 def test_flex_attention_computes_what_the_dense_mask_computes(seed):
-    rows = random_rows(seed)
+    rows, window = random_rows(seed), (None, None, 3, 2)[seed % 4]
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(3, 2, rows.block.shape[1], 16, generator=generator)
     key, value = (torch.randn(3, 2, rows.num_keys, 16, generator=generator) for _ in range(2))
-    dense = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=dense_mask(rows)[:, None])
+    dense = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=dense_mask(rows, window)[:, None]
+    )
     with warnings.catch_warnings():
         # It says that it is slow when it isn't compiled.
         warnings.simplefilter("ignore")
-        flex = flex_attention(query, key, value, block_mask=flex_mask(rows))
+        flex = flex_attention(query, key, value, block_mask=flex_mask(rows, window))
     torch.testing.assert_close(flex, dense, rtol=1e-5, atol=1e-5)
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from ..models.row_masks import additive
+from ..models.row_masks import additive, attention_windows
 from .masks import BlockRows, PardRows, dense_mask, flex_mask
 
 FLEX = "flex_attention"
@@ -19,11 +20,26 @@ def compute_dtype(model: PreTrainedModel) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
 
 
-def layout_mask(rows: PardRows | BlockRows, drafter: PreTrainedModel):
-    """The mask of a layout as the drafter's attention takes it: a `BlockMask`, or `(batch, 1, rows, keys)` to add."""
-    if drafter.config._attn_implementation == FLEX:
-        return flex_mask(rows, compiled=rows.block.device.type != "cpu")
-    return additive(dense_mask(rows), compute_dtype(drafter))
+def layout_mask(rows: PardRows | BlockRows, drafter: PreTrainedModel) -> Any:
+    """The mask of a layout as the drafter's attention takes it: a `BlockMask`, or `(batch, 1, rows, keys)` to add.
+
+    One, or one per layer type if the drafter has several.
+
+    Raises:
+        ValueError: for layers that see chunks of a text: the layouts have no such mask.
+    """
+    windows = attention_windows(drafter.config)
+    if "chunked_attention" in windows:
+        raise ValueError(
+            f"can't train a drafter with chunked attention, which the {drafter.config.model_type} model has"
+        )
+    masks = {}
+    for layer_type, window in windows.items():
+        if drafter.config._attn_implementation == FLEX:
+            masks[layer_type] = flex_mask(rows, window, compiled=rows.block.device.type != "cpu")
+        else:
+            masks[layer_type] = additive(dense_mask(rows, window), compute_dtype(drafter))
+    return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
 def training_attention(drafter: PreTrainedModel, setting: str, device: torch.device) -> str:

@@ -105,9 +105,14 @@ def block_forward(
     batch_size, num_blocks, block_size = block_ids.shape
     block = torch.arange(num_blocks, device=anchors.device).repeat_interleave(block_size)
     documents = documents_of(batch)
-    rows = BlockRows(anchors.repeat_interleave(block_size, dim=1), block.expand(batch_size, -1), documents)
-    context_positions = positions_in_documents(documents)
     ahead = torch.arange(block_size, device=anchors.device)
+    rows = BlockRows(
+        anchors.repeat_interleave(block_size, dim=1),
+        (anchors[:, :, None] + ahead).view(batch_size, -1),
+        block.expand(batch_size, -1),
+        documents,
+    )
+    context_positions = positions_in_documents(documents)
     anchor_positions = context_positions.gather(1, anchors.clamp(min=0))
     block_positions = (anchor_positions[:, :, None] + ahead).view(batch_size, -1)
     hidden_states = model(

@@ -33,8 +33,12 @@ class PardRows:
     def num_keys(self) -> int:
         return self.block.shape[1]
 
-    def attends(self) -> Attends:
-        """Whether a row sees another; a padding row sees itself, so that no softmax is over nothing."""
+    def attends(self, window: int | None = None) -> Attends:
+        """Whether a row sees another; a padding row sees itself, so that no softmax is over nothing.
+
+        Args:
+            window: of a sliding layer, how many tokens a row sees, itself counted; `None` for all.
+        """
 
         def sees(sample, head, query, key):
             found = pard_attends(
@@ -45,6 +49,8 @@ class PardRows:
                 self.index[sample, key],
                 self.document[sample, key],
             )
+            if window is not None:
+                found = found & (self.index[sample, key] > self.index[sample, query] - window)
             return found | (query == key)
 
         return sees
@@ -56,11 +62,13 @@ class BlockRows:
 
     Attributes:
         anchor: `(batch, rows)`, where the row's block is anchored in the sequence; `PADDING` for padding blocks.
+        index: `(batch, rows)`, the row's place in the sequence: its anchor's, and one more for each row of the block.
         block: `(batch, rows)`, the number of the row's block.
         context_document: `(batch, context)`, the packed document of each context position; `PADDING` for padding.
     """
 
     anchor: torch.LongTensor
+    index: torch.LongTensor
     block: torch.LongTensor
     context_document: torch.LongTensor
 
@@ -68,8 +76,12 @@ class BlockRows:
     def num_keys(self) -> int:
         return self.context_document.shape[1] + self.block.shape[1]
 
-    def attends(self) -> Attends:
-        """Whether a row sees a context position or, behind them, a row."""
+    def attends(self, window: int | None = None) -> Attends:
+        """Whether a row sees a context position or, behind them, a row.
+
+        Args:
+            window: of a sliding layer, how far to either side a row sees; `None` for any distance.
+        """
         length = self.context_document.shape[1]
         row_document = self.context_document.gather(1, self.anchor.clamp(min=0))
 
@@ -79,7 +91,11 @@ class BlockRows:
                 self.anchor[sample, query], row_document[sample, query], place, self.context_document[sample, place]
             )
             on_block = block_attends_block(self.block[sample, query], self.block[sample, row])
-            return torch.where(key < length, on_context, on_block)
+            found = torch.where(key < length, on_context, on_block)
+            if window is None:
+                return found
+            key_index = torch.where(key < length, place, self.index[sample, row])
+            return found & ((self.index[sample, query] - key_index).abs() <= window)
 
         return sees
 
@@ -112,24 +128,25 @@ def document_attends(query_index, query_document, key_index, key_document):
     return (key_index <= query_index) & (key_document == query_document) & (query_document != PADDING)
 
 
-def dense_mask(rows: PardRows | BlockRows) -> torch.BoolTensor:
-    """`(batch, rows, keys)`: the predicate of a layout, everywhere."""
+def dense_mask(rows: PardRows | BlockRows, window: int | None = None) -> torch.BoolTensor:
+    """`(batch, rows, keys)`: the predicate of a layout, everywhere; of a sliding layer, if there is a `window`."""
     (batch, num_rows), device = rows.block.shape, rows.block.device
     sample = torch.arange(batch, device=device)[:, None, None]
     query = torch.arange(num_rows, device=device)[:, None]
-    return rows.attends()(sample, None, query, torch.arange(rows.num_keys, device=device))
+    return rows.attends(window)(sample, None, query, torch.arange(rows.num_keys, device=device))
 
 
-def flex_mask(rows: PardRows | BlockRows, compiled: bool = False) -> BlockMask:
+def flex_mask(rows: PardRows | BlockRows, window: int | None = None, compiled: bool = False) -> BlockMask:
     """The same for flex attention, which computes nothing for tiles of rows and keys that don't see each other.
 
     Args:
         rows: of a layout.
+        window: of a sliding layer.
         compiled: whether to compile the construction, which then needs no `(batch, rows, keys)` tensor.
     """
     batch, num_rows = rows.block.shape
     return create_block_mask(
-        rows.attends(), batch, None, num_rows, rows.num_keys, device=rows.block.device, _compile=compiled
+        rows.attends(window), batch, None, num_rows, rows.num_keys, device=rows.block.device, _compile=compiled
     )
 
 
