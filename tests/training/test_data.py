@@ -123,6 +123,10 @@ def test_a_lone_label_is_something_to_learn_for_some_layouts_only():
     lone = [{"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}, {"input_ids": [5, 6, 7], "labels": [5, 6, 7]}]
     assert len(prepare_data(lone, layout="dropped_masks")) == 2
     assert len(prepare_data(lone, layout="anchored_blocks")) == 1
+    pair = [{"input_ids": [5, 6, 7], "labels": [5, 6, -100]}]
+    assert len(prepare_data(pair, layout="anchored_blocks")) == 1
+    with pytest.raises(ValueError, match="something to learn"):
+        prepare_data(pair, layout="shared_prefix")
     with pytest.raises(ValueError, match="something to learn"):
         prepare_data([{"input_ids": [5, 6], "labels": [5, -100]}])
 
@@ -180,6 +184,7 @@ def test_the_trainer_takes_conversations_as_they_are(kind, packing, tmp_path, to
     ]
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
+    saved = load_dataset("json", data_files=str(data), split="train", cache_dir=tmp_path / "cache")
     arguments = DraftTrainingArguments(
         tmp_path / "run",
         max_steps=2,
@@ -196,7 +201,7 @@ def test_the_trainer_takes_conversations_as_they_are(kind, packing, tmp_path, to
         tiny_drafter(kind, target),
         target=target,
         args=arguments,
-        train_dataset=load_dataset("json", data_files=str(data), split="train", cache_dir=tmp_path / "cache"),
+        train_dataset=DatasetDict({"train": saved, "other": saved}),
         eval_dataset={"chats": rows},
         processing_class=tokenizer,
     )
@@ -204,6 +209,23 @@ def test_the_trainer_takes_conversations_as_they_are(kind, packing, tmp_path, to
     trainer.train()
     assert all(torch.isfinite(torch.tensor(e["loss"])) for e in trainer.state.log_history if "loss" in e)
     assert trainer.evaluate()["eval_chats_loss"] > 0
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_trainer_takes_a_stream(tmp_path, tokenizer, packing):
+    target = tiny_target("qwen3", vocab_size=320)
+    stream = Dataset.from_list([CHAT, UNANSWERED, CHAT]).to_iterable_dataset()
+    settings = {"max_steps": 3, "packing": packing, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
+    arguments = DraftTrainingArguments(tmp_path, report_to=[], use_cpu=True, **settings)
+    trainer = DraftTrainer(
+        tiny_drafter("dflash", target),
+        target=target,
+        args=arguments,
+        train_dataset=stream,
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    assert sum("loss" in entry for entry in trainer.state.log_history) == 3
 
 
 def test_flex_attention_is_refused_where_it_can_not_train(tmp_path):

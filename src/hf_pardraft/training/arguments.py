@@ -24,7 +24,9 @@ class DraftTrainingArguments(TrainingArguments):
     cod_min_retention: float = field(
         default=0.2, metadata={"help": "PARD: least share of rows that a subtask keeps (r_min)."}
     )
-    num_anchors: int = field(default=512, metadata={"help": "DFlash, DFlare, DART: most blocks per sequence and step."})
+    num_anchors: int = field(
+        default=512, metadata={"help": "DFlash, DFlare, DART: most blocks per row of a batch, packed or not."}
+    )
     max_length: int | None = field(
         default=3072,
         metadata={"help": "Tokens at which texts are cut off, and length of packed rows; None cuts nothing."},

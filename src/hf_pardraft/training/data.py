@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from transformers.utils import logging as transformers_logging
 
 from .arguments import DraftTrainingArguments
-from .data_sources import first_row, load_data, require_datasets
+from .data_sources import first_row, load_data, one_split, require_datasets
 from .documents import IGNORED
 from .encoding import check_tokenizer
 from .examples import KINDS, ExampleEncoder, check_kind, example_kind
@@ -18,17 +18,18 @@ from .packing import packed_examples
 
 logger = logging.getLogger(__name__)
 
-# How many supervised tokens in a row a layout needs: an anchor is one that the target wrote, and something follows it.
-LEARNABLE_RUN = {"dropped_masks": 1, "anchored_blocks": 2, "shared_prefix": 2}
+# How many supervised tokens in a row a layout needs, and what stands before the last of them at least: an anchor is one that
+# the target wrote, something follows it, and DART has to have read something before it.
+LEARNABLE_RUNS = {"dropped_masks": (1, 1), "anchored_blocks": (2, 1), "shared_prefix": (2, 2)}
 EXAMPLES_PER_PACKING = 1000
 
 
-def has_something_to_learn(labels: Any, run: int) -> bool:
-    """Whether `run` labels stand in a row, the last of them behind another token; `labels (length,)`."""
+def has_something_to_learn(labels: Any, run: int, num_before: int) -> bool:
+    """Whether `run` labels stand in a row, the last of them behind `num_before` tokens; `labels (length,)`."""
     length = 0
     for place, label in enumerate(torch.as_tensor(labels).tolist()):
         length = length + 1 if label != IGNORED else 0
-        if length >= run and place > 0:
+        if length >= run and place >= num_before:
             return True
     return False
 
@@ -95,14 +96,24 @@ def prepare_data(
     return data
 
 
+def prepare_all(drafter: PreTrainedModel, args: DraftTrainingArguments, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a `Trainer` with `train_dataset` and `eval_dataset`, perhaps a dict of several, prepared."""
+    prepared = dict(kwargs)
+    prepare = partial(prepare_for_training, drafter, args, kwargs.get("processing_class"))
+    if kwargs.get("train_dataset") is not None:
+        prepared["train_dataset"] = prepare(one_split(kwargs["train_dataset"], "train"))
+    evaluated = kwargs.get("eval_dataset")
+    if isinstance(evaluated, dict):
+        prepared["eval_dataset"] = {name: prepare(data) for name, data in evaluated.items()}
+    elif evaluated is not None:
+        prepared["eval_dataset"] = prepare(evaluated)
+    return prepared
+
+
 def prepare_for_training(
     drafter: PreTrainedModel, args: DraftTrainingArguments, processing_class: Any, data: Any
 ) -> Any:
-    """A data set, or a dict of several, as [`prepare_data`] makes it with the training arguments; `None` stays `None`."""
-    if data is None:
-        return None
-    if isinstance(data, dict):
-        return {name: prepare_for_training(drafter, args, processing_class, part) for name, part in data.items()}
+    """A data set as [`prepare_data`] makes it with the training arguments."""
     tokenizer = processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
     with args.main_process_first(desc="preparing a data set"):
         return prepare_data(
@@ -162,7 +173,8 @@ def with_labels(data: Any, columns: list[str]) -> Any:
 def _with_something_to_learn(data: Any, column: str, layout: str, options: dict[str, Any]) -> Any:
     from datasets import Dataset
 
-    keep = partial(has_something_to_learn, run=LEARNABLE_RUN[layout])
+    run, num_before = LEARNABLE_RUNS[layout]
+    keep = partial(has_something_to_learn, run=run, num_before=num_before)
     if not isinstance(data, Dataset):
         return data.filter(WarnOnce(keep), input_columns=[column])
     kept = data.filter(keep, input_columns=[column], **options, **described("Looking for labels", data))

@@ -63,9 +63,7 @@ def file_kind(path: Path) -> str | None:
 
 def one_split(data: Any, split: str) -> Any:
     """The named part of a data set that has several; any other as it is."""
-    from datasets import DatasetDict, IterableDatasetDict
-
-    if not isinstance(data, DatasetDict | IterableDatasetDict):
+    if not isinstance(data, dict):
         return data
     if split not in data:
         raise ValueError(f"the data set has no split {split!r}: it has {', '.join(data)}")

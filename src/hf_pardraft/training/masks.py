@@ -40,17 +40,14 @@ class PardRows:
             window: of a sliding layer, how many tokens a row sees, itself counted; `None` for all.
         """
 
+        parts = (self.block, self.index, self.document)
+
         def sees(sample, head, query, key):
-            found = pard_attends(
-                self.block[sample, query],
-                self.index[sample, query],
-                self.document[sample, query],
-                self.block[sample, key],
-                self.index[sample, key],
-                self.document[sample, key],
-            )
+            query_parts = [part[sample, query] for part in parts]
+            key_parts = [part[sample, key] for part in parts]
+            found = pard_attends(*query_parts, *key_parts)
             if window is not None:
-                found = found & (self.index[sample, key] > self.index[sample, query] - window)
+                found = found & (key_parts[1] > query_parts[1] - window)
             return found | (query == key)
 
         return sees
@@ -82,20 +79,21 @@ class BlockRows:
         Args:
             window: of a sliding layer, how far to either side a row sees; `None` for any distance.
         """
-        length = self.context_document.shape[1]
-        row_document = self.context_document.gather(1, self.anchor.clamp(min=0))
+        anchor, index, block, context_document = self.anchor, self.index, self.block, self.context_document
+        length = context_document.shape[1]
+        document = context_document.gather(1, anchor.clamp(min=0))
 
         def sees(sample, head, query, key):
             place, row = key.clamp(max=length - 1), (key - length).clamp(min=0)
             on_context = block_attends_context(
-                self.anchor[sample, query], row_document[sample, query], place, self.context_document[sample, place]
+                anchor[sample, query], document[sample, query], place, context_document[sample, place]
             )
-            on_block = block_attends_block(self.block[sample, query], self.block[sample, row])
+            on_block = block_attends_block(block[sample, query], block[sample, row])
             found = torch.where(key < length, on_context, on_block)
             if window is None:
                 return found
-            key_index = torch.where(key < length, place, self.index[sample, row])
-            return found & ((self.index[sample, query] - key_index).abs() <= window)
+            key_index = torch.where(key < length, place, index[sample, row])
+            return found & ((index[sample, query] - key_index).abs() <= window)
 
         return sees
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 from .arguments import DraftTrainingArguments
 from .attention import attending_with, training_attention
 from .collators import COLLATORS
-from .data import prepare_for_training
+from .data import prepare_all
 from .features import freeze
 from .forwards import FORWARDS, UNKNOWN, SupervisedRows, target_reading
 from .losses import (
@@ -57,8 +57,7 @@ class DraftTrainer(Trainer):
         self.target = target
         self.drafter = model
         data_collator = data_collator or COLLATORS[model.training_layout].for_drafter(model, args)
-        for name in ("train_dataset", "eval_dataset"):
-            kwargs[name] = prepare_for_training(model, args, kwargs.get("processing_class"), kwargs.get(name))
+        kwargs = prepare_all(model, args, kwargs)
         self.training_attention = training_attention(model, args.training_attention, args.device)
         super().__init__(model=model, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
