@@ -7,7 +7,7 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
 from hf_pardraft.training.attention import attending_with
-from hf_pardraft.training.collators import COLLATORS, BlockCollator, PardCollator, SharedPrefixCollator
+from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
 from hf_pardraft.training.features import read_target
 from hf_pardraft.training.forwards import FORWARDS, target_reading
 from hf_pardraft.training.packed_reading import takes_document_masks
@@ -133,12 +133,10 @@ def test_packed_documents_are_drafted_as_if_each_stood_alone(architecture, kind)
 
 @torch.no_grad()
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="transformers compiles flex attention")
-@pytest.mark.parametrize("kind", ["dflash", "dart"])
-def test_drafters_attend_with_flex_as_with_dense_masks(kind):
+def test_drafters_attend_with_flex_as_with_dense_masks():
     target = tiny_target("qwen3")
-    drafter = tiny_drafter(kind, target).eval()
-    collator = COLLATORS[drafter.training_layout]
-    collator = collator() if kind == "dart" else collator(MASK_TOKEN_ID, 4)
+    drafter = tiny_drafter("dart", target).eval()
+    collator = SharedPrefixCollator(num_tokens=4)
     dense = supervised_logits(drafter, target, collator, ROWS)
     with attending_with(drafter, "flex_attention"):
         assert drafter.config._attn_implementation == "flex_attention"

@@ -167,6 +167,7 @@ def test_answers_that_were_cut_off_teach_no_end(target, tokenizer, tmp_path):
     assert {row["truncated"] for row in rows} == {True, False}
     for row, raw in zip(prepare_data(str(path), tokenizer), rows, strict=True):
         learned = [label for label in row["labels"] if label != -100]
+        assert row["input_ids"][-1] in (learned[-1], tokenizer.encode("\n")[-1])
         assert (learned[-1] != tokenizer.eos_token_id) == raw["truncated"]
 
 
@@ -222,7 +223,7 @@ def test_a_killed_run_goes_on_without_a_duplicate_or_a_gap(target, tokenizer, tm
     command += ["--max-tokens", "24", "--dtype", "float32"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 240
-        while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline:
+        while not (path.exists() and path.stat().st_size) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     before = read(path) if path.read_bytes().endswith(b"\n") else []

@@ -227,13 +227,14 @@ def without_space_behind_the_end(tokenizer: PreTrainedTokenizerBase, example: di
 
 
 def without_end(tokenizer: PreTrainedTokenizerBase, example: dict[str, list[int]]) -> dict[str, list[int]]:
-    """The example without labels for the special tokens and blanks that end its last answer."""
-    labels, special = list(example["labels"]), special_tokens(tokenizer)
-    for place in reversed(range(len(labels))):
-        if labels[place] != IGNORED and labels[place] not in special and not is_blank(tokenizer, labels[place]):
-            break
-        labels[place] = IGNORED
-    return {**example, "labels": labels}
+    """The example up to its last answer, without the special tokens and blanks that end it."""
+    labels, special = example["labels"], special_tokens(tokenizer)
+    length = len(labels)
+    while length and (
+        labels[length - 1] in special or labels[length - 1] == IGNORED or is_blank(tokenizer, labels[length - 1])
+    ):
+        length -= 1
+    return {name: values[:length] for name, values in example.items()}
 
 
 def is_blank(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:

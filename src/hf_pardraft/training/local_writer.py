@@ -145,12 +145,21 @@ class LocalWriter:
             generation_config=self._generation_config(),
             **self._sampling([rewrite.seed(self.seed) for rewrite in batch]),
         )
-        return [self.answer_of(ids) for ids in written[:, length:].tolist()]
+        return [
+            self.answer_of(ids, prompt if rewrite.prompt_text is not None else [])
+            for ids, prompt, rewrite in zip(written[:, length:].tolist(), prompts, batch, strict=True)
+        ]
 
-    def answer_of(self, ids: list[int]) -> Answer:
-        """The text up to the token that ends it."""
+    def answer_of(self, ids: list[int], behind: list[int]) -> Answer:
+        """The text up to the token that ends it, such that it can follow the text of the tokens `behind` it."""
         end = next((place for place, token in enumerate(ids) if token in self.end_ids), None)
-        return Answer(self.tokenizer.decode(ids[:end], skip_special_tokens=True), is_whole=end is not None)
+        before, whole = self.decode(behind), self.decode(behind + ids[:end])
+        # Some tokenizers leave out a blank that a text begins with, but not one within.
+        text = whole[len(before) :] if whole.startswith(before) else self.decode(ids[:end])
+        return Answer(text, is_whole=end is not None)
+
+    def decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True) if ids else ""
 
     def _generation_config(self) -> GenerationConfig:
         config = GenerationConfig(

@@ -19,9 +19,6 @@ from .server_writer import ServerWriter
 
 logger = logging.getLogger(__name__)
 
-# Rows that are written to the disk together: waiting for it costs milliseconds.
-ROWS_PER_SYNC = 8
-
 
 @dataclass(frozen=True)
 class Shard:
@@ -124,10 +121,10 @@ def regenerate(
         result = Regeneration(journal.path, num_rows, len(journal.done))
         with tqdm(total=num_rows, initial=len(journal.done), desc=journal.path.name, disable=not progress) as bar:
             missing = ((index, row) for index, row in shard_rows(rows, shard) if index not in journal.done)
-            for done in in_groups(rewritten(missing, writer, result), ROWS_PER_SYNC):
-                journal.append(done)
-                result.num_written += len(done)
-                bar.update(len(done))
+            for row in rewritten(missing, writer, result):
+                journal.append(row)
+                result.num_written += 1
+                bar.update()
     for index, reason in result.failed.items():
         logger.warning("row %d was not rewritten: %s", index, reason)
     return result
@@ -176,20 +173,3 @@ def rewritten(
         else:
             rewrite, error = outcome
             result.failed[rewrite.index] = str(error)
-
-
-def in_groups(rows: Iterator[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
-    """Groups of at most `size`; what is there when the rows end with an error comes before the error."""
-    group: list[dict[str, Any]] = []
-    try:
-        for row in rows:
-            group.append(row)
-            if len(group) == size:
-                yield group
-                group = []
-    except OSError:
-        if group:
-            yield group
-        raise
-    if group:
-        yield group
