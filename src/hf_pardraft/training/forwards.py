@@ -44,26 +44,27 @@ def target_reading(
     taps = drafter.taps_for(target)
     if not taps:
         return TargetReading()
+    documents = packed_documents(batch)
+    if "attention_mask" in batch:
+        return read_target(target, taps, batch["input_ids"], batch["attention_mask"], with_logits, documents)
     # A PARD batch holds its text among its rows.
-    text = batch if "attention_mask" in batch else text_of_rows(batch)
-    return read_target(
-        target, taps, text["input_ids"], text["attention_mask"], with_logits, documents=text.get("document_ids")
-    )
+    return read_target(target, taps, *text_of_rows(batch), with_logits, documents)
 
 
-def text_of_rows(batch: dict) -> dict[str, torch.LongTensor]:
-    """The real tokens of a PARD batch, which every example's rows begin with, `(batch, length)` each.
-
-    Returns:
-        `input_ids`, `attention_mask` and, if a row is packed, `document_ids`.
-    """
+def text_of_rows(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:
+    """The real tokens of a PARD batch, which every example's rows begin with: ids and mask, `(batch, length)` each."""
     real = (batch["row_block"] == 0) & (batch["row_document"] != PADDING)
     length = int(real.sum(dim=1).max())
-    real, documents = real[:, :length], batch["row_document"][:, :length]
-    text = {"input_ids": batch["input_ids"][:, :length], "attention_mask": real.long()}
-    if bool((documents[real] > 0).any()):
-        text["document_ids"] = documents.masked_fill(~real, PADDING)
-    return text
+    return batch["input_ids"][:, :length], real[:, :length].long()
+
+
+def packed_documents(batch: dict) -> torch.LongTensor | None:
+    """The document of each token that the target reads, `(batch, length)`, -1 for padding; `None` if no row is packed."""
+    if "attention_mask" in batch:
+        return batch.get("document_ids")
+    real = text_of_rows(batch)[1].bool()
+    documents = batch["row_document"][:, : real.shape[1]].masked_fill(~real, PADDING)
+    return documents if int(documents.max()) > 0 else None
 
 
 def pard_forward(
