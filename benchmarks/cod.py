@@ -120,14 +120,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-rows", type=int, default=33_000, help="of a step with all masks; memory is its square")
     parser.add_argument("--quick", action="store_true", help="two small settings, once, and nothing is stored")
+    parser.add_argument("--resume", action="store_true", help="keep the settings that are stored")
     arguments = parser.parse_args()
     settings = [(k, n) for k in DRAFT_TOKENS for n in LENGTHS]
     if arguments.quick:
         settings = [(4, 256), (8, 256)]
-    rows = []
+    rows = stored_rows() if arguments.resume else []
     for num_tokens, length in settings:
+        if any((row["draft_tokens"], row["length"]) == (num_tokens, length) for row in rows):
+            continue
         rows.append(compare(num_tokens, length, arguments.max_rows, repeats=1 if arguments.quick else 2))
         print(table_line(rows[-1]), flush=True)
+        if not arguments.quick:
+            store(rows)
+
+
+def stored_rows() -> list[dict]:
+    return json.loads(RESULT.read_text())["settings"] if RESULT.exists() else []
+
+
+def store(rows: list[dict]) -> None:
     result = {
         "command": "python benchmarks/cod.py",
         "torch": torch.__version__,
@@ -137,8 +149,7 @@ def main() -> None:
         "drafter": f"llama, 1 layer of width {WIDTH}, vocabulary {VOCAB_SIZE}",
         "settings": rows,
     }
-    if not arguments.quick:
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,14 @@ import shutil
 
 import pytest
 import torch
-from transformers import BloomConfig, BloomForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 from hf_pardraft.training.attention import attending_with
 from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
@@ -58,6 +65,15 @@ def test_a_target_reads_packed_documents_as_if_each_stood_alone(architecture, im
         pytest.skip("gpt_oss has no sdpa attention")
     target = tiny_target(architecture)
     target.set_attn_implementation(implementation)
+    assert takes_document_masks(target)
+    check_reading(target, [1, 3])
+
+
+def test_positions_start_anew_with_each_document():
+    """Rotary embeddings only see distances, so a target with a table of positions has to show it."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64, "initializer_range": 0.2}
+    target = GPT2LMHeadModel(GPT2Config(vocab_size=64, **sizes)).eval()
     assert takes_document_masks(target)
     check_reading(target, [1, 3])
 
