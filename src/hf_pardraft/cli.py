@@ -67,6 +67,70 @@ def generate(
         print(summary, file=sys.stderr)
 
 
+@app.command()
+def regenerate(
+    dataset: Annotated[str, typer.Argument(help="On the Hub, a folder, or a .jsonl, .json, .csv or .parquet file.")],
+    output: Annotated[str, typer.Option(help="A .jsonl file; a run that was cut off goes on where it was.")],
+    target: Annotated[str | None, typer.Option(help="The model that writes: a folder or a Hub repository.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Its drafter, to write sooner.")] = None,
+    server: Annotated[
+        str | None, typer.Option(help="Instead of a target: an OpenAI-compatible server, http://localhost:8000/v1.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Name of the target on the server.")] = None,
+    api_key_variable: Annotated[
+        str, typer.Option(help="Environment variable with the server's key, if it asks for one.")
+    ] = "OPENAI_API_KEY",
+    config: Annotated[str | None, typer.Option(help="Of the data set.")] = None,
+    split: Annotated[str, typer.Option(help="Of the data set.")] = "train",
+    shard: Annotated[
+        str | None,
+        typer.Option(help="Part of the rows, as number/count (0/4). By default what torchrun or accelerate say."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.6,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the law to sample from.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 2048,
+    seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help='JSON for the chat template, such as {"enable_thinking": false}.')
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows that a local target writes at once.")] = 8,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests to a server at once.")] = 16,
+    retries: Annotated[int, typer.Option(min=0, help="How often a request that failed is tried again.")] = 5,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, ...")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+) -> None:
+    """Let the target rewrite the answers of a data set, for a drafter to learn from."""
+    # Data sets and the training room take a second to import, which no other command has to wait for.
+    from .regenerate_commands import RegenerateRequest, describe_regeneration, regenerate_dataset
+
+    request = RegenerateRequest(
+        dataset=dataset,
+        output=output,
+        target=target,
+        drafter=drafter,
+        server=server,
+        model=model,
+        api_key_variable=api_key_variable,
+        config=config,
+        split=split,
+        shard=shard,
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        seed=seed,
+        chat_template_kwargs=chat_template_kwargs,
+        batch_size=batch_size,
+        concurrency=concurrency,
+        retries=retries,
+        dtype=dtype,
+        device=device,
+    )
+    result = regenerate_dataset(request)
+    print_facts(describe_regeneration(result))
+    if result.failed:
+        raise typer.Exit(1)
+
+
 @ngram.command("build")
 def ngram_build(
     output: Annotated[Path, typer.Argument(help="Folder for the model.")],

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_pardraft import DartDrafter
+from hf_pardraft import DartDrafter, PardDrafter
 from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
 from hf_pardraft.training.features import tapped_features
@@ -118,12 +118,12 @@ def test_bad_examples_are_refused():
         PardCollator(MASK_TOKEN_ID)([{"input_ids": [1, 2, 3], "labels": [1]}])
     with pytest.raises(ValueError, match="nothing to draft"):
         BlockCollator(MASK_TOKEN_ID)([{"input_ids": [1, 2, 3], "labels": [-100] * 3}])
-    with pytest.raises(ValueError, match="packed"):
-        BlockCollator(MASK_TOKEN_ID)([{"input_ids": [1, 2], "labels": [1, 2], "document_ids": [0, 1]}])
     with pytest.raises(ValueError, match="nothing to draft"):
         SharedPrefixCollator()([{"input_ids": [1, 2, 3], "labels": [-100] * 3}])
-    with pytest.raises(ValueError, match="packed"):
-        SharedPrefixCollator()([{"input_ids": [1, 2], "labels": [1, 2], "document_ids": [0, 1]}])
+    # Two tokens in a row, but of two documents.
+    for collator in (BlockCollator(MASK_TOKEN_ID), SharedPrefixCollator()):
+        with pytest.raises(ValueError, match="nothing to draft"):
+            collator([{"input_ids": [1, 2], "labels": [1, 2], "document_ids": [0, 1]}])
 
 
 @pytest.mark.parametrize("shifted", [True, False])
@@ -187,6 +187,24 @@ def test_pard_training_rows_equal_inference_with_the_same_prefix(retention):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("num_full", [0, 2])
+def test_pard_rows_see_the_windows_that_they_see_at_inference(num_full):
+    """Windows of 6 tokens, in every layer or every layer but two."""
+    windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": num_full}
+    drafter = PardDrafter.from_causal_lm(tiny_target("qwen2", **windows), mask_token_id=MASK_TOKEN_ID)
+    assert drafter.config.layer_types.count("full_attention") == num_full
+    sample = example(3, 20)
+    batch = PardCollator(MASK_TOKEN_ID, num_tokens=4)([sample])
+    rows = pard_forward(drafter, drafter, None, batch, None)
+    for position, (_, row) in enumerate((batch["labels"] != -100).nonzero().tolist()):
+        block, index = int(batch["row_block"][0, row]), int(batch["row_index"][0, row])
+        prefix = torch.tensor([sample["input_ids"][: index - block + 1]])
+        context = DraftContext(prefix, torch.arange(prefix.shape[1])[None])
+        drafted = drafter.draft(context, drafter.new_draft_state(None), 4)
+        torch.testing.assert_close(rows.logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("retention", [1.0, 0.6])
 def test_pard2_training_rows_equal_inference_with_the_same_prefix(retention):
     target = tiny_target("gemma3")
@@ -213,23 +231,18 @@ def test_pard2_training_rows_equal_inference_with_the_same_prefix(retention):
         torch.testing.assert_close(logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
 
 
-def test_pard2_does_not_train_on_packed_rows():
-    target = tiny_target("qwen3")
-    drafter = tiny_drafter("pard2", target)
-    packed = {**example(0, 12), "document_ids": [0] * 7 + [1] * 5}
-    batch = PardCollator(MASK_TOKEN_ID, num_tokens=4)([example(2, 5), packed])
-    with pytest.raises(ValueError, match="packed"):
-        target_reading(drafter, target, batch)
-    drafter.generation_config.use_target_features = False
-    assert target_reading(drafter, target, batch).features is None
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["dflash", "dflare"])
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
-def test_anchored_training_blocks_equal_inference_with_the_same_prefix(architecture, kind):
+@pytest.mark.parametrize("window", [None, 3])
+def test_anchored_training_blocks_equal_inference_with_the_same_prefix(architecture, kind, window):
     target = tiny_target(architecture)
-    drafter = tiny_drafter(kind, target)
+    sliding = (
+        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": window, "use_sliding_window": True}
+        if window
+        else {}
+    )
+    drafter = tiny_drafter(kind, target, **sliding)
     samples = [example(3, 12), example(2, 8, seed=4)]
     batch = BlockCollator(MASK_TOKEN_ID, block_size=5, num_anchors=100)(samples)
     features = target_reading(drafter, target, batch).features

@@ -1,17 +1,20 @@
 """Masks equal triple loops written from the papers."""
 
 import random
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.attention.flex_attention import flex_attention
 
 from hf_pardraft import AutoDrafter
 from hf_pardraft.models.row_masks import additive
 from hf_pardraft.models.target_projection import one_place_behind
 from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
-from hf_pardraft.training.masks import PADDING, BlockRows, PardRows, block_mask, pard_mask
+from hf_pardraft.training.documents import documents_of
+from hf_pardraft.training.masks import PADDING, BlockRows, PardRows, dense_mask, flex_mask
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "pard"
 PARD2 = FIXTURES.parent / "pard2"
@@ -35,7 +38,8 @@ def test_the_pard_mask_is_what_inference_sees(seed):
     rng = random.Random(seed)
     examples = [random_example(rng, packed=seed % 2 == 0) for _ in range(3)]
     batch = PardCollator(63, num_tokens=4, retention=rng.choice([0.5, 0.7, 1.0]), seed=seed)(examples)
-    mask = pard_mask(PardRows(batch["row_block"], batch["row_index"], batch["row_document"]))
+    window = rng.choice([None, 2, 5])
+    mask = dense_mask(PardRows(batch["row_block"], batch["row_index"], batch["row_document"]), window)
     for b in range(mask.shape[0]):
         rows = list(zip(*(batch[name][b].tolist() for name in ("row_block", "row_index", "row_document")), strict=True))
         for q, (block, index, document) in enumerate(rows):
@@ -45,32 +49,46 @@ def test_the_pard_mask_is_what_inference_sees(seed):
             prefix = [(0, i) for i in range(index - block + 1)]
             masks = [(j, index - block + j) for j in range(1, block + 1)]
             expected = {k for k, (j, i, d) in enumerate(rows) if d == document and (j, i) in prefix + masks}
-            assert set(mask[b, q].nonzero().flatten().tolist()) == expected
+            seen = {k for k in expected if window is None or rows[k][1] > index - window}
+            assert set(mask[b, q].nonzero().flatten().tolist()) == seen
             # Every mask before a kept row was kept: its keys and values are whole.
             assert len(expected) == examples[b]["document_ids"][: index - block + 1].count(document) + block
 
 
-@pytest.mark.parametrize("seed", range(6))
+def block_rows(batch: dict) -> BlockRows:
+    """The rows of a batch of anchored blocks of four."""
+    anchors = batch["anchors"]
+    block = torch.arange(anchors.shape[1]).repeat_interleave(4).expand(anchors.shape[0], -1)
+    index = (anchors[:, :, None] + torch.arange(4)).flatten(1)
+    return BlockRows(anchors.repeat_interleave(4, dim=1), index, block, documents_of(batch))
+
+
+@pytest.mark.parametrize("seed", range(10))
 def test_the_block_mask_is_context_before_the_anchor_and_the_own_block(seed):
     rng = random.Random(seed)
-    examples = [random_example(rng, packed=False) for _ in range(3)]
+    examples = [random_example(rng, packed=seed % 2 == 0) for _ in range(3)]
     examples[0]["labels"] = list(examples[0]["input_ids"])
     examples[0]["input_ids"] += [5, 6, 7]
     examples[0]["labels"] += [5, 6, 7]
-    examples[0]["document_ids"] += [0, 0, 0]
+    examples[0]["document_ids"] += [examples[0]["document_ids"][-1]] * 3
     batch = BlockCollator(63, block_size=4, num_anchors=5, seed=seed)(examples)
-    anchors, real = batch["anchors"], batch["attention_mask"].bool()
-    num_blocks, length = anchors.shape[1], real.shape[1]
-    block = torch.arange(num_blocks).repeat_interleave(4)
-    mask = block_mask(BlockRows(anchors.repeat_interleave(4, dim=1), block.expand(3, -1)), real)
+    anchors, length = batch["anchors"], batch["input_ids"].shape[1]
+    num_blocks = anchors.shape[1]
+    window = rng.choice([None, 2, 5])
+    mask = dense_mask(block_rows(batch), window)
     for b in range(3):
+        document = examples[b]["document_ids"]
         for n in range(num_blocks):
             for k in range(4):
                 for column in range(length + num_blocks * 4):
                     if column < length:
-                        expected = column < anchors[b, n] and bool(real[b, column])
+                        expected = column < anchors[b, n] and column < len(document)
+                        expected = expected and document[column] == document[anchors[b, n]]
                     else:
                         expected = (column - length) // 4 == n
+                    if window is not None:
+                        other = anchors[b, n] + (column - length) % 4 if column >= length else column
+                        expected = expected and abs(anchors[b, n] + k - other) <= window
                     assert bool(mask[b, n * 4 + k, column]) == expected
 
 
@@ -78,11 +96,15 @@ def test_the_block_mask_is_context_before_the_anchor_and_the_own_block(seed):
 def test_the_shared_prefix_mask_is_three_causal_parts(seed):
     """Figure 4 of dart.txt: the prompt is causal, a group of masks sees its prefix, and is causal in itself."""
     rng = random.Random(seed)
-    examples = [random_example(rng, packed=False) for _ in range(3)]
-    examples[0] = {"input_ids": list(range(5, 15)), "labels": [-100] * 2 + list(range(7, 15))}
+    examples = [random_example(rng, packed=seed % 4 < 2) for _ in range(3)]
+    examples[0] = {
+        "input_ids": list(range(5, 15)),
+        "labels": [-100] * 2 + list(range(7, 15)),
+        "document_ids": [0] * 10,
+    }
     shifted = seed % 2 == 0
     batch = SharedPrefixCollator(num_tokens=4, shifted=shifted, num_anchors=4, seed=seed)(examples)
-    mask = pard_mask(PardRows(batch["row_block"], batch["row_index"], batch["row_document"]))
+    mask = dense_mask(PardRows(batch["row_block"], batch["row_index"], batch["row_document"]))
     num_prefix = batch["input_ids"].shape[1] - 1
     num_rows = batch["labels"].shape[1]
     assert mask.shape == (3, num_rows, num_rows)
@@ -97,7 +119,7 @@ def test_the_shared_prefix_mask_is_three_causal_parts(seed):
             group_of[row] = len(anchors) - 1
             place = row - min(r for r, group in group_of.items() if group == len(anchors) - 1)
             assert int(batch["row_index"][b, row]) == anchors[-1] + place
-        length = len(example["input_ids"])
+        length, document = len(example["input_ids"]), example["document_ids"]
         for q in range(num_rows):
             for k in range(num_rows):
                 q_is_prompt, k_is_prompt = q < length - 1, k < length - 1
@@ -105,8 +127,51 @@ def test_the_shared_prefix_mask_is_three_causal_parts(seed):
                 # Row i of the prompt reads token i + 1 too, so an anchor's prefix ends one row before it.
                 mask_preceding = q in group_of and k_is_prompt and k <= anchors[group_of[q]] - 1
                 mask_causal = q in group_of and k in group_of and group_of[q] == group_of[k] and k <= q
-                expected = prompt_causal or mask_preceding or mask_causal or q == k
+                # A row's document is that of the token whose states it reads; a group's is that of its anchor.
+                owners = [
+                    document[row] if row < length - 1 else document[anchors[group_of[row]]]
+                    for row in (q, k)
+                    if row < length - 1 or row in group_of
+                ]
+                together = len(owners) == 2 and owners[0] == owners[1]
+                expected = (together and (prompt_causal or mask_preceding or mask_causal)) or q == k
                 assert bool(mask[b, q, k]) == expected, (b, q, k)
+
+
+def random_rows(seed: int) -> PardRows | BlockRows:
+    """Rows of a random packed and padded batch, of PARD's layout or of anchored blocks."""
+    rng = random.Random(seed)
+    examples = [random_example(rng, packed=True) for _ in range(3)]
+    examples[0] = {"input_ids": list(range(5, 15)), "labels": list(range(5, 15)), "document_ids": [0] * 4 + [1] * 6}
+    if seed % 2:
+        batch = PardCollator(63, num_tokens=4, seed=seed)(examples)
+        return PardRows(batch["row_block"], batch["row_index"], batch["row_document"])
+    return block_rows(BlockCollator(63, block_size=4, num_anchors=5, seed=seed)(examples))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(8))
+def test_flex_attention_computes_what_the_dense_mask_computes(seed):
+    rows, window = random_rows(seed), (None, None, 3, 2)[seed % 4]
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(3, 2, rows.block.shape[1], 16, generator=generator)
+    key, value = (torch.randn(3, 2, rows.num_keys, 16, generator=generator) for _ in range(2))
+    dense = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=dense_mask(rows, window)[:, None]
+    )
+    with warnings.catch_warnings():
+        # It says that it is slow when it isn't compiled.
+        warnings.simplefilter("ignore")
+        flex = flex_attention(query, key, value, block_mask=flex_mask(rows, window))
+    torch.testing.assert_close(flex, dense, rtol=1e-5, atol=1e-5)
+
+
+def test_flex_attention_skips_tiles_that_see_nothing():
+    """Two documents of 256 tokens are a quarter of the square below each other's diagonal blocks."""
+    documents = torch.arange(2).repeat_interleave(256)[None]
+    rows = PardRows(torch.zeros_like(documents), torch.arange(512)[None], documents)
+    # Of 4 x 4 tiles of 128, each document needs the 3 of its own triangle.
+    assert flex_mask(rows).kv_num_blocks.sum() + flex_mask(rows).full_kv_num_blocks.sum() == 6
 
 
 @torch.no_grad()
@@ -123,7 +188,7 @@ def test_masks_labels_and_logits_equal_the_reference_collator(layout):
     rows = PardRows(*(part.expand(batch, -1) for part in (block, index, torch.zeros_like(kept))))
     input_ids = torch.where(block == 0, tokens[:, index], drafter.config.pard_token)
     assert torch.equal(input_ids, expected["input_ids"])
-    mask = pard_mask(rows)
+    mask = dense_mask(rows)
     logits = drafter(
         input_ids=input_ids, position_ids=index.expand(batch, -1), attention_mask=additive(mask, torch.float32)
     ).logits
@@ -158,7 +223,7 @@ def test_pard2_rows_get_their_anchors_features_and_the_references_logits(layout)
     logits = drafter(
         input_ids=torch.where(block == 0, tokens[:, index], drafter.config.pard_token),
         position_ids=index.expand(batch, -1),
-        attention_mask=additive(pard_mask(rows), torch.float32),
+        attention_mask=additive(dense_mask(rows), torch.float32),
         target_features=features,
         feature_rows=anchors,
     ).logits

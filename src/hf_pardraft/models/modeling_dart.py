@@ -313,7 +313,8 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             `logits (batch, kept, draft_vocab_size)`; `(kept, draft_vocab_size)` for a mask.
         """
         fused = self.fc(target_hidden_states)
-        if attention_mask is None or attention_mask.ndim == 2:
+        # A BlockMask has a shape, but is no tensor.
+        if attention_mask is None or len(attention_mask.shape) == 2:
             # Only the shape of the embeddings is looked at.
             rows = fused.new_empty(*position_ids.shape, 1)
             attention_mask = create_causal_mask(

@@ -1,9 +1,11 @@
 """DraftTrainingArguments: transformers' `TrainingArguments`, and what is particular to drafters."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import TrainingArguments
 
+from .attention import ATTENTIONS
 from .objectives import OBJECTIVES, parse_objective
 from .sums import REDUCTIONS, check_reduction
 
@@ -11,6 +13,9 @@ from .sums import REDUCTIONS, check_reduction
 @dataclass
 class DraftTrainingArguments(TrainingArguments):
     """`TrainingArguments` for [`DraftTrainer`]."""
+
+    # JSON on the command line.
+    _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "chat_template_kwargs"]
 
     draft_tokens: int = field(
         default=8, metadata={"help": "PARD: how many tokens the drafter learns to draft (K). Others learn their block."}
@@ -21,7 +26,6 @@ class DraftTrainingArguments(TrainingArguments):
     cod_min_retention: float = field(
         default=0.2, metadata={"help": "PARD: least share of rows that a subtask keeps (r_min)."}
     )
-    num_anchors: int = field(default=512, metadata={"help": "DFlash, DFlare, DART: most blocks per sequence and step."})
     objective: str | None = field(
         default=None,
         metadata={
@@ -60,6 +64,25 @@ class DraftTrainingArguments(TrainingArguments):
         metadata={
             "help": "streak: for how many prefixes of an example the target samples a continuation in each step."
         },
+    )
+    num_anchors: int = field(
+        default=512, metadata={"help": "DFlash, DFlare, DART: most blocks per row of a batch, packed or not."}
+    )
+    max_length: int | None = field(
+        default=3072,
+        metadata={"help": "Tokens at which texts are cut off, and length of packed rows; None cuts nothing."},
+    )
+    packing: bool = field(
+        default=False, metadata={"help": "Put several texts in a row of at most max_length tokens; none sees another."}
+    )
+    chat_template_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": 'What the chat template takes besides messages, such as {"enable_thinking": false}.'},
+    )
+    dataset_num_proc: int | None = field(default=None, metadata={"help": "Processes that prepare the data set."})
+    training_attention: str = field(
+        default="auto",
+        metadata={"help": "The drafter's attention: dense, flex (CUDA), or auto: flex where it can train."},
     )
     loss_gamma: float | None = field(
         default=None,
@@ -104,6 +127,7 @@ class DraftTrainingArguments(TrainingArguments):
             raise ValueError(f"loss_gamma must be positive, or None for uniform weights, got {self.loss_gamma}")
         if not 0 < self.kl_gamma <= 1:
             raise ValueError(f"kl_gamma must be in (0, 1], got {self.kl_gamma}: 1 weighs all positions alike")
+        self._check_data()
         self._check_gamma_schedule()
         self._check_objective()
 
@@ -119,6 +143,20 @@ class DraftTrainingArguments(TrainingArguments):
             raise ValueError(f"dpace_alpha must be in [0, 1), got {self.dpace_alpha}")
         if self.streak_prefixes < 1:
             raise ValueError(f"streak_prefixes must be at least 1, got {self.streak_prefixes}")
+
+    def _check_data(self) -> None:
+        if self.max_length is not None and self.max_length < 2:
+            raise ValueError(
+                f"max_length must be at least 2 (a token and one to learn), or None, got {self.max_length}"
+            )
+        if self.packing and self.max_length is None:
+            raise ValueError("packing needs the length of a row, got max_length=None: set max_length, too")
+        if self.training_attention not in ATTENTIONS:
+            raise ValueError(f"training_attention must be one of {ATTENTIONS}, got {self.training_attention!r}")
+        if not isinstance(self.chat_template_kwargs, dict | None):
+            raise ValueError(
+                f"chat_template_kwargs must be a dict (JSON in a shell), got {self.chat_template_kwargs!r}"
+            )
 
     def _check_gamma_schedule(self) -> None:
         end, epoch_step = self.loss_gamma_end, self.loss_gamma_epoch_step

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from .packed_reading import documents_apart, packed_inputs, put_together, takes_document_masks
 from .target_head import TargetHead, watching_base
 
 
@@ -35,6 +36,7 @@ def read_target(
     input_ids: torch.LongTensor,
     attention_mask: torch.LongTensor,
     with_states: bool = False,
+    documents: torch.LongTensor | None = None,
 ) -> TargetReading:
     """One forward of the target.
 
@@ -43,8 +45,18 @@ def read_target(
         taps: indices into its `hidden_states` tuple; no other entry is kept in memory.
         input_ids, attention_mask: `(batch, length)`, padded on the right.
         with_states: whether its logits will be asked for. Its last hidden states are kept then, which are smaller.
+        documents: `(batch, length)`, of packed rows, -1 for padding: each document is read as if it stood alone.
     """
-    arguments = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False, "return_dict": True}
+    if documents is not None and not takes_document_masks(target):
+        apart, mask = documents_apart(input_ids, documents)
+        reading = read_target(target, taps, apart, mask, with_states)
+        features, states = (
+            None if values is None else put_together(values, mask, documents)
+            for values in (reading.features, reading.states)
+        )
+        return TargetReading(features, states, reading.head)
+    inputs = {"attention_mask": attention_mask} if documents is None else packed_inputs(target, documents)
+    arguments = {"input_ids": input_ids, **inputs, "use_cache": False, "return_dict": True}
     with watching_base(target) as seen:
         outputs = target(**arguments, output_hidden_states=taps or None, logits_to_keep=1)
     features = torch.cat([outputs.hidden_states[tap] for tap in taps], dim=-1) if taps else None

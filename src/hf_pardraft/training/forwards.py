@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.row_masks import additive
 from ..models.target_projection import one_place_behind
-from .collators import IGNORED, check_one_document
+from .attention import layout_mask
+from .documents import IGNORED, documents_of, positions_in_documents
 from .features import TargetReading, read_target
-from .masks import PADDING, BlockRows, PardRows, block_mask, pard_mask
+from .masks import PADDING, BlockRows, PardRows
 from .rows import SupervisedRows
 
 # Called with an lm_head and the hidden states of the supervised rows, `(rows, hidden)`.
@@ -25,7 +25,7 @@ def target_reading(
     taps = drafter.taps_for(target)
     if not taps and not with_states:
         return TargetReading()
-    return read_target(target, taps, *text_of(batch), with_states)
+    return read_target(target, taps, *text_of(batch), with_states, packed_documents(batch))
 
 
 def text_of(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:
@@ -37,23 +37,19 @@ def text_of(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:
 
 
 def text_of_rows(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:
-    """The real tokens of a PARD batch, which every example's rows begin with: ids and mask, `(batch, length)` each.
-
-    Raises:
-        ValueError: for a packed row, where the target would attend across documents.
-    """
-    documents = batch["row_document"]
-    real = (batch["row_block"] == 0) & (documents != PADDING)
-    for row_documents, is_real in zip(documents, real, strict=True):
-        check_one_document(row_documents[is_real])
+    """The real tokens of a PARD batch, which every example's rows begin with: ids and mask, `(batch, length)` each."""
+    real = (batch["row_block"] == 0) & (batch["row_document"] != PADDING)
     length = int(real.sum(dim=1).max())
     return batch["input_ids"][:, :length], real[:, :length].long()
 
 
-def compute_dtype(drafter: PreTrainedModel) -> torch.dtype:
-    """What attention computes in, autocast considered; an additive mask has to be of that dtype."""
-    device = drafter.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else drafter.dtype
+def packed_documents(batch: dict) -> torch.LongTensor | None:
+    """The document of each token that the target reads, `(batch, length)`, -1 for padding; `None` if no row is packed."""
+    if "attention_mask" in batch:
+        return batch.get("document_ids")
+    real = text_of_rows(batch)[1].bool()
+    documents = batch["row_document"][:, : real.shape[1]].masked_fill(~real, PADDING)
+    return documents if int(documents.max()) > 0 else None
 
 
 def pard_rows(drafter: PreTrainedModel, batch: dict) -> SupervisedRows:
@@ -83,11 +79,14 @@ def pard_forward(
     injected = {}
     if features is not None:
         anchors = batch["row_index"] - batch["row_block"]
-        injected = {"target_features": one_place_behind(features), "feature_rows": anchors}
+        # A document's first token has no predecessor, whatever stands before it in a packed row.
+        is_first = batch["position_ids"][:, : features.shape[1]] == 0
+        shifted = one_place_behind(features).masked_fill(is_first[:, :, None], 0)
+        injected = {"target_features": shifted, "feature_rows": anchors}
     return model(
         input_ids=batch["input_ids"],
         position_ids=batch["position_ids"],
-        attention_mask=additive(pard_mask(rows), compute_dtype(drafter)),
+        attention_mask=layout_mask(rows, drafter),
         use_cache=False,
         logits_to_keep=batch["labels"] != IGNORED,
         read_rows=read_rows,
@@ -119,16 +118,22 @@ def block_forward(
     anchors, block_ids = batch["anchors"], batch["block_ids"]
     batch_size, num_blocks, block_size = block_ids.shape
     block = torch.arange(num_blocks, device=anchors.device).repeat_interleave(block_size)
-    rows = BlockRows(anchors.repeat_interleave(block_size, dim=1), block.expand(batch_size, -1))
-    length = batch["input_ids"].shape[1]
-    context_positions = torch.arange(length, device=anchors.device).expand(batch_size, -1)
+    documents = documents_of(batch)
     ahead = torch.arange(block_size, device=anchors.device)
-    block_positions = (anchors.clamp(min=0)[:, :, None] + ahead).view(batch_size, -1)
+    rows = BlockRows(
+        anchors.repeat_interleave(block_size, dim=1),
+        (anchors[:, :, None] + ahead).view(batch_size, -1),
+        block.expand(batch_size, -1),
+        documents,
+    )
+    context_positions = positions_in_documents(documents)
+    anchor_positions = context_positions.gather(1, anchors.clamp(min=0))
+    block_positions = (anchor_positions[:, :, None] + ahead).view(batch_size, -1)
     hidden_states = model(
         noise_embeds=target.get_input_embeddings()(block_ids.view(batch_size, -1)).to(drafter.dtype),
         context_hidden_states=features.to(drafter.dtype),
         position_ids=torch.cat([context_positions, block_positions], dim=1),
-        attention_mask=additive(block_mask(rows, batch["attention_mask"].bool()), compute_dtype(drafter)),
+        attention_mask=layout_mask(rows, drafter),
     ).last_hidden_state
     drafted = hidden_states.view(batch_size, num_blocks, block_size, -1)[:, :, 1:]
     head = target.get_output_embeddings()
@@ -162,8 +167,8 @@ def shared_prefix_forward(
         next_embeds=target.get_input_embeddings()(batch["input_ids"][:, 1:]).to(drafter.dtype),
         target_hidden_states=features[:, :-1].to(drafter.dtype),
         num_masks=batch["labels"].shape[1] - batch["input_ids"].shape[1] + 1,
-        position_ids=batch["row_index"],
-        attention_mask=additive(pard_mask(rows), compute_dtype(drafter)),
+        position_ids=batch["row_position"],
+        attention_mask=layout_mask(rows, drafter),
         logits_to_keep=batch["labels"] != IGNORED,
         read_rows=read_rows,
     )

@@ -6,13 +6,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .collators import example_generator, some_of
+from .attention import attending_with
 from .continuations import sample_continuations
 from .features import TargetReading
 from .forwards import FORWARDS, ROWS, target_reading, text_of
 from .losses import label_log_probs
 from .objectives import OBJECTIVES, BlockScores
 from .rows import UNKNOWN, SupervisedRows
+from .sampling import example_generator, some_of
 from .scoring import RowScorer
 from .weights import confidence_weights
 
@@ -28,6 +29,7 @@ class Learner:
         rows_per_chunk, temperature: see [`RowScorer`].
         streak_prefixes: how many prefixes of an example the target continues.
         seed, epoch: of the continuations.
+        attention: the drafter's implementation while it trains.
     """
 
     drafter: PreTrainedModel
@@ -39,6 +41,7 @@ class Learner:
     streak_prefixes: int = 16
     seed: int = 0
     epoch: int = 0
+    attention: str = "sdpa"
 
     def __post_init__(self) -> None:
         asking = [name for name in self.coefficients if OBJECTIVES[name].asks_target]
@@ -91,7 +94,8 @@ class Learner:
             self.rows_per_chunk,
         )
         forward = FORWARDS[self.drafter.training_layout]
-        scored = forward(model, self.drafter, self.target, batch, reading.features, read_rows)
+        with attending_with(self.drafter, self.attention):
+            scored = forward(model, self.drafter, self.target, batch, reading.features, read_rows)
         if "confidences" in reads:
             scored["confidences"] = self._confidences(rows, batch, reading)
         if continuations is not None:

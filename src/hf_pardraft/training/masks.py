@@ -1,14 +1,18 @@
-"""Training attention masks, one predicate per layout, and a dense builder over them. Pure: tensors in, tensors out.
+"""Training attention masks: one predicate per layout, and a dense and a flex-attention builder over it. Pure.
 
-A predicate works element by element on index tensors that broadcast against each other, so a flex-attention `mask_mod`
-can call it as well as the dense builder.
+A predicate takes index tensors `(sample, head, query, key)` that broadcast against each other, as a flex-attention `mask_mod`
+does. The dense builder calls it with all indices at once, and flex attention inside its kernel.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 PADDING = -1
+
+Attends = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -25,18 +29,73 @@ class PardRows:
     index: torch.LongTensor
     document: torch.LongTensor
 
+    @property
+    def num_keys(self) -> int:
+        return self.block.shape[1]
+
+    def attends(self, window: int | None = None) -> Attends:
+        """Whether a row sees another; a padding row sees itself, so that no softmax is over nothing.
+
+        Args:
+            window: of a sliding layer, how many tokens a row sees, itself counted; `None` for all.
+        """
+
+        parts = (self.block, self.index, self.document)
+
+        def sees(sample, head, query, key):
+            query_parts = [part[sample, query] for part in parts]
+            key_parts = [part[sample, key] for part in parts]
+            found = pard_attends(*query_parts, *key_parts)
+            if window is not None:
+                found = found & (key_parts[1] > query_parts[1] - window)
+            return found | (query == key)
+
+        return sees
+
 
 @dataclass(frozen=True)
 class BlockRows:
-    """Rows of a batch of anchored blocks.
+    """Rows of a batch of anchored blocks, behind the context that they share.
 
     Attributes:
         anchor: `(batch, rows)`, where the row's block is anchored in the sequence; `PADDING` for padding blocks.
+        index: `(batch, rows)`, the row's place in the sequence: its anchor's, and one more for each row of the block.
         block: `(batch, rows)`, the number of the row's block.
+        context_document: `(batch, context)`, the packed document of each context position; `PADDING` for padding.
     """
 
     anchor: torch.LongTensor
+    index: torch.LongTensor
     block: torch.LongTensor
+    context_document: torch.LongTensor
+
+    @property
+    def num_keys(self) -> int:
+        return self.context_document.shape[1] + self.block.shape[1]
+
+    def attends(self, window: int | None = None) -> Attends:
+        """Whether a row sees a context position or, behind them, a row.
+
+        Args:
+            window: of a sliding layer, how far to either side a row sees; `None` for any distance.
+        """
+        anchor, index, block, context_document = self.anchor, self.index, self.block, self.context_document
+        length = context_document.shape[1]
+        document = context_document.gather(1, anchor.clamp(min=0))
+
+        def sees(sample, head, query, key):
+            place, row = key.clamp(max=length - 1), (key - length).clamp(min=0)
+            on_context = block_attends_context(
+                anchor[sample, query], document[sample, query], place, context_document[sample, place]
+            )
+            on_block = block_attends_block(block[sample, query], block[sample, row])
+            found = torch.where(key < length, on_context, on_block)
+            if window is None:
+                return found
+            key_index = torch.where(key < length, place, index[sample, row])
+            return found & ((index[sample, query] - key_index).abs() <= window)
+
+        return sees
 
 
 def pard_attends(query_block, query_index, query_document, key_block, key_index, key_document):
@@ -52,9 +111,9 @@ def pard_attends(query_block, query_index, query_document, key_block, key_index,
     return (query_document == key_document) & (query_document != PADDING) & (sees_token | sees_mask)
 
 
-def block_attends_context(anchor, context_index, context_is_real):
-    """Whether a block row sees a context position: strictly before its anchor (dflare.txt, section 3.3)."""
-    return (context_index < anchor) & context_is_real
+def block_attends_context(anchor, document, context_index, context_document):
+    """Whether a block row sees a context position: strictly before its anchor (dflare.txt, section 3.3), in its document."""
+    return (context_index < anchor) & (context_document == document)
 
 
 def block_attends_block(query_block, key_block):
@@ -62,17 +121,35 @@ def block_attends_block(query_block, key_block):
     return query_block == key_block
 
 
-def pard_mask(rows: PardRows) -> torch.BoolTensor:
-    """`(batch, rows, rows)`; a padding row sees itself, so that no softmax is over nothing."""
-    query = [part[:, :, None] for part in (rows.block, rows.index, rows.document)]
-    key = [part[:, None, :] for part in (rows.block, rows.index, rows.document)]
-    itself = torch.eye(rows.block.shape[1], dtype=torch.bool, device=rows.block.device)
-    return pard_attends(*query, *key) | itself
+def document_attends(query_index, query_document, key_index, key_document):
+    """Whether a token of packed documents sees another: those of its own document up to itself."""
+    return (key_index <= query_index) & (key_document == query_document) & (query_document != PADDING)
 
 
-def block_mask(rows: BlockRows, context_is_real: torch.BoolTensor) -> torch.BoolTensor:
-    """`(batch, rows, context + rows)`, from block rows and which context positions `(batch, context)` are not padding."""
-    context_index = torch.arange(context_is_real.shape[1], device=context_is_real.device)
-    on_context = block_attends_context(rows.anchor[:, :, None], context_index, context_is_real[:, None, :])
-    on_blocks = block_attends_block(rows.block[:, :, None], rows.block[:, None, :])
-    return torch.cat([on_context, on_blocks], dim=-1)
+def dense_mask(rows: PardRows | BlockRows, window: int | None = None) -> torch.BoolTensor:
+    """`(batch, rows, keys)`: the predicate of a layout, everywhere; of a sliding layer, if there is a `window`."""
+    (batch, num_rows), device = rows.block.shape, rows.block.device
+    sample = torch.arange(batch, device=device)[:, None, None]
+    query = torch.arange(num_rows, device=device)[:, None]
+    return rows.attends(window)(sample, None, query, torch.arange(rows.num_keys, device=device))
+
+
+def flex_mask(rows: PardRows | BlockRows, window: int | None = None, compiled: bool = False) -> BlockMask:
+    """The same for flex attention, which computes nothing for tiles of rows and keys that don't see each other.
+
+    Args:
+        rows: of a layout.
+        window: of a sliding layer.
+        compiled: whether to compile the construction, which then needs no `(batch, rows, keys)` tensor.
+    """
+    batch, num_rows = rows.block.shape
+    return create_block_mask(
+        rows.attends(window), batch, None, num_rows, rows.num_keys, device=rows.block.device, _compile=compiled
+    )
+
+
+def document_mask(documents: torch.LongTensor) -> torch.BoolTensor:
+    """`(batch, length, length)` from the documents `(batch, length)` of packed rows: what each token of the target sees."""
+    index = torch.arange(documents.shape[1], device=documents.device)
+    sees = document_attends(index[:, None], documents[:, :, None], index, documents[:, None])
+    return sees | (index[:, None] == index)

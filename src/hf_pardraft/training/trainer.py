@@ -7,7 +7,9 @@ import torch
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from .arguments import DraftTrainingArguments
+from .attention import training_attention
 from .collators import COLLATORS
+from .data import prepare_all
 from .features import freeze
 from .learner import Learner
 from .losses import gamma_after_epochs, linear_gamma
@@ -32,10 +34,13 @@ class DraftTrainer(Trainer):
         target: the model that it will draft for. Drafters that read hidden states need it; PARD only notes its kind.
         args: see [`DraftTrainingArguments`].
         data_collator: by default the one for the drafter's batch layout, set up from `args`.
-        **kwargs: as for `Trainer`. Examples have `input_ids` and `labels` (-100 for tokens that are not learned).
+        train_dataset, eval_dataset: conversations (`messages`), `prompt` and `completion`, `text`, or `input_ids` and
+            `labels` (-100 for tokens that are not learned): a `datasets` data set, a list of such rows, or a name or file;
+            see [`~hf_pardraft.training.data.prepare_data`]. All but the last need the tokenizer as `processing_class`.
+        **kwargs: as for `Trainer`.
 
     Raises:
-        ValueError: if the drafter needs a target and there is none, or it doesn't fit.
+        ValueError: if the drafter needs a target and there is none, or it doesn't fit; if the data can't be learned from.
     """
 
     def __init__(
@@ -65,8 +70,10 @@ class DraftTrainer(Trainer):
             temperature=args.kl_temperature,
             streak_prefixes=args.streak_prefixes,
             seed=args.seed,
+            attention=training_attention(model, args.training_attention, args.device),
         )
         check_one_device(args)
+        kwargs = prepare_all(model, args, kwargs)
         super().__init__(model=model, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
             target.to(args.device)

@@ -1,0 +1,139 @@
+"""What the command `pardraft regenerate` does; cli.py only reads its arguments."""
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from .auto import AutoDrafter
+from .commands import naming
+from .training.local_writer import LocalWriter
+from .training.regenerate import Regeneration, Shard, regenerate
+from .training.server_writer import ServerWriter
+
+
+@dataclass
+class RegenerateRequest:
+    """What `pardraft regenerate` is asked to do: who writes, how, and where to.
+
+    Either `target` is loaded here, with `drafter` if there is one, or `server` has it under the name `model`.
+    """
+
+    dataset: str
+    output: str
+    target: str | None
+    drafter: str | None
+    server: str | None
+    model: str | None
+    api_key_variable: str
+    config: str | None
+    split: str
+    shard: str | None
+    temperature: float
+    top_p: float
+    max_tokens: int
+    seed: int
+    chat_template_kwargs: str | None
+    batch_size: int
+    concurrency: int
+    retries: int
+    dtype: str
+    device: str
+
+
+def regenerate_dataset(request: RegenerateRequest) -> Regeneration:
+    """Rewrite the answers of a data set, with a progress bar.
+
+    Raises:
+        OSError, ValueError: if the arguments contradict each other, or something can't be loaded or written.
+    """
+    check_writer(request)
+    sampling = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "max_tokens": request.max_tokens,
+        "seed": request.seed,
+        "template_kwargs": parse_template_kwargs(request.chat_template_kwargs),
+    }
+    shard = Shard.of_this_process() if request.shard is None else Shard.parse(request.shard)
+    writer = server_writer(request, sampling) if request.server else local_writer(request, sampling)
+    return regenerate(
+        request.dataset,
+        request.output,
+        writer,
+        target_name=request.model if request.server else request.target,
+        shard=shard,
+        config=request.config,
+        split=request.split,
+    )
+
+
+def check_writer(request: RegenerateRequest) -> None:
+    """Raise a `ValueError` unless it is clear who writes."""
+    if bool(request.target) == bool(request.server):
+        raise ValueError("expected who writes the answers, either --target or --server: pass one of them")
+    if request.server and not request.model:
+        raise ValueError("--server needs --model, the target's name on that server")
+    if request.server and request.drafter:
+        raise ValueError("--drafter is for a target that is loaded here: a server has its own, so leave it out")
+    if request.shard is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("torchrun or accelerate launch says which shard is this process's: leave --shard out")
+
+
+def parse_template_kwargs(text: str | None) -> dict[str, Any]:
+    """The settings of the chat template, from JSON.
+
+    Raises:
+        ValueError: if it is no JSON object.
+    """
+    try:
+        parsed = json.loads(text) if text else {}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected --chat-template-kwargs as JSON, got {text!r}: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ValueError(f"expected --chat-template-kwargs as a JSON object, got {text!r}")
+    return parsed
+
+
+def local_writer(request: RegenerateRequest, sampling: dict[str, Any]) -> LocalWriter:
+    options = {"dtype": request.dtype, "device_map": device_of_this_process(request.device)}
+    with naming(request.target):
+        tokenizer = AutoTokenizer.from_pretrained(request.target)
+        target = AutoModelForCausalLM.from_pretrained(request.target, **options)
+    drafter = None
+    if request.drafter:
+        with naming(request.drafter):
+            drafter = AutoDrafter.from_pretrained(request.drafter, **options)
+    return LocalWriter(target, tokenizer, drafter, batch_size=request.batch_size, **sampling)
+
+
+def device_of_this_process(device: str) -> str:
+    """Of several processes on a machine each has an accelerator of its own, unless a device is asked for."""
+    if device != "auto" or "LOCAL_RANK" not in os.environ or not torch.accelerator.is_available():
+        return device
+    return f"{torch.accelerator.current_accelerator().type}:{os.environ['LOCAL_RANK']}"
+
+
+def server_writer(request: RegenerateRequest, sampling: dict[str, Any]) -> ServerWriter:
+    key = os.environ.get(request.api_key_variable)
+    limits = {"concurrency": request.concurrency, "retries": request.retries}
+    return ServerWriter(request.server, request.model, api_key=key, **limits, **sampling)
+
+
+def describe_regeneration(result: Regeneration) -> dict[str, Any]:
+    """What to tell about it."""
+    facts = {
+        "output": result.path,
+        "rows": result.num_rows,
+        "written before": result.num_before,
+        "written now": result.num_written,
+        "failed": len(result.failed),
+    }
+    if result.failed:
+        index, reason = next(iter(result.failed.items()))
+        facts["first failure"] = f"row {index}: {reason}"
+        facts["next"] = "run the same command again, and the rows that failed are tried again"
+    return facts

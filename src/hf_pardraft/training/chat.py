@@ -1,0 +1,253 @@
+"""Conversations as `input_ids` and `labels`: what the assistant wrote is learned, as the chat template shows it, with its end."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from .documents import IGNORED
+from .encoding import Span, encode_spans, ending_in_eos
+
+Message = dict[str, Any]
+GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\b")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages and how a tokenizer's chat template renders them.
+
+    Attributes:
+        tokenizer: with a chat template.
+        messages: dicts with `role`, `content` and what else the template knows.
+        tools: as `apply_chat_template` takes them.
+        template_kwargs: what else the template takes, such as `enable_thinking`.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    messages: list[Message]
+    tools: list | None
+    template_kwargs: dict[str, Any]
+
+    def render(self, messages: list[Message], add_generation_prompt: bool = False) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages,
+            tools=self.tools,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **self.template_kwargs,
+        )
+
+    def can_render(self, messages: list[Message], add_generation_prompt: bool = False) -> str | None:
+        """As [`render`], but `None` for a part of a conversation that the template has no form for."""
+        if not messages:
+            return None
+        try:
+            return self.render(messages, add_generation_prompt)
+        except TemplateError:
+            return None
+
+
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[Message],
+    tools: list | None = None,
+    template_kwargs: dict[str, Any] | None = None,
+    num_given: int = 0,
+) -> dict[str, list[int]]:
+    """A conversation through the chat template; every turn of the assistant is learned, its end-of-turn token included.
+
+    Templates that mark the assistant's text with `{% generation %}` decide for themselves. Of others each turn is found by
+    rendering: it begins where the conversation before it, with the generation prompt, ends. What the template leaves out of
+    earlier turns (their thinking) is not in the text, and so is not learned.
+
+    Args:
+        tokenizer: a fast one, with a chat template.
+        messages: `role`, `content` and what else the template knows.
+        tools, template_kwargs: see [`Conversation`].
+        num_given: how many of the first messages are a prompt, and not learned whoever wrote them.
+
+    Returns:
+        `input_ids` and `labels`.
+
+    Raises:
+        ValueError: if these are no messages, or the template refuses them.
+    """
+    check_messages(messages)
+    chat = Conversation(tokenizer, messages, tools, template_kwargs or {})
+    try:
+        text = chat.render(messages)
+    except TemplateError as error:
+        raise ValueError(f"the chat template refuses this conversation: {error}") from error
+    example = None
+    if num_given == 0 and marks_generation(chat):
+        example = by_generation_blocks(chat, text)
+    if example is None:
+        example = encode_spans(tokenizer, text, assistant_spans(chat, text, num_given))
+        example["labels"] = without_space_behind_the_end(tokenizer, example)
+    is_learned = len(messages) > num_given and messages[-1]["role"] == "assistant"
+    if is_learned and has_no_end(chat, text, example):
+        return ending_in_eos(tokenizer, example)
+    return example
+
+
+def check_messages(messages: Any) -> None:
+    """Raise a `ValueError` unless these are messages."""
+    good = isinstance(messages, list) and messages and all(isinstance(m, dict) and "role" in m for m in messages)
+    if not good:
+        raise ValueError(f"expected a list of messages, dicts with role and content, got {str(messages)[:200]}")
+
+
+def marks_generation(chat: Conversation) -> bool:
+    given = chat.template_kwargs.get("chat_template")
+    template = chat.tokenizer.get_chat_template(given, tools=chat.tools)
+    return bool(GENERATION_BLOCK.search(template))
+
+
+def by_generation_blocks(chat: Conversation, text: str) -> dict[str, list[int]] | None:
+    """What the template's own marks say, and each turn's end if they leave it out; `None` if they mark nothing."""
+    encoded = chat.tokenizer.apply_chat_template(
+        chat.messages,
+        tools=chat.tools,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        **chat.template_kwargs,
+    )
+    input_ids, mask = encoded["input_ids"], encoded["assistant_masks"]
+    if not any(mask):
+        return None
+    labels = [token if learned else IGNORED for token, learned in zip(input_ids, mask, strict=True)]
+    ends = {end_of_turn(chat, index, text) for index in assistant_turns(chat.messages, 0)}
+    for place in range(1, len(input_ids)):
+        token = chat.tokenizer.convert_ids_to_tokens(input_ids[place])
+        if mask[place - 1] and not mask[place] and any(end.startswith(token) for end in ends if end):
+            labels[place] = input_ids[place]
+    return {"input_ids": input_ids, "labels": labels}
+
+
+def assistant_turns(messages: list[Message], num_given: int) -> list[int]:
+    return [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= num_given]
+
+
+def assistant_spans(chat: Conversation, text: str, num_given: int) -> list[Span]:
+    """Where in the rendered conversation the assistant's turns stand, ascending and apart."""
+    spans: list[Span] = []
+    for index in assistant_turns(chat.messages, num_given):
+        span = _turn_span(chat, text, index)
+        if span is not None and span[0] < span[1] and (not spans or spans[-1][1] <= span[0]):
+            spans.append(span)
+    return spans
+
+
+def _turn_span(chat: Conversation, text: str, index: int) -> Span | None:
+    prompt = chat.can_render(chat.messages[:index], add_generation_prompt=True)
+    so_far = chat.can_render(chat.messages[: index + 1])
+    follows_prompt = prompt is not None and text.startswith(prompt)
+    if follows_prompt and so_far is not None and text.startswith(so_far) and len(prompt) <= len(so_far):
+        return len(prompt), len(so_far)
+    # The template shows the turn otherwise once others follow: look for its content, and the end behind it.
+    content = content_span(chat, text, chat.messages, index)
+    if content is None:
+        return None
+    start, behind = content
+    if follows_prompt and len(prompt) <= start:
+        start = len(prompt)
+    return start, behind + len(common_end(chat, text[behind:], end_of_turn(chat, index, text)))
+
+
+def content_span(chat: Conversation, text: str, messages: list[Message], index: int) -> Span | None:
+    """Where the content of one message stands, from what changes if it is replaced; `None` if nothing does."""
+    mark = unused_character(text)
+    replaced = chat.can_render(with_content(messages, index, mark))
+    if replaced is None or mark not in replaced:
+        return None
+    before, behind = replaced.split(mark, 1)
+    start = len(common_prefix(text, before))
+    if not text.endswith(behind) or len(text) - len(behind) < start:
+        return None
+    return start, len(text) - len(behind)
+
+
+def end_of_turn(chat: Conversation, index: int, text: str) -> str:
+    """What the template writes behind a message that is the last one."""
+    mark = unused_character(text)
+    replaced = chat.can_render(with_content(chat.messages[: index + 1], index, mark))
+    return "" if replaced is None or mark not in replaced else replaced.split(mark, 1)[1]
+
+
+def common_end(chat: Conversation, text: str, end: str) -> str:
+    """How far a text begins as a last turn ends, up to a special token if not all the way: what follows is another turn's."""
+    common = common_prefix(text, end)
+    if common == end:
+        return end
+    special = [token for token in chat.tokenizer.convert_ids_to_tokens(sorted(special_tokens(chat.tokenizer))) if token]
+    return common[: max((common.rfind(token) + len(token) for token in special if token in common), default=0)]
+
+
+def common_prefix(one: str, other: str) -> str:
+    """What both begin with."""
+    length = min(len(one), len(other))
+    # Halving is quicker than a walk over characters, and conversations are long.
+    low, high = 0, length
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return one[:low]
+
+
+def with_content(messages: list[Message], index: int, content: str) -> list[Message]:
+    is_text = not isinstance(messages[index].get("content"), list)
+    changed = {**messages[index], "content": content if is_text else [{"type": "text", "text": content}]}
+    return [*messages[:index], changed, *messages[index + 1 :]]
+
+
+def unused_character(text: str) -> str:
+    """One that the text does not have, from those that nobody types (Unicode's private use area)."""
+    return next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in text)
+
+
+def without_space_behind_the_end(tokenizer: PreTrainedTokenizerBase, example: dict[str, list[int]]) -> list[int]:
+    """Labels without those of blanks between an end-of-turn token and the end of a turn: the target stops at that token."""
+    labels, special = list(example["labels"]), special_tokens(tokenizer)
+    for place in reversed(range(len(labels))):
+        is_last = labels[place] != IGNORED and (place + 1 == len(labels) or labels[place + 1] == IGNORED)
+        if not is_last:
+            continue
+        blank = place
+        while blank >= 0 and labels[blank] not in special and is_blank(tokenizer, labels[blank]):
+            blank -= 1
+        if blank >= 0 and labels[blank] in special:
+            labels[blank + 1 : place + 1] = [IGNORED] * (place - blank)
+    return labels
+
+
+def without_end(tokenizer: PreTrainedTokenizerBase, example: dict[str, list[int]]) -> dict[str, list[int]]:
+    """The example up to its last answer, without the special tokens and blanks that end it."""
+    labels, special = example["labels"], special_tokens(tokenizer)
+    length = len(labels)
+    while length and (
+        labels[length - 1] in special or labels[length - 1] == IGNORED or is_blank(tokenizer, labels[length - 1])
+    ):
+        length -= 1
+    return {name: values[:length] for name, values in example.items()}
+
+
+def is_blank(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
+    return token != IGNORED and not tokenizer.decode([token]).strip()
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return added | set(tokenizer.all_special_ids)
+
+
+def has_no_end(chat: Conversation, text: str, example: dict[str, list[int]]) -> bool:
+    """Whether the template lets the last turn end without a token that says so."""
+    if not example["input_ids"] or example["input_ids"][-1] in special_tokens(chat.tokenizer):
+        return False
+    return not end_of_turn(chat, len(chat.messages) - 1, text).strip()

@@ -1,0 +1,208 @@
+"""A data set of raw examples as one that can be trained on: tokenised, rid of what teaches nothing, and perhaps packed."""
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers.utils import logging as transformers_logging
+
+from .arguments import DraftTrainingArguments
+from .data_sources import first_row, load_data, one_split, require_datasets
+from .documents import IGNORED
+from .encoding import check_tokenizer
+from .examples import KINDS, ExampleEncoder, check_kind, example_kind
+from .packing import packed_examples
+
+logger = logging.getLogger(__name__)
+
+# How many supervised tokens in a row a layout needs, and what stands before the last of them at least: an anchor is one that
+# the target wrote, something follows it, and DART has to have read something before it.
+LEARNABLE_RUNS = {"dropped_masks": (1, 1), "anchored_blocks": (2, 1), "shared_prefix": (2, 2)}
+EXAMPLES_PER_PACKING = 1000
+
+
+def has_something_to_learn(labels: Any, run: int, num_before: int) -> bool:
+    """Whether `run` labels stand in a row, the last of them behind `num_before` tokens; `labels (length,)`."""
+    length = 0
+    for place, label in enumerate(torch.as_tensor(labels).tolist()):
+        length = length + 1 if label != IGNORED else 0
+        if length >= run and place >= num_before:
+            return True
+    return False
+
+
+def prepare_data(
+    data: Any,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    max_length: int | None = None,
+    packing: bool = False,
+    template_kwargs: dict[str, Any] | None = None,
+    layout: str = "dropped_masks",
+    num_proc: int | None = None,
+) -> Any:
+    """A data set of raw examples as one of `input_ids` and `labels`; examples that teach nothing are dropped.
+
+    Rows have `messages` (and perhaps `tools`), `prompt` and `completion` (texts or messages), `text`, or `input_ids` and
+    `labels`, which are left as they are. Learned is what the assistant wrote, the completion, or the text, and the token that
+    ends it.
+
+    Args:
+        data: what [`load_data`] takes: a `datasets` data set, rows in memory, or where to find them.
+        tokenizer: of the target; token ids need none.
+        max_length: tokens at which examples are cut off, and the length of packed rows.
+        packing: whether to put several examples in a row, with `document_ids`.
+        template_kwargs: what the chat template takes besides messages.
+        layout: of the drafter's batches, which says how much an example needs so that there is something to draft.
+        num_proc: processes to prepare with.
+
+    Returns:
+        A `Dataset`, or an `IterableDataset` for an iterable one. Any other kind of data set is returned as it is.
+
+    Raises:
+        ValueError: for columns or rows that are none of the above, a tokenizer that is missing, slow or without a chat
+            template, and if there is nothing to learn in any example.
+    """
+    require_datasets()
+    from datasets import Dataset, IterableDataset
+
+    if isinstance(data, list):
+        return _prepare_rows(data, tokenizer, max_length, packing, template_kwargs, layout)
+    data = load_data(data)
+    if not isinstance(data, Dataset | IterableDataset):
+        return data
+    first = first_row(data)
+    columns = data.column_names or list(first)
+    kind = example_kind(columns)
+    check_something_encodes(kind, tokenizer)
+    options = {} if isinstance(data, IterableDataset) else {"num_proc": num_proc}
+    if kind != "tokens":
+        encode = ExampleEncoder(tokenizer, kind, max_length, template_kwargs or {})
+        data = data.map(encode, remove_columns=columns, **options, **described("Tokenizing", data))
+        columns = ["input_ids", "labels"]
+    data = _with_something_to_learn(data, "labels" if "labels" in columns else "input_ids", layout, options)
+    if packing and "document_ids" not in columns:
+        data = with_labels(data, columns).map(
+            partial(packed_examples, max_length=max_length),
+            batched=True,
+            batch_size=EXAMPLES_PER_PACKING,
+            remove_columns=columns,
+            **options,
+            **described("Packing", data),
+        )
+    return data
+
+
+def prepare_all(drafter: PreTrainedModel, args: DraftTrainingArguments, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a `Trainer` with `train_dataset` and `eval_dataset`, perhaps a dict of several, prepared."""
+    prepared = dict(kwargs)
+    prepare = partial(prepare_for_training, drafter, args, kwargs.get("processing_class"))
+    if kwargs.get("train_dataset") is not None:
+        prepared["train_dataset"] = prepare(one_split(kwargs["train_dataset"], "train"))
+    evaluated = kwargs.get("eval_dataset")
+    if isinstance(evaluated, dict):
+        prepared["eval_dataset"] = {name: prepare(data) for name, data in evaluated.items()}
+    elif evaluated is not None:
+        prepared["eval_dataset"] = prepare(evaluated)
+    return prepared
+
+
+def prepare_for_training(
+    drafter: PreTrainedModel, args: DraftTrainingArguments, processing_class: Any, data: Any
+) -> Any:
+    """A data set as [`prepare_data`] makes it with the training arguments."""
+    tokenizer = processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
+    with args.main_process_first(desc="preparing a data set"):
+        return prepare_data(
+            data,
+            tokenizer,
+            max_length=args.max_length,
+            packing=args.packing,
+            template_kwargs=args.chat_template_kwargs,
+            layout=drafter.training_layout,
+            num_proc=args.dataset_num_proc,
+        )
+
+
+def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout) -> Any:
+    """Rows in memory, without a detour through Arrow, which wants the same keys in all messages."""
+    from datasets import Dataset
+
+    kind = example_kind(first_row(rows))
+    check_something_encodes(kind, tokenizer)
+    if kind == "tokens":
+        return prepare_data(Dataset.from_list(rows), max_length=max_length, packing=packing, layout=layout)
+    encode = ExampleEncoder(tokenizer, kind, max_length, template_kwargs or {})
+    bar = transformers_logging.tqdm(rows, desc="Tokenizing", disable=len(rows) < EXAMPLES_PER_PACKING)
+    examples = Dataset.from_list([encode(check_kind(row, kind)) for row in bar])
+    return prepare_data(examples, max_length=max_length, packing=packing, layout=layout)
+
+
+def check_something_encodes(kind: str, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Raise a `ValueError` before any work if the tokenizer can't do what the rows need."""
+    if kind == "tokens":
+        return
+    if tokenizer is None:
+        raise ValueError(f"examples of {' and '.join(KINDS[kind])} need the target's tokenizer: pass processing_class=")
+    check_tokenizer(tokenizer)
+    if kind in ("messages", "conversations") and tokenizer.chat_template is None:
+        raise ValueError(
+            f"conversations need a chat template, and the tokenizer {tokenizer.name_or_path!r} has none: set "
+            "tokenizer.chat_template, or pass prompt and completion as texts"
+        )
+
+
+def described(what: str, data: Any) -> dict[str, str]:
+    """The text of a progress bar, which only data sets of a known length have."""
+    from datasets import Dataset
+
+    return {"desc": what} if isinstance(data, Dataset) else {}
+
+
+def with_labels(data: Any, columns: list[str]) -> Any:
+    """The data set with `labels`: without any, all tokens are learned."""
+    if "labels" in columns:
+        return data
+    columns.append("labels")
+    return data.map(lambda row: {"labels": row["input_ids"]})
+
+
+def _with_something_to_learn(data: Any, column: str, layout: str, options: dict[str, Any]) -> Any:
+    from datasets import Dataset
+
+    run, num_before = LEARNABLE_RUNS[layout]
+    keep = partial(has_something_to_learn, run=run, num_before=num_before)
+    if not isinstance(data, Dataset):
+        return data.filter(WarnOnce(keep), input_columns=[column])
+    kept = data.filter(keep, input_columns=[column], **options, **described("Looking for labels", data))
+    dropped = len(data) - len(kept)
+    if not len(kept):
+        raise ValueError(
+            f"none of {len(data)} examples has something to learn: expected labels other than {IGNORED} behind a first "
+            "token, such as an assistant's answer within max_length"
+        )
+    if dropped:
+        logger.warning(
+            "dropped %d of %d examples that have nothing to learn (no answer, or none within max_length)",
+            dropped,
+            len(data),
+        )
+    return kept
+
+
+@dataclass
+class WarnOnce:
+    """A filter that says when it drops its first example: of an iterable data set, nobody knows how many there will be."""
+
+    keep: Any
+    has_warned: bool = False
+
+    def __call__(self, labels: Any) -> bool:
+        kept = self.keep(labels)
+        if not kept and not self.has_warned:
+            self.has_warned = True
+            logger.warning("dropping examples that have nothing to learn (no answer, or none within max_length)")
+        return kept

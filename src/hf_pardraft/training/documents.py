@@ -1,0 +1,75 @@
+"""The documents of an example: where each begins, what of it is learned, and where a draft of it can start."""
+
+from typing import Any
+
+import torch
+
+from .masks import PADDING
+
+IGNORED = -100
+
+
+def checked(example: dict[str, Any]) -> tuple[torch.LongTensor, torch.LongTensor, torch.LongTensor]:
+    """Input ids, labels and document numbers of an example, `(length,)` each.
+
+    Without `labels` all tokens are learned. Documents are numbered 0, 1, ... as they follow each other, whatever numbers
+    `document_ids` gives them; without it there is one.
+    """
+    input_ids = torch.as_tensor(example["input_ids"], dtype=torch.long)
+    labels = torch.as_tensor(example.get("labels", input_ids), dtype=torch.long)
+    documents = torch.as_tensor(example.get("document_ids", torch.zeros_like(input_ids)), dtype=torch.long)
+    if not input_ids.shape == labels.shape == documents.shape or input_ids.ndim != 1 or len(input_ids) == 0:
+        raise ValueError(
+            "an example needs input_ids, labels and document_ids of one length, at least 1, got "
+            f"{tuple(input_ids.shape)}, {tuple(labels.shape)} and {tuple(documents.shape)}"
+        )
+    return input_ids, labels, document_starts(documents).long().cumsum(dim=-1) - 1
+
+
+def document_starts(documents: torch.LongTensor) -> torch.BoolTensor:
+    """Which tokens are the first of their document, `(..., length)`."""
+    starts = torch.ones_like(documents, dtype=torch.bool)
+    starts[..., 1:] = documents[..., 1:] != documents[..., :-1]
+    return starts
+
+
+def positions_in_documents(documents: torch.LongTensor) -> torch.LongTensor:
+    """Positions that start again at 0 with each packed document, `(..., length)`."""
+    index = torch.arange(documents.shape[-1], device=documents.device)
+    return index - torch.where(document_starts(documents), index, 0).cummax(dim=-1).values
+
+
+def documents_of(batch: dict[str, torch.Tensor]) -> torch.LongTensor:
+    """The document of each token that the target reads, `(batch, length)`; `PADDING` for padding.
+
+    The batch has an `attention_mask`, and `document_ids` if a row of it is packed.
+    """
+    return batch["document_ids"] if "document_ids" in batch else torch.where(batch["attention_mask"] > 0, 0, PADDING)
+
+
+def predicts_supervised(labels: torch.LongTensor, documents: torch.LongTensor) -> torch.BoolTensor:
+    """Which positions p have a token p + 1 to be learned, in the same document. `(length,)`."""
+    result = torch.zeros_like(labels, dtype=torch.bool)
+    result[:-1] = (labels[1:] != IGNORED) & (documents[1:] == documents[:-1])
+    return result
+
+
+def possible_anchors(labels: torch.LongTensor, documents: torch.LongTensor) -> torch.LongTensor:
+    """Where a draft can begin: at inference the target writes the first anchor itself, so an anchor lies in the response, and
+    has a successor. `(anchors,)`, ascending."""
+    return (predicts_supervised(labels, documents) & (labels != IGNORED)).nonzero()[:, 0]
+
+
+def labels_behind(
+    anchors: torch.LongTensor, labels: torch.LongTensor, documents: torch.LongTensor, num_tokens: int
+) -> torch.LongTensor:
+    """The tokens behind each anchor, `(anchors, num_tokens)`, up to the first that is unsupervised, of another document or
+    beyond the end.
+
+    What follows that one is not trained: verification would stop there, since the target never wrote what follows.
+    """
+    ahead = anchors[:, None] + torch.arange(1, num_tokens + 1)
+    found = torch.cat([labels, labels.new_full((num_tokens + 1,), IGNORED)])[ahead]
+    document = torch.cat([documents, documents.new_full((num_tokens + 1,), PADDING)])[ahead]
+    stops = (found == IGNORED) | (document != documents[anchors][:, None])
+    return found.masked_fill(stops.cummax(dim=1).values if len(anchors) else stops, IGNORED)

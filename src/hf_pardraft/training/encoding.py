@@ -1,0 +1,83 @@
+"""Text with spans that are learned, as `input_ids` and `labels`. The tokens before a span are those that a prompt would have."""
+
+from transformers import PreTrainedTokenizerBase
+
+from .documents import IGNORED
+
+Span = tuple[int, int]
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a `ValueError` for a tokenizer that does not say which characters a token stands for."""
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"preparing text needs a fast tokenizer, which knows the characters of each token, got a "
+            f"{type(tokenizer).__name__}: load one with AutoTokenizer, or pass columns input_ids and labels"
+        )
+
+
+def encode_spans(
+    tokenizer: PreTrainedTokenizerBase, text: str, spans: list[Span], add_special_tokens: bool = False
+) -> dict[str, list[int]]:
+    """Tokens of a text, and labels for those inside some spans of it.
+
+    At inference the target reads the text before a span as tokens of its own, and goes on from there. A text in which a token
+    reaches over the start of a span is therefore tokenised in pieces.
+
+    Args:
+        tokenizer: a fast one.
+        text: what to tokenise.
+        spans: first character and the one behind the last, ascending. Tokens that reach out of them have no label.
+        add_special_tokens: whether the tokenizer adds what it adds to a text.
+
+    Returns:
+        `input_ids` and `labels`, of one length.
+    """
+    options = {"return_offsets_mapping": True, "return_attention_mask": False, "verbose": False}
+    encoded = tokenizer(text, add_special_tokens=add_special_tokens, **options)
+    input_ids, offsets = list(encoded["input_ids"]), list(encoded["offset_mapping"])
+    starts = {start for start, _ in spans if 0 < start < len(text)}
+    if any(first < start < behind for start in starts for first, behind in offsets):
+        input_ids, offsets = _in_pieces(tokenizer, text, sorted(starts), add_special_tokens, options)
+    labels = [IGNORED] * len(input_ids)
+    span = 0
+    for token, (first, behind) in enumerate(offsets):
+        while span < len(spans) and spans[span][1] <= first:
+            span += 1
+        if span < len(spans) and spans[span][0] <= first < behind <= spans[span][1]:
+            labels[token] = input_ids[token]
+    return {"input_ids": input_ids, "labels": labels}
+
+
+def _in_pieces(
+    tokenizer: PreTrainedTokenizerBase, text: str, cuts: list[int], add_special_tokens: bool, options: dict
+) -> tuple[list[int], list[Span]]:
+    input_ids, offsets = [], []
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        # What the tokenizer adds, it adds to the whole: the first piece gets what stands before it.
+        piece = tokenizer(text[start:end], add_special_tokens=add_special_tokens and start == 0, **options)
+        input_ids += piece["input_ids"]
+        offsets += [(first + start, behind + start) for first, behind in piece["offset_mapping"]]
+    return input_ids, offsets
+
+
+def ending_in_eos(tokenizer: PreTrainedTokenizerBase, example: dict[str, list[int]]) -> dict[str, list[int]]:
+    """The example with the token that ends a text behind it, to be learned."""
+    eos = tokenizer.eos_token_id
+    if eos is None:
+        return example
+    input_ids, labels = example["input_ids"], example["labels"]
+    if input_ids and input_ids[-1] == eos:
+        return {"input_ids": input_ids, "labels": [*labels[:-1], eos]}
+    return {"input_ids": [*input_ids, eos], "labels": [*labels, eos]}
+
+
+def encode_completion(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str) -> dict[str, list[int]]:
+    """A prompt, and what the target writes behind it, to be learned, with the token that ends it."""
+    span = (len(prompt), len(prompt) + len(completion))
+    return ending_in_eos(tokenizer, encode_spans(tokenizer, prompt + completion, [span], add_special_tokens=True))
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> dict[str, list[int]]:
+    """A text, all of it to be learned, with the token that ends it."""
+    return ending_in_eos(tokenizer, encode_spans(tokenizer, text, [(0, len(text))], add_special_tokens=True))

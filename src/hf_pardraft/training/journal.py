@@ -1,0 +1,104 @@
+"""A JSONL file that grows row by row and survives a kill: no row twice, none lost, none half."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+
+class Journal:
+    """Rows with an `index` each, appended to a file.
+
+    A hidden file beside it holds the settings that the rows were made with, so that a later run goes on with the same ones
+    only; another is locked while the journal is open.
+
+    Args:
+        path: of the file; its folder is made if need be.
+        settings: what the rows depend on, as JSON can hold it.
+
+    Attributes:
+        done: indices of the rows that are in the file.
+
+    Raises:
+        ValueError: if the file was begun with other settings, or holds something else than such rows.
+        OSError: if another process writes it, or it can't be written.
+    """
+
+    def __init__(self, path: str | Path, settings: dict[str, Any]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self._beside("lock"))
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise OSError(
+                f"{self.path} is being written by another process: wait for it, or choose another output"
+            ) from error
+        try:
+            self._check_settings(settings)
+            self.done = self._read_done()
+            self._file = self.path.open("ab")
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+        self._lock.release()
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write a row, and wait until it is on the disk: milliseconds, where an answer takes seconds."""
+        self._file.write(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.done.add(row["index"])
+
+    def _beside(self, purpose: str) -> Path:
+        # Hidden, so that whoever reads the folder as a data set does not read it.
+        return self.path.with_name(f".{self.path.name}.{purpose}")
+
+    def _check_settings(self, settings: dict[str, Any]) -> None:
+        file = self._beside("settings")
+        settings = json.loads(json.dumps(settings))
+        if not file.exists():
+            if self.path.exists() and self.path.stat().st_size:
+                raise ValueError(
+                    f"{self.path} exists, but {file.name}, which says how it was made, does not: choose another output"
+                )
+            written = file.with_name(file.name + ".part")
+            written.write_text(json.dumps(settings, indent=2), encoding="utf-8")
+            written.replace(file)
+            return
+        begun = json.loads(file.read_text(encoding="utf-8"))
+        differing = [name for name in {**begun, **settings} if begun.get(name) != settings.get(name)]
+        if differing:
+            told = ", ".join(f"{name} {begun.get(name)!r} (now {settings.get(name)!r})" for name in differing)
+            raise ValueError(f"{self.path} was begun with {told}: use the same settings, or another output")
+
+    def _read_done(self) -> set[int]:
+        """Indices in the file, after what a kill left of a last line is cut off."""
+        if not self.path.exists():
+            return set()
+        done, whole = set(), 0
+        with self.path.open("rb+") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    file.truncate(whole)
+                    break
+                whole += len(line)
+                index = self._index_of(line, number)
+                if index in done:
+                    raise ValueError(f"{self.path}, line {number}: row {index} is there twice: choose another output")
+                done.add(index)
+        return done
+
+    def _index_of(self, line: bytes, number: int) -> int:
+        try:
+            return json.loads(line)["index"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.path}, line {number} is no row of such a file: choose another output") from error

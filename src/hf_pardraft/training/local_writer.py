@@ -1,0 +1,196 @@
+"""Answers that the target writes here, in batches of prompts of about one length."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from jinja2.exceptions import TemplateError
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from .chat import Conversation
+from .examples import template_inputs
+from .rewriting import Answer, Rewrite
+
+# How many batches' rows are sorted by length together.
+BATCHES_PER_WINDOW = 16
+
+
+class RowNoise(LogitsProcessor):
+    """Makes the largest score a sample: Gumbel noise, from a generator per row, so that a row is written alike in any batch.
+
+    argmax (s + g), with g from the standard Gumbel law, is a sample of softmax (s).
+
+    Args:
+        seeds: one per row of the batch.
+        device: of the scores.
+    """
+
+    def __init__(self, seeds: list[int], device: torch.device) -> None:
+        self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        noise = torch.empty_like(scores)
+        for row, generator in zip(noise, self.generators, strict=True):
+            row.exponential_(generator=generator)
+        return scores - noise.log()
+
+
+class LocalWriter:
+    """Writes answers with a model and `generate`.
+
+    With a temperature each row is sampled with noise of its own, which depends on the seed, the row's index and the turn, and
+    not on the batch; what a batch still changes is the rounding of its padded forwards. With a drafter a batch shares one
+    generator, so that only batches of the same rows are written alike. The target's `generation_config` says what ends a
+    text; its sampling settings and penalties are not used.
+
+    Args:
+        target: the model.
+        tokenizer: its tokenizer.
+        drafter: to write sooner, if any.
+        temperature: 0 is greedy.
+        top_p: share of the law that is sampled from.
+        max_tokens: most tokens of an answer.
+        batch_size: rows that are written at once.
+        seed: of the samples.
+        template_kwargs: what the chat template takes besides messages.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        drafter: PreTrainedModel | None = None,
+        temperature: float = 0.6,
+        top_p: float = 1.0,
+        max_tokens: int = 2048,
+        batch_size: int = 8,
+        seed: int = 0,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.target, self.tokenizer, self.drafter = target.eval(), tokenizer, drafter
+        self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
+        self.batch_size, self.seed, self.template_kwargs = batch_size, seed, template_kwargs or {}
+        self.end_ids = end_token_ids(target, tokenizer)
+        pad = tokenizer.pad_token_id
+        self.pad_id = pad if pad is not None else min(self.end_ids, default=0)
+
+    def write(self, rewrites: Iterable[Rewrite]) -> Iterator[Rewrite | tuple[Rewrite, Exception]]:
+        """Rows as they get done, or with what kept them from it. A window of rows is read ahead and sorted by length."""
+        rewrites = iter(rewrites)
+        while window := list(islice(rewrites, self.batch_size * BATCHES_PER_WINDOW)):
+            while window:
+                prompts = {}
+                for rewrite in window:
+                    try:
+                        prompts[rewrite.index] = self.prompt_ids(rewrite)
+                    except ValueError as error:
+                        yield rewrite, error
+                readable = [rewrite for rewrite in window if rewrite.index in prompts]
+                readable.sort(key=lambda rewrite: len(prompts[rewrite.index]), reverse=True)
+                window = []
+                for start in range(0, len(readable), self.batch_size):
+                    batch = readable[start : start + self.batch_size]
+                    answers = self.answer(batch, [prompts[rewrite.index] for rewrite in batch])
+                    for rewrite, answer in zip(batch, answers, strict=True):
+                        rewrite.add(answer)
+                        if rewrite.is_done:
+                            yield rewrite
+                        else:
+                            window.append(rewrite)
+
+    def prompt_ids(self, rewrite: Rewrite) -> list[int]:
+        """The tokens that the target reads.
+
+        Raises:
+            ValueError: if the chat template refuses the conversation, or it is longer than what the target can read.
+        """
+        text = rewrite.prompt_text
+        ids = self._chat_ids(rewrite) if text is None else self.tokenizer(text)["input_ids"]
+        longest = self.target.config.get_text_config(decoder=True).to_dict().get("max_position_embeddings")
+        if longest is not None and len(ids) >= longest:
+            raise ValueError(f"its prompt has {len(ids)} tokens, and the target reads fewer than {longest}")
+        if not ids:
+            raise ValueError("its prompt is empty")
+        return ids
+
+    def _chat_ids(self, rewrite: Rewrite) -> list[int]:
+        tools, template_kwargs = template_inputs(rewrite.row, self.template_kwargs)
+        chat = Conversation(self.tokenizer, rewrite.messages, tools, template_kwargs)
+        try:
+            text = chat.render(chat.messages, add_generation_prompt=True)
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses its conversation: {error}") from error
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    @torch.no_grad()
+    def answer(self, batch: list[Rewrite], prompts: list[list[int]]) -> list[Answer]:
+        """The next answers of some rows."""
+        device, length = self.target.device, max(map(len, prompts))
+        padded = [[self.pad_id] * (length - len(ids)) + ids for ids in prompts]
+        real = [[0] * (length - len(ids)) + [1] * len(ids) for ids in prompts]
+        written = self.target.generate(
+            torch.tensor(padded, device=device),
+            attention_mask=torch.tensor(real, device=device),
+            generation_config=self._generation_config(),
+            **self._sampling([rewrite.seed(self.seed) for rewrite in batch]),
+        )
+        return [
+            self.answer_of(ids, prompt if rewrite.prompt_text is not None else [])
+            for ids, prompt, rewrite in zip(written[:, length:].tolist(), prompts, batch, strict=True)
+        ]
+
+    def answer_of(self, ids: list[int], behind: list[int]) -> Answer:
+        """The text up to the token that ends it, such that it can follow the text of the tokens `behind` it."""
+        end = next((place for place, token in enumerate(ids) if token in self.end_ids), None)
+        before, whole = self.decode(behind), self.decode(behind + ids[:end])
+        # Some tokenizers leave out a blank that a text begins with, but not one within.
+        text = whole[len(before) :] if whole.startswith(before) else self.decode(ids[:end])
+        return Answer(text, is_whole=end is not None)
+
+    def decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True) if ids else ""
+
+    def _generation_config(self) -> GenerationConfig:
+        config = GenerationConfig(
+            max_new_tokens=self.max_tokens,
+            eos_token_id=sorted(self.end_ids) or None,
+            pad_token_id=self.pad_id,
+            do_sample=False,
+            num_beams=1,
+            # What is unset here is taken from the target's own configuration.
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
+        )
+        if self.drafter is not None and self.temperature:
+            config.update(do_sample=True, temperature=self.temperature, top_p=self.top_p, top_k=0)
+        return config
+
+    def _sampling(self, seeds: list[int]) -> dict[str, Any]:
+        if self.drafter is not None:
+            torch.manual_seed(seeds[0])
+            return {"assistant_model": self.drafter}
+        if not self.temperature:
+            return {}
+        processors = LogitsProcessorList([TemperatureLogitsWarper(self.temperature)])
+        if self.top_p < 1:
+            processors.append(TopPLogitsWarper(self.top_p))
+        processors.append(RowNoise(seeds, self.target.device))
+        return {"logits_processor": processors}
+
+
+def end_token_ids(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The tokens that end what the target writes."""
+    configured = target.generation_config.eos_token_id
+    ids = configured if isinstance(configured, list) else [configured]
+    return {token for token in [*ids, tokenizer.eos_token_id] if token is not None}

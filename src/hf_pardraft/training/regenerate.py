@@ -1,0 +1,175 @@
+"""Regenerating a data set: the target rewrites the answers, so that a drafter learns what the target itself would write."""
+
+import json
+import logging
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from .data_sources import load_data
+from .journal import Journal
+from .local_writer import LocalWriter
+from .rewriting import Rewrite
+from .server_writer import ServerWriter
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several processes' part of a data set: rows `number`, `number + count`, ..."""
+
+    number: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not 0 <= self.number < self.count:
+            raise ValueError(f"expected a shard number/count with 0 <= number < count, got {self.number}/{self.count}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """From `number/count`, such as 0/4.
+
+        Raises:
+            ValueError: if it is not of that form.
+        """
+        number, slash, count = text.partition("/")
+        if not (slash and number.strip().isdigit() and count.strip().isdigit()):
+            raise ValueError(f"expected a shard as number/count, such as 0/4, got {text!r}")
+        return cls(int(number), int(count))
+
+    @classmethod
+    def of_this_process(cls) -> "Shard":
+        """What `torchrun` or `accelerate launch` says of this process; the whole data set if neither started it."""
+        return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+    def path(self, output: str | Path) -> Path:
+        """The file of this shard: `answers.jsonl` itself if it is the only one, or `answers-00000-of-00004.jsonl`."""
+        output = Path(output)
+        if self.count == 1:
+            return output
+        return output.with_name(f"{output.stem}-{self.number:05d}-of-{self.count:05d}{output.suffix}")
+
+
+@dataclass
+class Regeneration:
+    """What became of the rows of a shard.
+
+    Attributes:
+        path: the file with the new rows.
+        num_rows: of the shard.
+        num_before: of them, how many an earlier run had written.
+        num_written: how many this run has written.
+        failed: index and reason of each row that could not be rewritten. They are in no file, and the next run tries again.
+    """
+
+    path: Path
+    num_rows: int
+    num_before: int = 0
+    num_written: int = 0
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+def regenerate(
+    data: Any,
+    output: str | Path,
+    writer: LocalWriter | ServerWriter,
+    target_name: str,
+    shard: Shard | None = None,
+    config: str | None = None,
+    split: str = "train",
+    progress: bool = True,
+) -> Regeneration:
+    """Let the target rewrite the answers of a data set; a run that was cut off goes on where it was.
+
+    Args:
+        data: what [`~hf_pardraft.training.data_sources.load_data`] takes. Rows have `messages` (or `conversations`), or a
+            `prompt`, a text or messages, and perhaps a `completion`; other columns are kept.
+        output: a .jsonl file. Rows are appended as they are done, each with its `index` in the data set, and `truncated` if
+            its answer met the limit of tokens.
+        writer: who writes.
+        target_name: of the target; like the sampling settings, the data and the shard it must be the same in all runs that
+            write one output.
+        shard: which rows, those of this process by default.
+        config, split: of a data set on the Hub.
+        progress: whether to show a bar.
+
+    Raises:
+        ValueError: if the output is no .jsonl file or was begun with other settings, or the data set is empty.
+        OSError: if the output can't be written, or the server doesn't answer.
+    """
+    output, shard = Path(output), shard or Shard.of_this_process()
+    if output.suffix != ".jsonl":
+        raise ValueError(f"expected a .jsonl file to write to, got {str(output)!r}")
+    rows = load_data(data, config, split)
+    num_rows, checksum = survey(shard_rows(rows, shard))
+    if not num_rows:
+        raise ValueError(f"the data set has no row for shard {shard.number}/{shard.count}")
+    settings = {
+        "target": target_name,
+        **writer_settings(writer),
+        "rows": num_rows,
+        "checksum": checksum,
+        "shard": f"{shard.number}/{shard.count}",
+    }
+    with Journal(shard.path(output), settings) as journal:
+        result = Regeneration(journal.path, num_rows, len(journal.done))
+        with tqdm(total=num_rows, initial=len(journal.done), desc=journal.path.name, disable=not progress) as bar:
+            missing = ((index, row) for index, row in shard_rows(rows, shard) if index not in journal.done)
+            for row in rewritten(missing, writer, result):
+                journal.append(row)
+                result.num_written += 1
+                bar.update()
+    for index, reason in result.failed.items():
+        logger.warning("row %d was not rewritten: %s", index, reason)
+    return result
+
+
+def writer_settings(writer: LocalWriter | ServerWriter) -> dict[str, Any]:
+    """What of a writer decides which law the answers come from. How fast it writes is free to change between runs."""
+    return {
+        "temperature": writer.temperature,
+        "top_p": writer.top_p,
+        "max_tokens": writer.max_tokens,
+        "seed": writer.seed,
+        "chat_template_kwargs": writer.template_kwargs,
+    }
+
+
+def shard_rows(rows: Iterable[dict[str, Any]], shard: Shard) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Indices and rows of a shard."""
+    return ((index, row) for index, row in enumerate(rows) if index % shard.count == shard.number)
+
+
+def survey(rows: Iterable[tuple[int, dict[str, Any]]]) -> tuple[int, int]:
+    """How many rows there are, and a checksum of them."""
+    count = checksum = 0
+    for _, row in rows:
+        count += 1
+        checksum = zlib.crc32(json.dumps(row, sort_keys=True, default=str).encode(), checksum)
+    return count, checksum
+
+
+def rewritten(
+    rows: Iterable[tuple[int, dict[str, Any]]], writer: LocalWriter | ServerWriter, result: Regeneration
+) -> Iterator[dict[str, Any]]:
+    """The rows that could be rewritten, in the order in which they get done; the others are noted in `result`."""
+
+    def possible() -> Iterator[Rewrite]:
+        for index, row in rows:
+            try:
+                yield Rewrite(index, row)
+            except ValueError as error:
+                result.failed[index] = str(error)
+
+    for outcome in writer.write(possible()):
+        if isinstance(outcome, Rewrite):
+            yield outcome.result()
+        else:
+            rewrite, error = outcome
+            result.failed[rewrite.index] = str(error)

@@ -1,0 +1,115 @@
+"""A row whose answers are rewritten, turn by turn: what the target reads next, and the row that comes of it."""
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from .examples import as_messages, from_sharegpt, without_nones
+
+SEED_BITS = 0x7FFFFFFF
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the target wrote.
+
+    Attributes:
+        text: without the token that ends it.
+        is_whole: whether the target ended it, and not the limit of tokens.
+        reasoning: thinking that a server reports apart from the text.
+    """
+
+    text: str
+    is_whole: bool = True
+    reasoning: str | None = None
+
+    def as_message(self) -> dict[str, Any]:
+        message = {"role": "assistant", "content": self.text}
+        return message | ({"reasoning_content": self.reasoning} if self.reasoning else {})
+
+
+class Rewrite:
+    """One row on its way. Turns of the assistant are rewritten one after another, each behind the new ones before it.
+
+    A turn that calls a tool is kept, since the tool's result that follows belongs to it. A conversation that ends with the
+    user's turn gets an answer, and one in which an answer is cut off ends there.
+
+    Args:
+        index: of the row in its data set.
+        row: with `messages`, `conversations`, or `prompt` (a text or messages) and perhaps `completion`.
+
+    Raises:
+        ValueError: if there is no answer to write.
+    """
+
+    def __init__(self, index: int, row: dict[str, Any]) -> None:
+        self.index = index
+        self.row = row
+        self.prompt_text: str | None = None
+        self._given: list[dict[str, Any]] = []
+        self._written: list[dict[str, Any]] = []
+        self._was_cut = False
+        if isinstance(row.get("messages"), list) or isinstance(row.get("conversations"), list):
+            turns = row["messages"] if isinstance(row.get("messages"), list) else from_sharegpt(row["conversations"])
+            self._ahead = [without_nones(message) for message in turns]
+        elif isinstance(row.get("prompt"), str):
+            self.prompt_text, self._ahead = row["prompt"], []
+        elif isinstance(row.get("prompt"), list):
+            self._given = [without_nones(message) for message in row["prompt"]]
+            # What follows a first answer of a completion followed the old one.
+            self._ahead = []
+        else:
+            raise ValueError(
+                f"expected messages or a prompt, got columns {', '.join(row)}: in a plain text nobody knows what is an answer"
+            )
+        lacks_answer = bool(self._ahead) and self._ahead[-1].get("role") in ("user", "tool")
+        if lacks_answer or self._given:
+            self._ahead.append({"role": "assistant", "content": ""})
+        if self.prompt_text is None:
+            self._read_on()
+            if self.is_done:
+                raise ValueError("expected a user's turn with an answer of the assistant behind it, got none")
+
+    @property
+    def is_done(self) -> bool:
+        if self.prompt_text is not None:
+            return bool(self._written)
+        return not self._ahead
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What the target reads next: the conversation so far."""
+        return self._given + self._written
+
+    @property
+    def num_answers(self) -> int:
+        """How many turns of the assistant are there by now."""
+        return sum(message["role"] == "assistant" for message in self._written)
+
+    def seed(self, seed: int) -> int:
+        """The seed of the next answer, from the row's index and the turn alone."""
+        return zlib.crc32(f"{seed} {self.index} {self.num_answers}".encode()) & SEED_BITS
+
+    def add(self, answer: Answer) -> None:
+        """Take the next answer."""
+        self._written.append(answer.as_message())
+        self._was_cut = not answer.is_whole
+        if self.prompt_text is None:
+            self._ahead = self._ahead[1:] if answer.is_whole else []
+            self._read_on()
+
+    def result(self) -> dict[str, Any]:
+        """The row with its new answers, its `index`, and `truncated`: whether the last answer was cut off."""
+        marks = {"index": self.index, "truncated": self._was_cut}
+        others = {name: value for name, value in self.row.items() if name != "conversations"}
+        if self.prompt_text is not None:
+            return {**others, **marks, "completion": self._written[0]["content"]}
+        if self._given:
+            return {**others, **marks, "completion": as_messages(self._written, "assistant")}
+        return {**others, **marks, "messages": self._written}
+
+    def _read_on(self) -> None:
+        """Take over what stands before the next answer that is to be written."""
+        while self._ahead and (self._ahead[0].get("role") != "assistant" or self._ahead[0].get("tool_calls")):
+            self._written.append(self._ahead[0])
+            self._ahead = self._ahead[1:]

@@ -1,0 +1,53 @@
+"""What of an example is trained in an epoch, at random: the rows that COD keeps, and anchors.
+
+Randomness depends on the seed, the epoch and the example, not on the order of calls, so that a resumed run sees the batches of
+an unbroken one.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+
+
+def example_generator(seed: int, epoch: int, input_ids: Sequence[int]) -> torch.Generator:
+    """A random generator that depends on these three alone."""
+    content = torch.as_tensor(input_ids, dtype=torch.int64).numpy().tobytes()
+    # A CPU generator looks at 32 bits of its seed only, so all three have to be mixed into them.
+    return torch.Generator().manual_seed(zlib.crc32(content, zlib.crc32(f"{seed} {epoch}".encode())))
+
+
+def some_of(candidates: torch.LongTensor, most: int, generator: torch.Generator) -> torch.LongTensor:
+    """At most `most` of the candidates, in their order."""
+    chosen = torch.randperm(len(candidates), generator=generator)[:most]
+    return candidates[chosen.sort().values]
+
+
+def conditional_drop(
+    predicts: torch.BoolTensor, num_tokens: int, retention: float, min_retention: float, generator: torch.Generator
+) -> list[torch.LongTensor]:
+    """COD: which positions each subtask keeps (pard.txt, section 3.2.2 and algorithm 1).
+
+    Block 0 keeps every position that predicts something. Block j keeps N max(r^j, r_min) of those whose left neighbour
+    block j - 1 kept, so the masks before a kept row are all there: its keys and values are whole. N counts supervised
+    positions only, and a chain that meets an unsupervised one ends there.
+
+    Args:
+        predicts: `(length,)`, see [`predicts_supervised`].
+        num_tokens: K, the number of subtasks.
+        retention, min_retention: r and r_min of eq. 11.
+        generator: where the randomness comes from.
+
+    Returns:
+        One ascending `(kept,)` index tensor per block 0..K-1.
+    """
+    kept = [predicts.nonzero()[:, 0]]
+    for block in range(1, num_tokens):
+        candidates = kept[-1] + 1
+        candidates = candidates[candidates < len(predicts)]
+        candidates = candidates[predicts[candidates]]
+        quota = int(len(kept[0]) * max(retention**block, min_retention))
+        if len(candidates) > quota:
+            candidates = some_of(candidates, quota, generator)
+        kept.append(candidates)
+    return kept

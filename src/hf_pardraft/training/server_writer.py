@@ -1,0 +1,168 @@
+"""Answers from a server that speaks OpenAI's chat protocol (vLLM, SGLang, an inference provider), many at once."""
+
+import random
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import islice
+from typing import Any
+
+from huggingface_hub import InferenceClient
+
+# The base of everything that can go wrong with a request, whichever HTTP library huggingface_hub uses.
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+
+from .examples import template_inputs
+from .rewriting import Answer, Rewrite
+
+# Too early, too many, or the server's own trouble: another try may succeed.
+PASSING_STATUS = {408, 409, 425, 429}
+# With these no row will succeed.
+FINAL_STATUS = {401, 403, 404}
+# Servers that ask for no key take any.
+NO_KEY = "EMPTY"
+
+
+class ServerWriter:
+    """Writes answers through `huggingface_hub.InferenceClient`.
+
+    Each request carries a seed that depends on the row's index and the turn; whether the same seed gives the same text is
+    the server's affair.
+
+    Args:
+        url: of the server, such as `http://localhost:8000/v1`.
+        model: its name there.
+        api_key: for servers that ask for one. A saved Hugging Face token is never sent.
+        temperature, top_p, max_tokens, seed: see [`LocalWriter`].
+        concurrency: requests at once.
+        retries: how often a request is tried again.
+        backoff: seconds before the first new try; each further wait is twice as long, at most a minute.
+        timeout: seconds that a request may take.
+        template_kwargs: sent as `chat_template_kwargs`, which vLLM and SGLang read.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        api_key: str | None = None,
+        temperature: float = 0.6,
+        top_p: float = 1.0,
+        max_tokens: int = 2048,
+        seed: int = 0,
+        concurrency: int = 16,
+        retries: int = 5,
+        backoff: float = 1.0,
+        timeout: float = 600.0,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        if concurrency < 1 or retries < 0:
+            raise ValueError(f"concurrency must be at least 1 and retries at least 0, got {concurrency} and {retries}")
+        self.client = InferenceClient(base_url=url, api_key=api_key or NO_KEY, timeout=timeout)
+        self.url, self.model, self.seed = url, model, seed
+        self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
+        self.template_kwargs = template_kwargs or {}
+        self.concurrency, self.retries, self.backoff = concurrency, retries, backoff
+        self._stopped = threading.Event()
+
+    def write(self, rewrites: Iterable[Rewrite]) -> Iterator[Rewrite | tuple[Rewrite, Exception]]:
+        """Rows as they get done, or with what kept them from it.
+
+        Raises:
+            OSError: if the server refuses the key or doesn't know the model, or if it answers nobody.
+        """
+        rewrites, running = iter(rewrites), {}
+        pool = ThreadPoolExecutor(self.concurrency)
+        num_failed_in_a_row = 0
+        try:
+            while True:
+                for rewrite in islice(rewrites, self.concurrency - len(running)):
+                    running[pool.submit(self.finish, rewrite)] = rewrite
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    outcome = self._outcome(future, running.pop(future))
+                    num_failed_in_a_row = num_failed_in_a_row + 1 if isinstance(outcome, tuple) else 0
+                    yield outcome
+                    if num_failed_in_a_row > 2 * self.concurrency and isinstance(outcome, tuple):
+                        raise OSError(
+                            f"{num_failed_in_a_row} rows failed one after another, the last with: {outcome[1]}. Is the server "
+                            f"at {self.url} up? What was written stays; run again to go on"
+                        ) from outcome[1]
+        finally:
+            self._stopped.set()
+            pool.shutdown(cancel_futures=True)
+            self._stopped.clear()
+
+    def _outcome(self, future: Future, rewrite: Rewrite) -> Rewrite | tuple[Rewrite, Exception]:
+        try:
+            return future.result()
+        except HfHubHTTPError as error:
+            if error.response.status_code in FINAL_STATUS:
+                raise OSError(f"the server at {self.url} refuses all requests for {self.model!r}: {error}") from error
+            return rewrite, error
+        except OfflineModeIsEnabled as error:
+            raise OSError(f"requests are switched off by HF_HUB_OFFLINE: unset it to reach {self.url}") from error
+        except (HTTPError, OSError, ValueError) as error:
+            return rewrite, error
+
+    def finish(self, rewrite: Rewrite) -> Rewrite:
+        """All answers of a row, one after another."""
+        while not rewrite.is_done:
+            rewrite.add(self.answer(rewrite))
+        return rewrite
+
+    def answer(self, rewrite: Rewrite) -> Answer:
+        """The next answer of a row, tried again where that may help.
+
+        Raises:
+            ValueError: for a prompt that is no conversation.
+            HTTPError: if the last try failed, too.
+        """
+        if rewrite.prompt_text is not None:
+            raise ValueError("its prompt is a text, and a server answers messages: use messages, or a local target")
+        for attempt in range(self.retries + 1):
+            try:
+                return self._ask(rewrite)
+            except OfflineModeIsEnabled:
+                raise
+            except (HTTPError, OSError) as error:
+                if attempt == self.retries or not may_pass(error) or self._stopped.wait(self.pause(attempt, error)):
+                    raise
+        raise AssertionError("unreachable")
+
+    def pause(self, attempt: int, error: Exception) -> float:
+        """Seconds until the next try: what the server asks for, or twice as many as before, a little shuffled."""
+        response = error.response if isinstance(error, HfHubHTTPError) else None
+        asked = response.headers.get("Retry-After", "") if response is not None else ""
+        wanted = float(asked) if asked.isdigit() else self.backoff * 2**attempt
+        return min(wanted, 60.0) * random.uniform(1.0, 1.25)
+
+    def _ask(self, rewrite: Rewrite) -> Answer:
+        tools, template_kwargs = template_inputs(rewrite.row, self.template_kwargs)
+        answered = self.client.chat_completion(
+            rewrite.messages,
+            model=self.model,
+            seed=rewrite.seed(self.seed),
+            tools=tools,
+            extra_body={"chat_template_kwargs": template_kwargs} if template_kwargs else None,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_tokens=self.max_tokens,
+        )
+        if not answered.choices:
+            raise ValueError("the server answered without a choice")
+        choice = answered.choices[0]
+        # A server with a reasoning parser reports thinking apart.
+        reasoning = choice.message.get("reasoning_content") or choice.message.get("reasoning")
+        if choice.message.content is None and not reasoning:
+            raise ValueError("the server answered without a text")
+        return Answer(choice.message.content or "", choice.finish_reason != "length", reasoning)
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the same request may succeed later."""
+    if isinstance(error, HfHubHTTPError) and error.response is not None:
+        return error.response.status_code in PASSING_STATUS or error.response.status_code >= 500
+    # No answer at all: a connection that broke or timed out.
+    return True

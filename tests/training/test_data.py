@@ -1,0 +1,253 @@
+"""Raw examples: each kind becomes what it should, from wherever it comes, and nothing is lost without a word."""
+
+import json
+import logging
+import random
+
+import pytest
+import torch
+from datasets import Dataset, DatasetDict, load_dataset
+
+from hf_pardraft import DraftTrainer, DraftTrainingArguments
+from hf_pardraft.training.data import prepare_data
+from hf_pardraft.training.data_sources import load_data
+from hf_pardraft.training.packing import pack
+from tiny_models import tiny_drafter, tiny_target
+from tiny_tokenizers import tiny_chat_tokenizer
+
+CHAT = {"messages": [{"role": "user", "content": "two and three"}, {"role": "assistant", "content": "is five"}]}
+UNANSWERED = {"messages": [{"role": "user", "content": "two and three"}]}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_chat_tokenizer("chatml")
+
+
+def learned(tokenizer, row) -> str:
+    return tokenizer.decode([label for label in row["labels"] if label != -100])
+
+
+def test_every_kind_of_example_becomes_tokens_and_labels(tokenizer):
+    sharegpt = {"conversations": [{"from": "human", "value": "two"}, {"from": "gpt", "value": "is five"}]}
+    pair = {"prompt": CHAT["messages"][:1], "completion": CHAT["messages"][1:]}
+    for raw in (CHAT, sharegpt, pair, {"prompt": "two and three", "completion": "is five"}):
+        row = prepare_data([raw], tokenizer)[0]
+        assert learned(tokenizer, row) == "is five<|im_end|>", raw
+        assert "two" in tokenizer.decode(row["input_ids"])
+    row = prepare_data([{"text": "two and three"}], tokenizer)[0]
+    assert row["labels"] == row["input_ids"]
+    assert tokenizer.decode(row["input_ids"]) == "two and three<|im_end|>"
+    # A text that says its end has no second one.
+    assert prepare_data([{"text": "two and three<|im_end|>"}], tokenizer)[0] == row
+
+
+def test_tokens_pass_through_as_they_are():
+    rows = [{"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8]}, {"input_ids": [9, 10, 11], "labels": [9, 10, 11]}]
+    assert prepare_data(rows, max_length=2).to_list() == rows
+    torch_rows = Dataset.from_list(rows).with_format("torch")
+    assert [row["labels"].tolist() for row in prepare_data(torch_rows)] == [row["labels"] for row in rows]
+
+
+def test_tools_and_template_settings_reach_the_template(tokenizer):
+    tokenizer = tiny_chat_tokenizer("chatml")
+    tokenizer.chat_template = (
+        "{{ tools[0].function.name if tools else 'none' }} {{ mood }} "
+        "{{ tools is not none and tools[0].function.kind is defined }}" + tokenizer.chat_template
+    )
+    tools = [{"type": "function", "function": {"name": "add", "kind": None}}]
+    rows = [
+        {**CHAT, "tools": tools, "chat_template_kwargs": None},
+        {**CHAT, "tools": json.dumps(tools), "chat_template_kwargs": {"mood": "glad"}},
+        CHAT,
+    ]
+    texts = [
+        tokenizer.decode(row["input_ids"]) for row in prepare_data(rows, tokenizer, template_kwargs={"mood": "calm"})
+    ]
+    assert [text.split("<")[0] for text in texts] == ["add calm False", "add glad False", "none calm False"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "jsonl.gz", "folder", "list", "iterable"])
+def test_data_comes_from_files_folders_and_memory(tokenizer, tmp_path, kind):
+    rows = [{"prompt": f"two and {i}", "completion": f"is {i}"} for i in range(5)]
+    data = Dataset.from_list(rows)
+    path = tmp_path / f"data.{kind}"
+    if kind in ("jsonl", "json"):
+        data.to_json(path, lines=kind == "jsonl")
+    elif kind == "jsonl.gz":
+        data.to_json(path, compression="gzip")
+    elif kind == "folder":
+        DatasetDict({"train": data, "test": data.select([0])}).save_to_disk(path)
+        assert len(load_data(path, split="test")) == 1
+        with pytest.raises(ValueError, match="no split 'other': it has train, test"):
+            load_data(path, split="other")
+    elif kind in ("csv", "parquet"):
+        getattr(data, f"to_{kind}")(path)
+    source = {"list": rows, "iterable": data.to_iterable_dataset()}.get(kind, str(path))
+    found = [learned(tokenizer, row) for row in prepare_data(source, tokenizer)]
+    assert found == [f"is {i}<|im_end|>" for i in range(5)]
+
+
+def test_a_file_that_is_not_there_is_no_name_on_the_hub():
+    with pytest.raises(FileNotFoundError, match="no data file 'nowhere"):
+        prepare_data("nowhere.jsonl")
+
+
+def test_cutting_off_leaves_no_label_without_its_context(tokenizer):
+    whole = prepare_data([CHAT], tokenizer)[0]
+    for length in range(2, len(whole["input_ids"]) + 3):
+        try:
+            row = prepare_data([CHAT], tokenizer, max_length=length)[0]
+        except ValueError:
+            assert set(whole["labels"][:length]) == {-100}
+            continue
+        assert row["input_ids"] == whole["input_ids"][:length]
+        assert row["labels"] == whole["labels"][:length]
+
+
+def test_examples_without_an_answer_are_dropped_and_counted(tokenizer, caplog):
+    with caplog.at_level(logging.WARNING):
+        rows = prepare_data([CHAT, UNANSWERED, UNANSWERED, CHAT], tokenizer)
+    assert len(rows) == 2
+    assert [record.args for record in caplog.records] == [(2, 4)]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        stream = Dataset.from_list([CHAT, UNANSWERED, UNANSWERED]).to_iterable_dataset()
+        assert len(list(prepare_data(stream, tokenizer))) == 1
+    assert len(caplog.records) == 1
+    with pytest.raises(ValueError, match="none of 1 examples has something to learn"):
+        prepare_data([UNANSWERED], tokenizer)
+
+
+def test_a_lone_label_is_something_to_learn_for_some_layouts_only():
+    lone = [{"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}, {"input_ids": [5, 6, 7], "labels": [5, 6, 7]}]
+    assert len(prepare_data(lone, layout="dropped_masks")) == 2
+    assert len(prepare_data(lone, layout="anchored_blocks")) == 1
+    pair = [{"input_ids": [5, 6, 7], "labels": [5, 6, -100]}]
+    assert len(prepare_data(pair, layout="anchored_blocks")) == 1
+    with pytest.raises(ValueError, match="something to learn"):
+        prepare_data(pair, layout="shared_prefix")
+    with pytest.raises(ValueError, match="something to learn"):
+        prepare_data([{"input_ids": [5, 6], "labels": [5, -100]}])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_packing_fills_rows_and_keeps_every_example_once(seed):
+    rng = random.Random(seed)
+    lengths = [rng.randint(1, 40) for _ in range(60)] + [70]
+    rows = pack(lengths, 50)
+    assert sorted(index for row in rows for index in row) == list(range(61))
+    sums = [sum(lengths[index] for index in row) for row in rows]
+    assert all(total <= 50 for row, total in zip(rows, sums, strict=True) if row != [60])
+    assert rows.count([60]) == 1
+    # Best fit decreasing needs at most 11/9 of the fewest rows, and one.
+    assert len(rows) - 1 <= sum(lengths[:-1]) / 50 * 11 / 9 + 1
+
+
+@pytest.mark.parametrize("iterable", [False, True])
+def test_packed_rows_hold_the_examples_one_after_another(tokenizer, iterable):
+    texts = [{"text": "two and three " * n} for n in (1, 2, 3, 1)]
+    data = Dataset.from_list(texts)
+    data = data.to_iterable_dataset() if iterable else data
+    alone = [row["input_ids"] for row in prepare_data(data, tokenizer)]
+    packed = list(prepare_data(data, tokenizer, max_length=max(map(len, alone)) + 8, packing=True))
+    assert len(packed) < 4
+    found = []
+    for row in packed:
+        assert row["labels"] == row["input_ids"]
+        for document in sorted(set(row["document_ids"])):
+            places = [place for place, number in enumerate(row["document_ids"]) if number == document]
+            found.append([row["input_ids"][place] for place in places])
+    assert sorted(found) == sorted(alone)
+
+
+def test_what_can_not_be_prepared_is_refused_before_any_work(tokenizer):
+    with pytest.raises(ValueError, match="got columns question, answer"):
+        prepare_data([{"question": "a", "answer": "b"}], tokenizer)
+    with pytest.raises(ValueError, match="processing_class"):
+        prepare_data([CHAT])
+    with pytest.raises(ValueError, match="has none"):
+        prepare_data([CHAT], tiny_chat_tokenizer(None))
+    with pytest.raises(ValueError, match="empty"):
+        prepare_data([])
+    with pytest.raises(ValueError, match="expected a text in column 'text', got int"):
+        prepare_data([{"text": 3}], tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_trainer_takes_conversations_as_they_are(kind, packing, tmp_path, tokenizer):
+    target = tiny_target("qwen3", vocab_size=320)
+    rows = [
+        {"messages": [{"role": "user", "content": "two"}, {"role": "assistant", "content": "is it five " * n}]}
+        for n in range(1, 6)
+    ]
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    saved = load_dataset("json", data_files=str(data), split="train", cache_dir=tmp_path / "cache")
+    arguments = DraftTrainingArguments(
+        tmp_path / "run",
+        max_steps=2,
+        packing=packing,
+        max_length=128,
+        per_device_train_batch_size=2,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_steps=1,
+    )
+    trainer = DraftTrainer(
+        tiny_drafter(kind, target),
+        target=target,
+        args=arguments,
+        train_dataset=DatasetDict({"train": saved, "other": saved}),
+        eval_dataset={"chats": rows},
+        processing_class=tokenizer,
+    )
+    assert (len(trainer.train_dataset) < 5) == packing
+    trainer.train()
+    assert all(torch.isfinite(torch.tensor(e["loss"])) for e in trainer.state.log_history if "loss" in e)
+    assert trainer.evaluate()["eval_chats_loss"] > 0
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_trainer_takes_a_stream(tmp_path, tokenizer, packing):
+    target = tiny_target("qwen3", vocab_size=320)
+    stream = Dataset.from_list([CHAT, UNANSWERED, CHAT]).to_iterable_dataset()
+    settings = {"max_steps": 3, "packing": packing, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
+    arguments = DraftTrainingArguments(tmp_path, report_to=[], use_cpu=True, **settings)
+    trainer = DraftTrainer(
+        tiny_drafter("dflash", target),
+        target=target,
+        args=arguments,
+        train_dataset=stream,
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    assert sum("loss" in entry for entry in trainer.state.log_history) == 3
+
+
+def test_flex_attention_is_refused_where_it_can_not_train(tmp_path):
+    target = tiny_target("qwen3")
+    with pytest.raises(ValueError, match="no backward pass on cpu"):
+        DraftTrainer(
+            tiny_drafter("pard", target),
+            args=DraftTrainingArguments(tmp_path, use_cpu=True, training_attention="flex", report_to=[]),
+            train_dataset=[{"input_ids": [1, 2, 3]}],
+        )
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "match"),
+    [
+        ("max_length", 1, "max_length"),
+        ("training_attention", "fast", "training_attention"),
+        ("chat_template_kwargs", "x", "chat_template_kwargs"),
+    ],
+)
+def test_data_settings_out_of_range_are_refused(tmp_path, setting, value, match):
+    with pytest.raises(ValueError, match=match):
+        DraftTrainingArguments(tmp_path, use_cpu=True, **{setting: value})
+    with pytest.raises(ValueError, match="max_length"):
+        DraftTrainingArguments(tmp_path, use_cpu=True, packing=True, max_length=None)

@@ -1,0 +1,368 @@
+"""Regenerating answers: each row once, whatever happens in between; by the target here or on a server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import huggingface_hub.constants
+import pytest
+import torch
+from transformers.utils import logging
+from typer.testing import CliRunner
+
+from hf_pardraft.cli import app
+from hf_pardraft.training.data import prepare_data
+from hf_pardraft.training.journal import Journal
+from hf_pardraft.training.local_writer import LocalWriter, RowNoise
+from hf_pardraft.training.regenerate import Shard, regenerate
+from hf_pardraft.training.rewriting import Answer, Rewrite
+from hf_pardraft.training.server_writer import ServerWriter
+from tiny_models import tiny_drafter, tiny_target
+from tiny_tokenizers import tiny_chat_tokenizer
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text, **extra):
+    return {"role": "assistant", "content": text, **extra}
+
+
+def conversations(count: int) -> list[dict]:
+    """Of one to three turns and different lengths."""
+    rows = []
+    for i in range(count):
+        turns = []
+        for turn in range(i % 3 + 1):
+            turns += [user(f"{i} and {turn} " * (i % 5 + 1)), assistant("the old answer")]
+        rows.append({"messages": turns, "id": f"row {i}"})
+    return rows
+
+
+def read(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def pardraft(*arguments):
+    """The command in this process, whose verbosity it leaves as it was."""
+    verbosity = logging.get_verbosity()
+    try:
+        return CliRunner().invoke(app, list(arguments))
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="module")
+def target():
+    target = tiny_target("qwen3", vocab_size=320)
+    target.generation_config.eos_token_id = 2
+    # Else it would write long texts of nothing but special tokens and ids that mean nothing.
+    bias = torch.zeros(320)
+    bias[2] = 4.0
+    bias[[0, 1]] = bias[299:] = -100.0
+    head, target.lm_head = target.lm_head, torch.nn.Linear(32, 320)
+    target.lm_head.weight, target.lm_head.bias = head.weight, torch.nn.Parameter(bias)
+    return target
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_chat_tokenizer("chatml")
+
+
+def local(target, tokenizer, **options) -> LocalWriter:
+    return LocalWriter(target, tokenizer, **{"max_tokens": 12, "batch_size": 3, **options})
+
+
+def test_each_turn_is_written_behind_the_new_answers_before_it():
+    call = assistant("", tool_calls=[{"function": {"name": "f"}}])
+    row = {"messages": [user("a"), assistant("old 1"), user("b"), call, {"role": "tool", "content": "7"}, user("c")]}
+    rewrite = Rewrite(5, row)
+    assert rewrite.messages == [user("a")]
+    rewrite.add(Answer("new 1"))
+    assert not rewrite.is_done
+    assert rewrite.messages == [user("a"), assistant("new 1"), *row["messages"][2:]]
+    seed = rewrite.seed(0)
+    rewrite.add(Answer("new 2", reasoning="because"))
+    assert rewrite.is_done
+    assert rewrite.seed(0) != seed
+    assert rewrite.result()["messages"][-1] == assistant("new 2", reasoning_content="because")
+    assert rewrite.result()["index"] == 5
+    cut = Rewrite(0, {"messages": [user("a"), assistant("x"), user("b"), assistant("y")]})
+    cut.add(Answer("half", is_whole=False))
+    assert cut.is_done
+    assert cut.result() == {"index": 0, "truncated": True, "messages": [user("a"), assistant("half")]}
+
+
+def test_prompts_get_completions():
+    text = Rewrite(0, {"prompt": "two and", "completion": "old", "id": 3})
+    text.add(Answer(" three"))
+    assert text.result() == {"prompt": "two and", "completion": " three", "id": 3, "index": 0, "truncated": False}
+    chat = Rewrite(1, {"prompt": [user("two")], "completion": [assistant("old")]})
+    assert chat.messages == [user("two")]
+    chat.add(Answer("new"))
+    assert chat.result()["completion"] == [assistant("new")]
+    for row in ({"text": "two"}, {"messages": []}, {"messages": [{"role": "system", "content": "x"}]}):
+        with pytest.raises(ValueError, match="expected"):
+            Rewrite(0, row)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_is_written_alike_in_any_batch(target, tokenizer, tmp_path, temperature):
+    rows = conversations(7)
+    found = {}
+    for batch_size in (1, 3):
+        path = tmp_path / f"{batch_size}.jsonl"
+        writer = local(target, tokenizer, batch_size=batch_size, temperature=temperature)
+        result = regenerate(rows, path, writer, "tiny", progress=False)
+        assert (result.num_rows, result.num_written, result.failed) == (7, 7, {})
+        found[batch_size] = sorted(read(path), key=lambda row: row["index"])
+    assert found[1] == found[3]
+    for row, old in zip(found[1], rows, strict=True):
+        assert row["id"] == old["id"]
+        assert [m for m in row["messages"] if m["role"] == "user"] == old["messages"][: len(row["messages"]) : 2]
+        assert all(m["content"] != "the old answer" for m in row["messages"])
+
+
+def test_greedy_answers_are_those_of_generate_with_and_without_a_drafter(target, tokenizer, tmp_path):
+    rows = [{"messages": [user(f"{i} and two")]} for i in range(3)]
+    drafter = tiny_drafter("pard", target)
+    for name, options in (("plain", {}), ("drafted", {"drafter": drafter})):
+        path = tmp_path / f"{name}.jsonl"
+        regenerate(rows, path, local(target, tokenizer, temperature=0.0, **options), "tiny", progress=False)
+        for row in read(path):
+            prompt = tokenizer.apply_chat_template(
+                row["messages"][:1], add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+            expected = target.generate(**prompt, max_new_tokens=12, do_sample=False, pad_token_id=0)
+            text = tokenizer.decode(expected[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+            assert row["messages"][1]["content"] == text
+    assert drafter.last_stats.rounds > 0
+
+
+def test_a_drafter_samples_too(target, tokenizer, tmp_path):
+    drafter = tiny_drafter("pard", target)
+    writer = local(target, tokenizer, drafter=drafter, temperature=1.0)
+    assert regenerate(conversations(4), tmp_path / "out.jsonl", writer, "tiny", progress=False).num_written == 4
+
+
+def test_noise_makes_the_largest_score_a_sample_of_the_law():
+    scores = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(20000, 1)
+    noisy = RowNoise(list(range(20000)), scores.device)(None, scores)
+    shares = torch.bincount(noisy.argmax(dim=1), minlength=4) / 20000
+    torch.testing.assert_close(shares, torch.tensor([0.5, 0.3, 0.15, 0.05]), atol=0.015, rtol=0)
+
+
+def test_answers_that_were_cut_off_teach_no_end(target, tokenizer, tmp_path):
+    path = tmp_path / "out.jsonl"
+    regenerate(conversations(8), path, local(target, tokenizer, temperature=1.0, max_tokens=9), "tiny", progress=False)
+    rows = read(path)
+    assert {row["truncated"] for row in rows} == {True, False}
+    for row, raw in zip(prepare_data(str(path), tokenizer), rows, strict=True):
+        learned = [label for label in row["labels"] if label != -100]
+        assert row["input_ids"][-1] in (learned[-1], tokenizer.encode("\n")[-1])
+        assert (learned[-1] != tokenizer.eos_token_id) == raw["truncated"]
+
+
+def test_shards_have_every_row_once(target, tokenizer, tmp_path, monkeypatch):
+    rows, output = conversations(7), tmp_path / "out.jsonl"
+    writer = local(target, tokenizer)
+    regenerate(rows, output, writer, "tiny", shard=Shard.parse("0/2"), progress=False)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    regenerate(rows, output, writer, "tiny", progress=False)
+    parts = [tmp_path / f"out-0000{number}-of-00002.jsonl" for number in (0, 1)]
+    assert sorted(row["index"] for part in parts for row in read(part)) == list(range(7))
+    assert len(prepare_data(str(tmp_path / "out-*.jsonl"), tokenizer)) == 7
+    for wrong in ("4/4", "1", "a/b", "1/0"):
+        with pytest.raises(ValueError, match="expected a shard"):
+            Shard.parse(wrong)
+
+
+def test_a_torn_line_is_mended_and_other_settings_are_refused(target, tokenizer, tmp_path):
+    rows, path = conversations(5), tmp_path / "out.jsonl"
+    regenerate(rows, path, local(target, tokenizer), "tiny", progress=False)
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3]) + lines[3][:20])
+    result = regenerate(rows, path, local(target, tokenizer, batch_size=2), "tiny", progress=False)
+    assert (result.num_before, result.num_written) == (3, 2)
+    assert sorted(path.read_bytes().splitlines()) == sorted(whole.splitlines())
+    for options, name, match in (
+        ({"temperature": 0.1}, "tiny", "temperature 0.6"),
+        ({"max_tokens": 5}, "tiny", "max_tokens"),
+        ({}, "other", "target"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            regenerate(rows, path, local(target, tokenizer, **options), name, progress=False)
+    with pytest.raises(ValueError, match="checksum"):
+        regenerate(conversations(6)[1:], path, local(target, tokenizer), "tiny", progress=False)
+    with Journal(tmp_path / "busy.jsonl", {}), pytest.raises(OSError, match="another process"):
+        Journal(tmp_path / "busy.jsonl", {})
+    path.write_bytes(lines[0] + b"nonsense\n")
+    with pytest.raises(ValueError, match="line 2"):
+        regenerate(rows, path, local(target, tokenizer), "tiny", progress=False)
+    with pytest.raises(ValueError, match=r"\.jsonl"):
+        regenerate(rows, tmp_path / "out.parquet", local(target, tokenizer), "tiny", progress=False)
+
+
+def test_a_killed_run_goes_on_without_a_duplicate_or_a_gap(target, tokenizer, tmp_path):
+    target.save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in conversations(60)))
+    path = tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "hf_pardraft", "regenerate", str(tmp_path / "data.jsonl")]
+    command += ["--target", str(tmp_path / "target"), "--output", str(path), "--batch-size", "2"]
+    command += ["--max-tokens", "24", "--dtype", "float32"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 240
+        while not (path.exists() and path.stat().st_size) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    before = read(path) if path.read_bytes().endswith(b"\n") else []
+    assert 0 < len(path.read_bytes().splitlines()) < 60
+    done = pardraft(*command[3:])
+    assert done.exit_code == 0, done.output
+    after = read(path)
+    assert sorted(row["index"] for row in after) == list(range(60))
+    assert after[: len(before)] == before
+    again = pardraft(*command[3:])
+    assert "written now: 0" in again.output
+
+
+class FickleServer:
+    """Answers chats with the number of messages, but only now and then at once."""
+
+    def __init__(self, trouble):
+        self.requests, self.troubles, self.lock = [], {}, threading.Lock()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with server.lock:
+                    server.requests.append((body, dict(self.headers)))
+                    key = json.dumps(body["messages"])
+                    tries = server.troubles[key] = server.troubles.get(key, 0) + 1
+                status = trouble(body, tries)
+                if status == "drop":
+                    self.connection.close()
+                    return
+                content = {"role": "assistant", "content": f"answer {len(body['messages'])}"}
+                answer = {"choices": [{"index": 0, "message": content, "finish_reason": "stop"}]}
+                answer |= {"id": "x", "created": 0, "model": "m", "system_fingerprint": "", "object": "chat.completion"}
+                answer |= {"usage": {"completion_tokens": 1, "prompt_tokens": 1, "total_tokens": 2}}
+                data = json.dumps(answer if status == 200 else {"error": "trouble"}).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *arguments):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+
+    def __enter__(self):
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *error):
+        self.http.shutdown()
+        self.http.server_close()
+
+
+@pytest.fixture
+def online(monkeypatch):
+    """The server is on this machine, but huggingface_hub would not even ask it."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+
+
+def test_a_server_answers_every_row_though_it_fails_at_times(online, tmp_path):
+    statuses = [429, 503, "drop", 200]
+    with FickleServer(lambda body, tries: statuses[len(body["messages"][0]["content"]) % 3 :][tries - 1]) as server:
+        writer = ServerWriter(
+            server.url, "m", backoff=0.001, concurrency=4, template_kwargs={"enable_thinking": False}, temperature=0.3
+        )
+        rows, path = conversations(12), tmp_path / "out.jsonl"
+        result = regenerate(rows, path, writer, "m", progress=False)
+    assert result.failed == {}
+    found = sorted(read(path), key=lambda row: row["index"])
+    assert [row["index"] for row in found] == list(range(12))
+    for row, old in zip(found, rows, strict=True):
+        answers = [m["content"] for m in row["messages"] if m["role"] == "assistant"]
+        assert answers == [f"answer {2 * turn + 1}" for turn in range(len(old["messages"]) // 2)]
+    body, headers = server.requests[0]
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.3, 2048)
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    # One seed per answer, the same at each try.
+    seeds = {(json.dumps(body["messages"]), body["seed"]) for body, _ in server.requests}
+    assert len(seeds) == len({messages for messages, _ in seeds})
+    assert "hf_secret" not in str(headers)
+
+
+def test_a_row_that_keeps_failing_is_told_and_tried_again_by_the_next_run(online, tmp_path):
+    rows, path = conversations(6), tmp_path / "out.jsonl"
+    is_ill = True
+
+    def trouble(body, tries):
+        return 400 if is_ill and body["messages"][0]["content"].startswith("4 ") else 200
+
+    with FickleServer(trouble) as server:
+        writer = ServerWriter(server.url, "m", backoff=0.001, concurrency=2)
+        result = regenerate(rows, path, writer, "m", progress=False)
+        assert list(result.failed) == [4]
+        assert "Bad request" in result.failed[4]
+        # A bad request stays one: it is not sent again.
+        assert sum(body["messages"][0]["content"].startswith("4 ") for body, _ in server.requests) == 1
+        assert sorted(row["index"] for row in read(path)) == [0, 1, 2, 3, 5]
+        is_ill = False
+        assert regenerate(rows, path, writer, "m", progress=False).num_written == 1
+    assert sorted(row["index"] for row in read(path)) == list(range(6))
+
+
+def test_a_server_that_will_never_answer_stops_the_run(online, tmp_path):
+    rows, path = conversations(40), tmp_path / "out.jsonl"
+    with FickleServer(lambda body, tries: 401) as server:
+        with pytest.raises(OSError, match="refuses all requests"):
+            regenerate(rows, path, ServerWriter(server.url, "m", concurrency=2), "m", progress=False)
+        assert len(server.requests) < 10
+    with FickleServer(lambda body, tries: 500) as server:
+        writer = ServerWriter(server.url, "m", concurrency=2, retries=1, backoff=0.001)
+        with pytest.raises(OSError, match="one after another"):
+            regenerate(rows, path, writer, "m", progress=False)
+        assert len(server.requests) < 40
+
+
+def test_offline_mode_is_named_as_the_reason(tmp_path):
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    with pytest.raises(OSError, match="HF_HUB_OFFLINE"):
+        regenerate(conversations(2), tmp_path / "out.jsonl", ServerWriter("http://127.0.0.1:9/v1", "m"), "m")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ([], "either --target or --server"),
+        (["--target", "t", "--server", "s"], "either --target or --server"),
+        (["--server", "s"], "--model"),
+        (["--server", "s", "--model", "m", "--drafter", "d"], "leave it out"),
+        (["--server", "s", "--model", "m", "--shard", "4"], "number/count"),
+        (["--server", "s", "--model", "m", "--chat-template-kwargs", "{"], "JSON"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(arguments, match, tmp_path):
+    output = ["--output", str(tmp_path / "out.jsonl")]
+    done = pardraft("regenerate", "data.jsonl", *output, *arguments)
+    assert isinstance(done.exception, ValueError)
+    assert match in str(done.exception)
