@@ -43,6 +43,12 @@ class DraftTrainingArguments(TrainingArguments):
         default=0.6,
         metadata={"help": "DART: annealing coefficient of the KL objective, whose position t weighs kl_gamma^(t - 1)."},
     )
+    tau_prompts: int = field(
+        default=4,
+        metadata={"help": "Held-out prompts that an evaluation decodes with the drafter, for `eval_tau`; 0 for none."},
+    )
+    tau_new_tokens: int = field(default=64, metadata={"help": "Tokens to write after each of these prompts."})
+    tau_temperature: float = field(default=0.0, metadata={"help": "Temperature of this decoding; 0 is greedy."})
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Off: the collators choose the columns they read."}
     )
@@ -63,6 +69,18 @@ class DraftTrainingArguments(TrainingArguments):
         if not 0 < self.kl_gamma <= 1:
             raise ValueError(f"kl_gamma must be in (0, 1], got {self.kl_gamma}: 1 weighs all positions alike")
         self._check_gamma_schedule()
+        self._check_tau()
+
+    def _check_tau(self) -> None:
+        if self.tau_prompts < 0 or self.tau_new_tokens < 1 or self.tau_temperature < 0:
+            raise ValueError(
+                "expected tau_prompts >= 0, tau_new_tokens >= 1 and tau_temperature >= 0, got "
+                f"{self.tau_prompts}, {self.tau_new_tokens} and {self.tau_temperature}"
+            )
+        if self.metric_for_best_model in ("tau", "eval_tau") and not self.tau_prompts:
+            raise ValueError(
+                "metric_for_best_model='tau' needs prompts to decode, got tau_prompts=0: set it to 1 or more"
+            )
 
     def _check_gamma_schedule(self) -> None:
         end, epoch_step = self.loss_gamma_end, self.loss_gamma_epoch_step

@@ -1,5 +1,7 @@
 """Per-position accuracy of a drafter while it trains, gathered on the device and read when something is logged."""
 
+from collections.abc import Callable
+
 import torch
 
 
@@ -20,15 +22,18 @@ class DraftMetrics:
         self._right = counted if self._right is None else self._right + counted
         self._seen = seen if self._seen is None else self._seen + seen
 
-    def pop(self) -> dict[str, float]:
+    def pop(self, total: Callable[[torch.Tensor], torch.Tensor] = lambda counts: counts) -> dict[str, float]:
         """`accuracy_k` for each position seen, and `expected_tau`; starts counting anew.
 
         `expected_tau` is 1 + the expected length of a chain whose positions are right independently, at these rates.
+
+        Args:
+            total: sums counts over processes; each has to call this then, and to have counted something.
         """
         if self._seen is None:
             return {}
-        seen = self._seen.tolist()
-        rates = [right / count for right, count in zip(self._right.tolist(), seen, strict=True) if count]
+        right, seen = total(torch.stack([self._right, self._seen])).tolist()
+        rates = [right / count for right, count in zip(right, seen, strict=True) if count]
         self._right = self._seen = None
         expected_tau, all_right = 1.0, 1.0
         for rate in rates:

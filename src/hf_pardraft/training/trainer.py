@@ -1,14 +1,22 @@
 """DraftTrainer: a `Trainer` for drafters, with the target frozen beside it."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import rotate_checkpoints
 
+from ..models.drafting import ParallelDrafter
 from .arguments import DraftTrainingArguments
+from .checkpoints import UNFINISHED, checkpoint_to_resume, discard_unfinished, publish, write_failure
 from .collators import COLLATORS
 from .features import freeze
 from .forwards import FORWARDS, UNKNOWN, SupervisedRows, target_reading
+from .held_out import held_out_prompts, tokens_and_rounds
 from .losses import (
     annealing_weights,
     gamma_after_epochs,
@@ -30,8 +38,18 @@ class DraftTrainer(Trainer):
         data_collator: by default the one for the drafter's batch layout, set up from `args`.
         **kwargs: as for `Trainer`. Examples have `input_ids` and `labels` (-100 for tokens that are not learned).
 
+    Evaluation logs `eval_accuracy_k`, the accuracy of each draft position; `eval_expected_tau`, what it would be if positions
+    were right independently; and, given a target, `eval_tau`: mean tokens per target forward, the bonus token counted, when
+    the target goes on from a few of the evaluation set's prompts with the drafter as it stands (`tau_prompts`). With
+    `metric_for_best_model="tau"` and `load_best_model_at_end` the best checkpoint is the one that drafts best.
+
+    A checkpoint is written beside its place and moved there when it is complete, so a run that is killed at any time goes on
+    from the last complete one. A loss or gradient that is not finite stops the run before any of it is saved.
+
     Raises:
-        ValueError: if the drafter needs a target and there is none, or it doesn't fit.
+        TypeError: if the model is no drafter.
+        ValueError: if the drafter needs a target and there is none, or it doesn't fit; or if tau is to choose the best
+            checkpoint and can't be measured.
     """
 
     def __init__(
@@ -43,6 +61,14 @@ class DraftTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         args = args or DraftTrainingArguments("drafter-checkpoints")
+        if not isinstance(model, ParallelDrafter):
+            raise TypeError(
+                f"DraftTrainer trains a drafter, got a {type(model).__name__}: load one with AutoDrafter.from_pretrained, make "
+                "one for the target with DFlashDrafter.for_target, DFlareDrafter.for_target or DartDrafter.for_target, or adapt "
+                "a causal LM with PardDrafter.from_causal_lm"
+            )
+        if args.metric_for_best_model in ("tau", "eval_tau") and target is None:
+            raise ValueError("metric_for_best_model='tau' needs the model that is drafted for: pass target=")
         if target is None and model.reads_target:
             raise ValueError(f"a {type(model).__name__} reads the target's hidden states: pass target=")
         if target is not None:
@@ -58,6 +84,7 @@ class DraftTrainer(Trainer):
         # The losses are means already, so the Trainer has to divide them by the accumulation steps.
         self.model_accepts_loss_kwargs = False
         self.metrics = {"train": DraftMetrics(), "eval": DraftMetrics()}
+        self._stages_checkpoint = False
         self.add_callback(_TellCollatorTheEpoch(self.data_collator))
         model.adopt_training(args.draft_tokens)
 
@@ -109,6 +136,85 @@ class DraftTrainer(Trainer):
             total, weight_sum = weighted_cross_entropy(rows.logits, rows.labels, weights * (rows.labels != UNKNOWN))
         return total / weight_sum.clamp(min=torch.finfo(weight_sum.dtype).tiny)
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
+        """As in `Trainer`; the target is frozen and in evaluation mode throughout, whatever was done to it before.
+
+        Raises:
+            ValueError: if there is no complete checkpoint to resume from.
+            FloatingPointError: if a loss or gradient is not finite.
+            OSError: if a checkpoint can't be written.
+        """
+        resume_from_checkpoint = checkpoint_to_resume(resume_from_checkpoint, self.args.output_dir)
+        if self.target is not None:
+            freeze(self.target)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As in `Trainer`, but a loss that is not finite stops the run before the weights take it in."""
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            raise self.not_finite("loss", loss)
+        return loss
+
+    def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args: Any, **kwargs: Any) -> None:
+        """As in `Trainer`, but weights that a gradient has spoilt are not saved."""
+        # With a gradient scaler, such a step is left out.
+        is_due = self.control.should_log or self.control.should_save or self.control.should_evaluate
+        if is_due and grad_norm is not None and self.accelerator.scaler is None:
+            grad_norm = torch.as_tensor(grad_norm)
+            if not torch.isfinite(grad_norm):
+                raise self.not_finite("gradient's norm", grad_norm)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def not_finite(self, what: str, value: torch.Tensor) -> FloatingPointError:
+        """What to raise when training can't go on."""
+        return FloatingPointError(
+            f"the {what} became {value.item()} at step {self.state.global_step + 1}: training has stopped, and the checkpoints "
+            f"in {self.args.output_dir} are intact. Lower learning_rate or max_grad_norm, train in bfloat16 rather than "
+            "float16, or look for damaged examples; resume_from_checkpoint=True goes on from the last checkpoint"
+        )
+
+    def _get_output_dir(self, trial):
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / UNFINISHED) if self._stages_checkpoint else folder
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if not self._stages_checkpoint:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _save_checkpoint(self, model, trial):
+        """As in `Trainer`, but beside its place, to which it is moved when every process has written its part."""
+        run, step, args = Path(self._get_output_dir(trial)), self.state.global_step, self.args
+        staged, final = run / UNFINISHED / f"checkpoint-{step}", run / f"checkpoint-{step}"
+        if args.should_save or args.local_process_index == 0:
+            discard_unfinished(run)
+        self.accelerator.wait_for_everyone()
+        best_before, self._stages_checkpoint = self.state.best_model_checkpoint, True
+        try:
+            super()._save_checkpoint(model, trial)
+            # Trainer looks for the best checkpoint where it writes this one.
+            self.state.best_model_checkpoint = str(final) if self.state.best_global_step == step else best_before
+            if args.should_save:
+                self.state.save_to_json(str(staged / TRAINER_STATE_NAME))
+        except (OSError, RuntimeError, SafetensorError) as error:
+            discard_unfinished(run)
+            raise write_failure(step, run, error) from error
+        finally:
+            self._stages_checkpoint = False
+        self.accelerator.wait_for_everyone()
+        if args.should_save:
+            publish(staged, final)
+        self.accelerator.wait_for_everyone()
+        # Nodes that share no file system have parts of their own.
+        if args.local_process_index == 0 and staged.exists():
+            publish(staged, final)
+        self.accelerator.wait_for_everyone()
+        if args.should_save:
+            discard_unfinished(run)
+            rotate_checkpoints(str(run), args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True)
+        if args.push_to_hub:
+            self._push_from_checkpoint(str(final))
+
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """As in `Trainer`, and what the drafter keeps outside the main file."""
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -125,14 +231,56 @@ class DraftTrainer(Trainer):
             loss = self.compute_loss(model, self._prepare_inputs(inputs))
         return loss.detach(), None, None
 
+    def evaluation_loop(self, dataloader, description, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
+        """As in `Trainer`, and the metrics of drafting: see the class."""
+        self.metrics["eval"].pop()
+        output = super().evaluation_loop(dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        found = self.metrics["eval"].pop(self.accelerator.reduce)
+        if self.args.tau_prompts and self.target is not None:
+            found["tau"] = round(self.measured_tau(dataloader.dataset), 4)
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
+        return output
+
+    def measured_tau(self, examples: Any) -> float:
+        """Tau over prompts of `examples`, see [`DraftTrainer`]; processes that hold the drafter share them.
+
+        Where its weights are spread over processes (FSDP, DeepSpeed's stage 3), a whole copy is made for the first one, which
+        decodes alone.
+        """
+        args, prompts = self.args, held_out_prompts(examples, self.args.tau_prompts)
+        if self.splits_weights:
+            drafter = self.whole_drafter()
+            prompts = prompts if args.process_index == 0 else []
+        else:
+            drafter, prompts = self.drafter, prompts[args.process_index :: args.world_size]
+        options = {"max_new_tokens": args.tau_new_tokens, "temperature": args.tau_temperature, "seed": args.seed}
+        counts = tokens_and_rounds(self.target, drafter, prompts, **options)
+        tokens, rounds = self.accelerator.reduce(torch.tensor(counts, device=args.device)).tolist()
+        return tokens / rounds if rounds else 0.0
+
+    @property
+    def splits_weights(self) -> bool:
+        """Whether no process holds the whole drafter."""
+        if self.is_deepspeed_enabled:
+            return self.accelerator.state.deepspeed_plugin.zero_stage == 3
+        return self.accelerator.distributed_type == DistributedType.FSDP
+
+    def whole_drafter(self) -> PreTrainedModel:
+        """A copy of a drafter whose weights are spread over processes, whole on the first; all have to call this."""
+        weights = self.accelerator.get_state_dict(self.deepspeed if self.is_deepspeed_enabled else self.model)
+        copy = type(self.drafter)(self.drafter.config)
+        copy.generation_config = self.drafter.generation_config
+        if self.args.process_index == 0:
+            copy.load_state_dict(weights)
+        return copy.to(self.args.device).eval()
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the draft metrics that were gathered since the last log, and gamma if it grows."""
         grows = self.args.loss_gamma_end is not None or self.args.loss_gamma_epoch_step is not None
         if "loss" in logs and grows:
             logs["loss_gamma"] = self.current_gamma()
-        for mode, marker, prefix in (("train", "loss", ""), ("eval", "eval_loss", "eval_")):
-            if marker in logs:
-                logs.update({prefix + name: value for name, value in self.metrics[mode].pop().items()})
+        if "loss" in logs:
+            logs.update(self.metrics["train"].pop(self.accelerator.reduce))
         super().log(logs, *args, **kwargs)
 
 
