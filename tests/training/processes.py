@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedType
 
 
 def in_a_process(work: Callable[[], Any]) -> int:
@@ -65,6 +66,8 @@ def _work_of(rank: int, count: int, port: int, environment: dict, work: Callable
         "ACCELERATE_USE_CPU": "true",
         **environment,
     }
+    if environment.get("ACCELERATE_USE_FSDP") == "true":
+        _let_accelerate_shard_on_the_cpu()
     # What an earlier trainer of the parent's noted is of one process.
     for state in (AcceleratorState, GradientState, PartialState):
         state._shared_state.clear()
@@ -72,6 +75,18 @@ def _work_of(rank: int, count: int, port: int, environment: dict, work: Callable
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+
+
+def _let_accelerate_shard_on_the_cpu() -> None:
+    """PyTorch's FSDP2 works on the CPU; accelerate only looks for its settings where it believes in accelerators."""
+    initialise = PartialState.__init__
+
+    def initialise_as_accelerated(self, *arguments: Any, **options: Any) -> None:
+        initialise(self, *arguments, **options)
+        if self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type = DistributedType.MULTI_GPU
+
+    PartialState.__init__ = initialise_as_accelerated
 
 
 def _run(work: Callable[[], Any]) -> None:

@@ -93,7 +93,14 @@ def test_the_best_checkpoint_is_the_one_that_drafts_best(target, text, tmp_path)
     taus = iter([2.0, 3.5, 3.0])
     settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     trainer = trainer_for(
-        "dflash", target, text, tmp_path, load_best_model_at_end=True, metric_for_best_model="tau", tau_prompts=1, **settings
+        "dflash",
+        target,
+        text,
+        tmp_path,
+        load_best_model_at_end=True,
+        metric_for_best_model="tau",
+        tau_prompts=1,
+        **settings,
     )
     trainer.measured_tau = lambda examples: next(taus)
     trainer.train()

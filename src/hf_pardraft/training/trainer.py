@@ -218,12 +218,17 @@ class DraftTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """As in `Trainer`, and what the drafter keeps outside the main file."""
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self.drafter.load_separate_weights(resume_from_checkpoint)
+        self._load_separate_weights(resume_from_checkpoint)
 
     def _load_best_model(self):
         """As in `Trainer`, and what the drafter keeps outside the main file."""
         super()._load_best_model()
-        self.drafter.load_separate_weights(self.state.best_model_checkpoint)
+        self._load_separate_weights(self.state.best_model_checkpoint)
+
+    def _load_separate_weights(self, checkpoint: str) -> None:
+        # What FSDP and DeepSpeed write of their own for resuming has all weights in it.
+        if not self.is_fsdp_enabled and not self.is_deepspeed_enabled:
+            self.drafter.load_separate_weights(checkpoint)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """The loss of an evaluation batch; the metrics are added up on the way."""
