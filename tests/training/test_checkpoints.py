@@ -151,7 +151,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_before_it_is_saved(filtered, 
         return loss * float("nan") if trainer.state.global_step == 2 else loss
 
     trainer.compute_loss = spoilt
-    with pytest.raises(FloatingPointError, match="loss became nan at step 3.*learning_rate"):
+    with pytest.raises(FloatingPointError, match=r"loss became nan at step 3.*learning_rate"):
         trainer.train()
     assert checkpoints(tmp_path / "run") == ["checkpoint-1", "checkpoint-2"]
     assert all(torch.isfinite(weight).all() for weight in trainer.drafter.parameters())
@@ -163,7 +163,7 @@ def test_a_gradient_that_is_not_a_number_is_not_saved(target, text, tmp_path):
     weight = next(trainer.drafter.parameters())
     # Times an infinity that the loss does not show.
     weight.register_hook(lambda grad: grad * (float("inf") if trainer.state.global_step == 2 else 1.0))
-    with pytest.raises(FloatingPointError, match="gradient's norm became (inf|nan)"):
+    with pytest.raises(FloatingPointError, match=r"gradient's norm became (inf|nan)"):
         trainer.train()
     assert checkpoints(tmp_path / "run") == ["checkpoint-1", "checkpoint-2"]
 

@@ -43,6 +43,13 @@ class DraftTrainingArguments(TrainingArguments):
         default=0.6,
         metadata={"help": "DART: annealing coefficient of the KL objective, whose position t weighs kl_gamma^(t - 1)."},
     )
+    features_folder: str | None = field(
+        default=None,
+        metadata={
+            "help": "Read the target's hidden states from this folder, which pardraft cache-features wrote, rather than run its "
+            "layers in every epoch."
+        },
+    )
     tau_prompts: int = field(
         default=4,
         metadata={"help": "Held-out prompts that an evaluation decodes with the drafter, for `eval_tau`; 0 for none."},

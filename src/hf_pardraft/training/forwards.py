@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from ..models.row_masks import additive
 from ..models.target_projection import one_place_behind
 from .collators import IGNORED, check_one_document
+from .feature_store import STATES, reading_of_states
 from .features import TargetReading, read_target
 from .masks import PADDING, BlockRows, PardRows, block_mask, pard_mask
 
@@ -44,10 +45,17 @@ def target_reading(
     taps = drafter.taps_for(target)
     if not taps:
         return TargetReading()
+    if STATES in batch:
+        return reading_of_states(batch[STATES], target, len(taps), with_logits)
+    return read_target(target, taps, *text_of(batch), with_logits)
+
+
+def text_of(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:
+    """What the target reads of a batch: ids and mask, `(batch, length)` each."""
     if "attention_mask" in batch:
-        return read_target(target, taps, batch["input_ids"], batch["attention_mask"], with_logits)
+        return batch["input_ids"], batch["attention_mask"]
     # A PARD batch holds its text among its rows.
-    return read_target(target, taps, *text_of_rows(batch), with_logits)
+    return text_of_rows(batch)
 
 
 def text_of_rows(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:

@@ -14,8 +14,9 @@ from ..models.drafting import ParallelDrafter
 from .arguments import DraftTrainingArguments
 from .checkpoints import UNFINISHED, checkpoint_to_resume, discard_unfinished, publish, write_failure
 from .collators import COLLATORS
+from .feature_store import FeatureStore, StoredStatesCollator
 from .features import freeze
-from .forwards import FORWARDS, UNKNOWN, SupervisedRows, target_reading
+from .forwards import FORWARDS, UNKNOWN, SupervisedRows, target_reading, text_of
 from .held_out import held_out_prompts, tokens_and_rounds
 from .losses import (
     annealing_weights,
@@ -78,6 +79,8 @@ class DraftTrainer(Trainer):
         self.target = target
         self.drafter = model
         data_collator = data_collator or COLLATORS[model.training_layout].for_drafter(model, args)
+        if args.features_folder is not None:
+            data_collator = StoredStatesCollator(data_collator, self.stored_states(args.features_folder), text_of)
         super().__init__(model=model, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
             target.to(args.device)
@@ -98,6 +101,18 @@ class DraftTrainer(Trainer):
         loss = self.draft_loss(rows, reading.logits, gamma)
         self.metrics["train" if model.training else "eval"].add(rows.logits, rows.labels, rows.positions)
         return (loss, rows) if return_outputs else loss
+
+    def stored_states(self, folder: str) -> FeatureStore:
+        """The target's states in `folder`, if the drafter can be trained on them."""
+        taps = [] if self.target is None else self.drafter.taps_for(self.target)
+        if not taps:
+            raise ValueError(
+                f"features_folder is for drafters that read the target's hidden states, and this {type(self.drafter).__name__} "
+                "reads token ids only: leave it out"
+            )
+        store = FeatureStore(folder)
+        store.check(self.target, taps, self.learns_from_logits)
+        return store
 
     @property
     def learns_from_logits(self) -> bool:
