@@ -20,6 +20,7 @@ ARROWS = {
     "auto": {"models", "hub.convert"},
     "commands": {"auto", "models"},
     "ngram_commands": {"commands", "generation"},
+    "train_commands": {"auto", "commands", "models", "ngram_commands", "training"},
     "demo": {"auto", "evaluation", "models"},
 }
 # The entry points, which may import everything.

@@ -95,7 +95,7 @@ def _run(work: Callable[[], Any]) -> None:
     try:
         work()
         code = 0
-    except BaseException:  # noqa: BLE001: whatever it is, the parent's test run must not go on in here
+    except BaseException:  # noqa: BLE001 - whatever it is, the parent's test run must not go on in here
         traceback.print_exc()
     finally:
         os._exit(code)
