@@ -50,6 +50,12 @@ class DraftTrainingArguments(TrainingArguments):
             "layers in every epoch."
         },
     )
+    keep_adapter: bool = field(
+        default=False,
+        metadata={
+            "help": "With a peft_config: save the adapter itself, rather than the drafter with the adapter merged in."
+        },
+    )
     tau_prompts: int = field(
         default=4,
         metadata={"help": "Held-out prompts that an evaluation decodes with the drafter, for `eval_tau`; 0 for none."},

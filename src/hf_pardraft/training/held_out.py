@@ -77,3 +77,11 @@ def tokens_and_rounds(
             tokens += sum(drafter.last_stats.tokens_per_round)
             rounds += len(drafter.last_stats.tokens_per_round)
     return tokens, rounds
+
+
+def whole_copy(drafter: PreTrainedModel, weights: dict[str, torch.Tensor]) -> PreTrainedModel:
+    """A drafter like one whose weights are spread over processes, with all of them."""
+    copy = type(drafter)(drafter.config)
+    copy.generation_config = drafter.generation_config
+    copy.load_state_dict(weights)
+    return copy.to(drafter.device).eval()

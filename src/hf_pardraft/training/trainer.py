@@ -11,13 +11,14 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import rotate_checkpoints
 
 from ..models.drafting import ParallelDrafter
+from .adapters import adapted, base_drafter, check_base_is_named, is_adapted, save_drafter_config, save_merged
 from .arguments import DraftTrainingArguments
 from .checkpoints import UNFINISHED, checkpoint_to_resume, discard_unfinished, publish, write_failure
 from .collators import COLLATORS
 from .feature_store import FeatureStore, StoredStatesCollator
 from .features import freeze
 from .forwards import FORWARDS, UNKNOWN, SupervisedRows, target_reading, text_of
-from .held_out import held_out_prompts, tokens_and_rounds
+from .held_out import held_out_prompts, tokens_and_rounds, whole_copy
 from .losses import (
     annealing_weights,
     gamma_after_epochs,
@@ -36,6 +37,9 @@ class DraftTrainer(Trainer):
         model: the drafter.
         target: the model that it will draft for. Drafters that read hidden states need it; PARD only notes its kind.
         args: see [`DraftTrainingArguments`].
+        peft_config: train an adapter, LoRA or another of PEFT's methods, rather than all weights. A PARD drafter's mask token is
+            learned, too. What `save_model` writes is the drafter with the adapter merged in, or the adapter itself
+            (`keep_adapter`); `AutoDrafter` loads both.
         data_collator: by default the one for the drafter's batch layout, set up from `args`.
         **kwargs: as for `Trainer`. Examples have `input_ids` and `labels` (-100 for tokens that are not learned).
 
@@ -59,9 +63,11 @@ class DraftTrainer(Trainer):
         target: PreTrainedModel | None = None,
         args: DraftTrainingArguments | None = None,
         data_collator: Any = None,
+        peft_config: Any = None,
         **kwargs: Any,
     ) -> None:
         args = args or DraftTrainingArguments("drafter-checkpoints")
+        trained, model = model, base_drafter(model)
         if not isinstance(model, ParallelDrafter):
             raise TypeError(
                 f"DraftTrainer trains a drafter, got a {type(model).__name__}: load one with AutoDrafter.from_pretrained, make "
@@ -81,13 +87,21 @@ class DraftTrainer(Trainer):
         data_collator = data_collator or COLLATORS[model.training_layout].for_drafter(model, args)
         if args.features_folder is not None:
             data_collator = StoredStatesCollator(data_collator, self.stored_states(args.features_folder), text_of)
-        super().__init__(model=model, args=args, data_collator=data_collator, **kwargs)
+        if peft_config is not None:
+            trained = adapted(model, peft_config)
+        if is_adapted(trained) and args.keep_adapter:
+            check_base_is_named(model)
+        super().__init__(model=trained, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
             target.to(args.device)
         # The losses are means already, so the Trainer has to divide them by the accumulation steps.
         self.model_accepts_loss_kwargs = False
         self.metrics = {"train": DraftMetrics(), "eval": DraftMetrics()}
         self._stages_checkpoint = False
+        if is_adapted(trained) and self.splits_weights:
+            raise ValueError(
+                "adapters are trained with whole drafters, got FSDP or DeepSpeed's stage 3: use DDP or a lower stage"
+            )
         self.add_callback(_TellCollatorTheEpoch(self.data_collator))
         model.adopt_training(args.draft_tokens)
 
@@ -230,6 +244,18 @@ class DraftTrainer(Trainer):
         if args.push_to_hub:
             self._push_from_checkpoint(str(final))
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in `Trainer`; of an adapted drafter the adapter, or, unless a checkpoint is written, all of it."""
+        if not is_adapted(self.model) or self.args.keep_adapter or _internal_call:
+            super().save_model(output_dir, _internal_call)
+        elif self.args.should_save:
+            save_merged(self.model, output_dir or self.args.output_dir)
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, state_dict)
+        if is_adapted(self.model) and self.args.should_save:
+            save_drafter_config(self.drafter, output_dir or self.args.output_dir)
+
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """As in `Trainer`, and what the drafter keeps outside the main file."""
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -241,8 +267,8 @@ class DraftTrainer(Trainer):
         self._load_separate_weights(self.state.best_model_checkpoint)
 
     def _load_separate_weights(self, checkpoint: str) -> None:
-        # What FSDP and DeepSpeed write of their own for resuming has all weights in it.
-        if not self.is_fsdp_enabled and not self.is_deepspeed_enabled:
+        # An adapter, and what FSDP and DeepSpeed write of their own for resuming, have all trained weights in them.
+        if not (is_adapted(self.model) or self.is_fsdp_enabled or self.is_deepspeed_enabled):
             self.drafter.load_separate_weights(checkpoint)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
@@ -269,8 +295,9 @@ class DraftTrainer(Trainer):
         """
         args, prompts = self.args, held_out_prompts(examples, self.args.tau_prompts)
         if self.splits_weights:
-            drafter = self.whole_drafter()
-            prompts = prompts if args.process_index == 0 else []
+            weights = self.accelerator.get_state_dict(self.deepspeed if self.is_deepspeed_enabled else self.model)
+            is_first = args.process_index == 0
+            drafter, prompts = (whole_copy(self.drafter, weights), prompts) if is_first else (self.drafter, [])
         else:
             drafter, prompts = self.drafter, prompts[args.process_index :: args.world_size]
         options = {"max_new_tokens": args.tau_new_tokens, "temperature": args.tau_temperature, "seed": args.seed}
@@ -284,15 +311,6 @@ class DraftTrainer(Trainer):
         if self.is_deepspeed_enabled:
             return self.accelerator.state.deepspeed_plugin.zero_stage == 3
         return self.accelerator.distributed_type == DistributedType.FSDP
-
-    def whole_drafter(self) -> PreTrainedModel:
-        """A copy of a drafter whose weights are spread over processes, whole on the first; all have to call this."""
-        weights = self.accelerator.get_state_dict(self.deepspeed if self.is_deepspeed_enabled else self.model)
-        copy = type(self.drafter)(self.drafter.config)
-        copy.generation_config = self.drafter.generation_config
-        if self.args.process_index == 0:
-            copy.load_state_dict(weights)
-        return copy.to(self.args.device).eval()
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the draft metrics that were gathered since the last log, and gamma if it grows."""
