@@ -91,6 +91,12 @@ class DraftTrainer(Trainer):
             trained = adapted(model, peft_config)
         if is_adapted(trained) and args.keep_adapter:
             check_base_is_named(model)
+        recomputing = args.activation_checkpointing_kwargs or {}
+        if recomputing.get("use_reentrant") and (is_adapted(trained) or model.training_layout == "anchored_blocks"):
+            raise ValueError(
+                "activation checkpointing with use_reentrant=True loses gradients where embeddings are frozen, as this "
+                "drafter's are: leave use_reentrant out"
+            )
         super().__init__(model=trained, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
             target.to(args.device)
