@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import TrainingArguments
 
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
 from hf_pardraft.training.held_out import held_out_prompts, prompt_of, tokens_and_rounds
@@ -135,6 +136,11 @@ def test_settings_of_tau_out_of_range_are_refused(setting, tmp_path):
 def test_a_model_that_is_no_drafter_is_refused_with_advice(target, tmp_path):
     with pytest.raises(TypeError, match=r"got a Qwen3ForCausalLM.*PardDrafter.from_causal_lm"):
         DraftTrainer(target, target=target, args=DraftTrainingArguments(tmp_path, use_cpu=True))
+
+
+def test_other_arguments_are_refused_with_advice(target, tmp_path):
+    with pytest.raises(TypeError, match="takes DraftTrainingArguments, got TrainingArguments"):
+        DraftTrainer(tiny_drafter("pard", target), args=TrainingArguments(tmp_path, use_cpu=True))
 
 
 def test_the_target_is_frozen_and_evaluates_in_every_train_call(target, text, tmp_path):

@@ -137,6 +137,21 @@ class FeatureStore:
         return result
 
 
+def store_for(
+    drafter: PreTrainedModel, target: PreTrainedModel | None, folder: str | Path, with_logits: bool
+) -> FeatureStore:
+    """The target's states in `folder`, if the drafter can be trained on them; a `ValueError` says why not."""
+    taps = [] if target is None else drafter.taps_for(target)
+    if not taps:
+        raise ValueError(
+            f"features_folder is for drafters that read the target's hidden states, and this {type(drafter).__name__} reads "
+            "token ids only: leave it out"
+        )
+    store = FeatureStore(folder)
+    store.check(target, taps, with_logits)
+    return store
+
+
 class StoredStatesCollator:
     """A collator whose batches bring the stored states of their texts, so that workers read them while the device computes.
 

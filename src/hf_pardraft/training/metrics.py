@@ -28,11 +28,14 @@ class DraftMetrics:
         `expected_tau` is 1 + the expected length of a chain whose positions are right independently, at these rates.
 
         Args:
-            total: sums counts over processes; each has to call this then, and to have counted something.
+            total: sums counts over processes, each of which has to call this then.
         """
-        if self._seen is None:
+        counts = (
+            torch.zeros(2, 256, dtype=torch.float64) if self._seen is None else torch.stack([self._right, self._seen])
+        )
+        right, seen = total(counts).tolist()
+        if not any(seen):
             return {}
-        right, seen = total(torch.stack([self._right, self._seen])).tolist()
         rates = [right / count for right, count in zip(right, seen, strict=True) if count]
         self._right = self._seen = None
         expected_tau, all_right = 1.0, 1.0

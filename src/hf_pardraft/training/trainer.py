@@ -13,9 +13,9 @@ from transformers.trainer_utils import rotate_checkpoints
 from ..models.drafting import ParallelDrafter
 from .adapters import adapted, base_drafter, check_base_is_named, is_adapted, save_drafter_config, save_merged
 from .arguments import DraftTrainingArguments
-from .checkpoints import UNFINISHED, checkpoint_to_resume, discard_unfinished, publish, write_failure
+from .checkpoints import UNFINISHED, StagedCheckpoint, checkpoint_to_resume, not_finite
 from .collators import COLLATORS
-from .feature_store import FeatureStore, StoredStatesCollator
+from .feature_store import StoredStatesCollator, store_for
 from .features import freeze
 from .forwards import FORWARDS, UNKNOWN, SupervisedRows, target_reading, text_of
 from .held_out import held_out_prompts, tokens_and_rounds, whole_copy
@@ -67,6 +67,10 @@ class DraftTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         args = args or DraftTrainingArguments("drafter-checkpoints")
+        if not isinstance(args, DraftTrainingArguments):
+            raise TypeError(
+                f"DraftTrainer takes DraftTrainingArguments, got {type(args).__name__}: they are a subclass of it"
+            )
         trained, model = model, base_drafter(model)
         if not isinstance(model, ParallelDrafter):
             raise TypeError(
@@ -86,7 +90,8 @@ class DraftTrainer(Trainer):
         self.drafter = model
         data_collator = data_collator or COLLATORS[model.training_layout].for_drafter(model, args)
         if args.features_folder is not None:
-            data_collator = StoredStatesCollator(data_collator, self.stored_states(args.features_folder), text_of)
+            store = store_for(model, target, args.features_folder, with_logits=self.learns_from_logits)
+            data_collator = StoredStatesCollator(data_collator, store, text_of)
         if peft_config is not None:
             trained = adapted(model, peft_config)
         if is_adapted(trained) and args.keep_adapter:
@@ -121,18 +126,6 @@ class DraftTrainer(Trainer):
         loss = self.draft_loss(rows, reading.logits, gamma)
         self.metrics["train" if model.training else "eval"].add(rows.logits, rows.labels, rows.positions)
         return (loss, rows) if return_outputs else loss
-
-    def stored_states(self, folder: str) -> FeatureStore:
-        """The target's states in `folder`, if the drafter can be trained on them."""
-        taps = [] if self.target is None else self.drafter.taps_for(self.target)
-        if not taps:
-            raise ValueError(
-                f"features_folder is for drafters that read the target's hidden states, and this {type(self.drafter).__name__} "
-                "reads token ids only: leave it out"
-            )
-        store = FeatureStore(folder)
-        store.check(self.target, taps, self.learns_from_logits)
-        return store
 
     @property
     def learns_from_logits(self) -> bool:
@@ -188,7 +181,7 @@ class DraftTrainer(Trainer):
         """As in `Trainer`, but a loss that is not finite stops the run before the weights take it in."""
         loss = super().training_step(*args, **kwargs)
         if not torch.isfinite(loss):
-            raise self.not_finite("loss", loss)
+            raise not_finite("loss", loss, self.state.global_step + 1, self.args.output_dir)
         return loss
 
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args: Any, **kwargs: Any) -> None:
@@ -198,16 +191,8 @@ class DraftTrainer(Trainer):
         if is_due and grad_norm is not None and self.accelerator.scaler is None:
             grad_norm = torch.as_tensor(grad_norm)
             if not torch.isfinite(grad_norm):
-                raise self.not_finite("gradient's norm", grad_norm)
+                raise not_finite("gradient's norm", grad_norm, self.state.global_step, self.args.output_dir)
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
-
-    def not_finite(self, what: str, value: torch.Tensor) -> FloatingPointError:
-        """What to raise when training can't go on."""
-        return FloatingPointError(
-            f"the {what} became {value.item()} at step {self.state.global_step + 1}: training has stopped, and the checkpoints "
-            f"in {self.args.output_dir} are intact. Lower learning_rate or max_grad_norm, train in bfloat16 rather than "
-            "float16, or look for damaged examples; resume_from_checkpoint=True goes on from the last checkpoint"
-        )
 
     def _get_output_dir(self, trial):
         folder = super()._get_output_dir(trial)
@@ -219,36 +204,28 @@ class DraftTrainer(Trainer):
 
     def _save_checkpoint(self, model, trial):
         """As in `Trainer`, but beside its place, to which it is moved when every process has written its part."""
-        run, step, args = Path(self._get_output_dir(trial)), self.state.global_step, self.args
-        staged, final = run / UNFINISHED / f"checkpoint-{step}", run / f"checkpoint-{step}"
-        if args.should_save or args.local_process_index == 0:
-            discard_unfinished(run)
-        self.accelerator.wait_for_everyone()
+        staged = StagedCheckpoint(
+            Path(self._get_output_dir(trial)), self.state.global_step, self.args, self.accelerator
+        )
+        staged.begin()
         best_before, self._stages_checkpoint = self.state.best_model_checkpoint, True
         try:
             super()._save_checkpoint(model, trial)
             # Trainer looks for the best checkpoint where it writes this one.
-            self.state.best_model_checkpoint = str(final) if self.state.best_global_step == step else best_before
-            if args.should_save:
-                self.state.save_to_json(str(staged / TRAINER_STATE_NAME))
+            is_best = self.state.best_global_step == self.state.global_step
+            self.state.best_model_checkpoint = str(staged.final) if is_best else best_before
+            if self.args.should_save:
+                self.state.save_to_json(str(staged.folder / TRAINER_STATE_NAME))
         except (OSError, RuntimeError, SafetensorError) as error:
-            discard_unfinished(run)
-            raise write_failure(step, run, error) from error
+            raise staged.failure(error) from error
         finally:
             self._stages_checkpoint = False
-        self.accelerator.wait_for_everyone()
-        if args.should_save:
-            publish(staged, final)
-        self.accelerator.wait_for_everyone()
-        # Nodes that share no file system have parts of their own.
-        if args.local_process_index == 0 and staged.exists():
-            publish(staged, final)
-        self.accelerator.wait_for_everyone()
-        if args.should_save:
-            discard_unfinished(run)
-            rotate_checkpoints(str(run), args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True)
-        if args.push_to_hub:
-            self._push_from_checkpoint(str(final))
+        staged.publish()
+        if self.args.should_save:
+            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+            rotate_checkpoints(str(staged.final.parent), limit, best, use_mtime=True)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(staged.final))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in `Trainer`; of an adapted drafter the adapter, or, unless a checkpoint is written, all of it."""
@@ -287,11 +264,14 @@ class DraftTrainer(Trainer):
         """As in `Trainer`, and the metrics of drafting: see the class."""
         self.metrics["eval"].pop()
         output = super().evaluation_loop(dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        found = self.metrics["eval"].pop(self.accelerator.reduce)
+        found = self.metrics["eval"].pop(self._summed)
         if self.args.tau_prompts and self.target is not None:
             found["tau"] = round(self.measured_tau(dataloader.dataset), 4)
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
+
+    def _summed(self, counts: torch.Tensor) -> torch.Tensor:
+        return self.accelerator.reduce(counts.to(self.args.device))
 
     def measured_tau(self, examples: Any) -> float:
         """Tau over prompts of `examples`, see [`DraftTrainer`]; processes that hold the drafter share them.
@@ -308,7 +288,7 @@ class DraftTrainer(Trainer):
             drafter, prompts = self.drafter, prompts[args.process_index :: args.world_size]
         options = {"max_new_tokens": args.tau_new_tokens, "temperature": args.tau_temperature, "seed": args.seed}
         counts = tokens_and_rounds(self.target, drafter, prompts, **options)
-        tokens, rounds = self.accelerator.reduce(torch.tensor(counts, device=args.device)).tolist()
+        tokens, rounds = self._summed(torch.tensor(counts)).tolist()
         return tokens / rounds if rounds else 0.0
 
     @property
@@ -324,7 +304,7 @@ class DraftTrainer(Trainer):
         if "loss" in logs and grows:
             logs["loss_gamma"] = self.current_gamma()
         if "loss" in logs:
-            logs.update(self.metrics["train"].pop(self.accelerator.reduce))
+            logs.update(self.metrics["train"].pop(self._summed))
         super().log(logs, *args, **kwargs)
 
 
