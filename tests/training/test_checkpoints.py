@@ -136,6 +136,9 @@ def test_writers_that_really_fail_are_noticed_whatever_they_raise(target, text, 
         try:
             with pytest.raises(OSError, match=r"step 1 could not be written.*there is no earlier one"):
                 trainer.train()
+            if writer == "model":
+                with pytest.raises(OSError, match="the drafter could not be written to"):
+                    trainer.save_model(tmp_path / "drafter")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert checkpoints(tmp_path / writer) == []

@@ -216,7 +216,7 @@ class DraftTrainer(Trainer):
             self.state.best_model_checkpoint = str(staged.final) if is_best else best_before
             if self.args.should_save:
                 self.state.save_to_json(str(staged.folder / TRAINER_STATE_NAME))
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except (OSError, RuntimeError) as error:
             raise staged.failure(error) from error
         finally:
             self._stages_checkpoint = False
@@ -228,11 +228,20 @@ class DraftTrainer(Trainer):
             self._push_from_checkpoint(str(staged.final))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in `Trainer`; of an adapted drafter the adapter, or, unless a checkpoint is written, all of it."""
-        if not is_adapted(self.model) or self.args.keep_adapter or _internal_call:
-            super().save_model(output_dir, _internal_call)
-        elif self.args.should_save:
-            save_merged(self.model, output_dir or self.args.output_dir)
+        """As in `Trainer`; of an adapted drafter the adapter, or, unless a checkpoint is written, all of it.
+
+        Raises:
+            OSError: if it can't be written, whatever the writer raises.
+        """
+        try:
+            if not is_adapted(self.model) or self.args.keep_adapter or _internal_call:
+                super().save_model(output_dir, _internal_call)
+            elif self.args.should_save:
+                save_merged(self.model, output_dir or self.args.output_dir)
+        except SafetensorError as error:
+            raise OSError(
+                f"the drafter could not be written to {output_dir or self.args.output_dir}: {error}"
+            ) from error
 
     def _save(self, output_dir=None, state_dict=None):
         super()._save(output_dir, state_dict)
