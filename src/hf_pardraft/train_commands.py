@@ -20,7 +20,7 @@ from .models.modeling_pard import PardDrafter
 from .ngram_commands import load_tokenizer
 from .training.data_files import load_examples, split_off, tokenised
 from .training.feature_writing import DTYPES, cache_features, feature_bytes, texts_of
-from .training.recipe import DrafterOptions, TrainingRun, check_names, training_run
+from .training.recipe import DrafterOptions, TrainingRun, training_run
 from .training.trainer import DraftTrainer
 
 FRESH = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}
@@ -140,7 +140,8 @@ def cache_target_features(words: list[str], options: FeatureOptions) -> dict[str
         ValueError: if the drafter reads none.
         OSError: if there is not enough room.
     """
-    check_names([options.dtype], set(DTYPES), "--dtype")
+    if options.dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {options.dtype!r}")
     run = training_run([*words, "--output", options.folder or ""])
     arguments = run.training_arguments()
     loaded = load_run(run)
