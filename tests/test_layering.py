@@ -21,6 +21,7 @@ ARROWS = {
     "commands": {"auto", "models"},
     "ngram_commands": {"commands", "generation"},
     "regenerate_commands": {"auto", "commands", "training"},
+    "train_commands": {"auto", "commands", "models", "ngram_commands", "training"},
     "demo": {"auto", "evaluation", "models"},
 }
 # The entry points, which may import everything.

@@ -13,6 +13,9 @@ from .demo.family import SHIPPED_FAMILY
 from .demo.show import DemoOptions, demo_json, show_demo
 from .ngram_commands import NgramBuild, build_ngram, convert_ngram, describe_ngram
 
+# Commands that hand their settings on, so that each is described in one place.
+ANY_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 ngram = typer.Typer(no_args_is_help=True, help="Continuity models for token trees: how often tokens follow each other.")
 app.add_typer(ngram, name="ngram")
@@ -131,6 +134,36 @@ def regenerate(
         raise typer.Exit(1)
 
 
+@app.command(context_settings=ANY_SETTINGS, add_help_option=False)
+def train(
+    context: typer.Context,
+    show_help: Annotated[bool, typer.Option("--help", help="Explain the settings.")] = False,
+    show_all: Annotated[bool, typer.Option("--help-all", help="Explain all settings.")] = False,
+) -> None:
+    """Train a drafter by a recipe, evaluate it and save it."""
+    # Training pulls in accelerate and the Trainer, which other commands have no use for.
+    from .train_commands import train_drafter
+    from .training.recipe_help import help_text
+
+    if show_help or show_all or not context.args:
+        print(help_text(everything=show_all))
+        return
+    print_facts(train_drafter(context.args))
+
+
+@app.command(context_settings=ANY_SETTINGS)
+def cache_features(
+    context: typer.Context,
+    folder: Annotated[str, typer.Option("--output", help="Folder for the states.")],
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts that the target reads at once.")] = 8,
+) -> None:
+    """Store the target's hidden states, for `pardraft train --features-folder`; all other settings are those of train."""
+    from .train_commands import FeatureOptions, cache_target_features
+
+    print_facts(cache_target_features(context.args, FeatureOptions(folder, dtype, batch_size)))
+
+
 @ngram.command("build")
 def ngram_build(
     output: Annotated[Path, typer.Argument(help="Folder for the model.")],
@@ -196,6 +229,6 @@ def main() -> None:
     """Entry point: an error that the user can mend is one line, without a traceback."""
     try:
         app()
-    except (OSError, ValueError) as error:
+    except (FloatingPointError, ImportError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

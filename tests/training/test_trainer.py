@@ -10,7 +10,8 @@ from transformers import TrainerCallback
 from hf_pardraft import AutoDrafter, DartDrafter, DraftTrainer, DraftTrainingArguments
 from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.training.losses import annealed_kl
-from tiny_models import random_prompt, tiny_drafter, tiny_target
+from tiny_models import tiny_drafter, tiny_target
+from training.tiny_training import losses, trainer_for, written_text
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 
@@ -22,36 +23,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def text(target):
-    """What the target writes, greedily, after eight prompts."""
-    rows = []
-    for seed in range(8):
-        prompt = random_prompt(4, seed)
-        row = target.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=28)[0]
-        rows.append({"input_ids": row.tolist(), "labels": [-100] * 4 + row[4:].tolist()})
-    return Dataset.from_list(rows)
-
-
-def trainer_for(kind, target, text, folder, **settings):
-    arguments = DraftTrainingArguments(
-        folder,
-        **{
-            "max_steps": 6,
-            "per_device_train_batch_size": 4,
-            "learning_rate": 1e-2,
-            "lr_scheduler_type": "constant",
-            "draft_tokens": 4,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "loss_gamma": 4.0,
-            **settings,
-        },
-    )
-    return DraftTrainer(
-        tiny_drafter(kind, target), target=target, args=arguments, train_dataset=text, eval_dataset=text
-    )
+    return written_text(target)
 
 
 class StopAt(TrainerCallback):
@@ -75,10 +47,6 @@ def note_gammas(trainer) -> list[float]:
 
     trainer.draft_sums = noting
     return gammas
-
-
-def losses(trainer) -> list[float]:
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 @pytest.mark.parametrize("kind", KINDS)

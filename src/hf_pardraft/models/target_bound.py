@@ -14,6 +14,10 @@ class TargetBoundDrafter(ParallelDrafter):
     def reads_target(self) -> bool:
         return True
 
+    def get_input_embeddings(self) -> None:
+        """There are none of its own, and what shards or saves a model is not to look for them."""
+        return
+
     def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:
         """See [`ParallelDrafter.check_target`]; the widths must agree too."""
         width = target.config.get_text_config(decoder=True).hidden_size

@@ -108,6 +108,25 @@ class DraftTrainingArguments(TrainingArguments):
         default=0.6,
         metadata={"help": "DART: annealing coefficient of the KL objective, whose position t weighs kl_gamma^(t - 1)."},
     )
+    features_folder: str | None = field(
+        default=None,
+        metadata={
+            "help": "Read the target's hidden states from this folder, which pardraft cache-features wrote, rather than run its "
+            "layers in every epoch."
+        },
+    )
+    keep_adapter: bool = field(
+        default=False,
+        metadata={
+            "help": "With a peft_config: save the adapter itself, rather than the drafter with the adapter merged in."
+        },
+    )
+    tau_prompts: int = field(
+        default=4,
+        metadata={"help": "Held-out prompts that an evaluation decodes with the drafter, for `eval_tau`; 0 for none."},
+    )
+    tau_new_tokens: int = field(default=64, metadata={"help": "Tokens to write after each of these prompts."})
+    tau_temperature: float = field(default=0.0, metadata={"help": "Temperature of this decoding; 0 is greedy."})
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Off: the collators choose the columns they read."}
     )
@@ -130,6 +149,7 @@ class DraftTrainingArguments(TrainingArguments):
         self._check_data()
         self._check_gamma_schedule()
         self._check_objective()
+        self._check_tau()
 
     def _check_objective(self) -> None:
         if self.objective is not None:
@@ -156,6 +176,17 @@ class DraftTrainingArguments(TrainingArguments):
         if not isinstance(self.chat_template_kwargs, dict | None):
             raise ValueError(
                 f"chat_template_kwargs must be a dict (JSON in a shell), got {self.chat_template_kwargs!r}"
+            )
+
+    def _check_tau(self) -> None:
+        if self.tau_prompts < 0 or self.tau_new_tokens < 1 or self.tau_temperature < 0:
+            raise ValueError(
+                "expected tau_prompts >= 0, tau_new_tokens >= 1 and tau_temperature >= 0, got "
+                f"{self.tau_prompts}, {self.tau_new_tokens} and {self.tau_temperature}"
+            )
+        if self.metric_for_best_model in ("tau", "eval_tau") and not self.tau_prompts:
+            raise ValueError(
+                "metric_for_best_model='tau' needs prompts to decode, got tau_prompts=0: set it to 1 or more"
             )
 
     def _check_gamma_schedule(self) -> None:

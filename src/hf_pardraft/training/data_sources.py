@@ -82,3 +82,12 @@ def first_row(data: Iterable[dict[str, Any]]) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise ValueError(f"expected examples that are dicts of columns, got {type(row).__name__}")
     return row
+
+
+def split_off(data: Any, count: int, seed: int) -> tuple[Any, Any]:
+    """The data without some examples, and these: `count`, or a tenth of all if that is less; `None` if that is none."""
+    count = min(count, len(data) // 10)
+    if count == 0:
+        return data, None
+    parts = data.train_test_split(test_size=count, seed=seed)
+    return parts["train"], parts["test"]

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from ..models.target_projection import one_place_behind
 from .attention import layout_mask
 from .documents import IGNORED, documents_of, positions_in_documents
+from .feature_store import STATES, reading_of_states
 from .features import TargetReading, read_target
 from .masks import PADDING, BlockRows, PardRows
 from .rows import SupervisedRows
@@ -25,6 +26,8 @@ def target_reading(
     taps = drafter.taps_for(target)
     if not taps and not with_states:
         return TargetReading()
+    if STATES in batch:
+        return reading_of_states(batch[STATES], target, len(taps), with_states)
     return read_target(target, taps, *text_of(batch), with_states, packed_documents(batch))
 
 

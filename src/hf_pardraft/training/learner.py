@@ -11,7 +11,7 @@ from .continuations import sample_continuations
 from .features import TargetReading
 from .forwards import FORWARDS, ROWS, target_reading, text_of
 from .losses import label_log_probs
-from .objectives import OBJECTIVES, BlockScores
+from .objectives import OBJECTIVES, BlockScores, reads_logits
 from .rows import UNKNOWN, SupervisedRows
 from .sampling import example_generator, some_of
 from .scoring import RowScorer
@@ -54,6 +54,11 @@ class Learner:
         return {field for name in self.coefficients for field in OBJECTIVES[name].reads}
 
     @property
+    def reads_logits(self) -> bool:
+        """Whether the objectives read the target's logits behind the text itself."""
+        return reads_logits(self.coefficients)
+
+    @property
     def known_before(self) -> bool:
         """Whether all denominators follow from the batch alone."""
         return all(OBJECTIVES[name].known_before for name in self.coefficients)
@@ -78,7 +83,7 @@ class Learner:
             num_counted: the first so many examples count; `None` for all.
         """
         rows, reads = self.rows(batch), self.reads
-        reading = target_reading(self.drafter, self.target, batch, bool(reads & {"divergences", "confidences"}))
+        reading = target_reading(self.drafter, self.target, batch, self.reads_logits)
         continuations = self._continuations(rows, batch) if "continuations" in reads else None
 
         def target_logits(chunk: slice) -> torch.Tensor:

@@ -1,6 +1,11 @@
 """Per-position accuracy of a drafter while it trains, gathered on the device and read when something is logged."""
 
+from collections.abc import Callable
+
 import torch
+
+# Processes that have seen fewer positions than others exchange as many counts.
+MOST_POSITIONS = 256
 
 
 class DraftMetrics:
@@ -13,19 +18,28 @@ class DraftMetrics:
     @torch.no_grad()
     def add(self, is_right: torch.BoolTensor, valid: torch.BoolTensor) -> None:
         """Count drafts: which are right and which count, `(blocks, positions)` each."""
-        counted, seen = (is_right & valid).sum(dim=0).double(), valid.sum(dim=0).double()
+        counts = torch.stack([(is_right & valid).sum(dim=0), valid.sum(dim=0)]).double()
+        counted, seen = torch.nn.functional.pad(counts, (0, MOST_POSITIONS - counts.shape[1]))
         self._right = counted if self._right is None else self._right + counted
         self._seen = seen if self._seen is None else self._seen + seen
 
-    def pop(self) -> dict[str, float]:
+    def pop(self, total: Callable[[torch.Tensor], torch.Tensor] = lambda counts: counts) -> dict[str, float]:
         """`accuracy_k` for each position seen, and `expected_tau`; starts counting anew.
 
         `expected_tau` is 1 + the expected length of a chain whose positions are right independently, at these rates.
+
+        Args:
+            total: sums counts over processes, each of which has to call this then.
         """
-        if self._seen is None:
+        counts = (
+            torch.zeros(2, MOST_POSITIONS, dtype=torch.float64)
+            if self._seen is None
+            else torch.stack([self._right, self._seen])
+        )
+        right, seen = total(counts).tolist()
+        if not any(seen):
             return {}
-        seen = self._seen.tolist()
-        rates = [right / count for right, count in zip(self._right.tolist(), seen, strict=True) if count]
+        rates = [right / count for right, count in zip(right, seen, strict=True) if count]
         self._right = self._seen = None
         expected_tau, all_right = 1.0, 1.0
         for rate in rates:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +148,11 @@ OBJECTIVES = {
         known_before=False,
     ),
 }
+
+
+def reads_logits(names: Iterable[str]) -> bool:
+    """Whether any of these objectives reads the target's logits behind the text itself."""
+    return any({"divergences", "confidences"} & set(OBJECTIVES[name].reads) for name in names)
 
 
 # A plus sign, but not that of an exponent.

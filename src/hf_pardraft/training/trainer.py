@@ -1,16 +1,27 @@
 """DraftTrainer: a `Trainer` for drafters, with the target frozen beside it."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import rotate_checkpoints
 
+from ..models.drafting import ParallelDrafter
+from .adapters import adapted, base_drafter, check_base_is_named, is_adapted, save_drafter_config, save_merged
 from .arguments import DraftTrainingArguments
 from .attention import training_attention
+from .checkpoints import UNFINISHED, StagedCheckpoint, checkpoint_to_resume, not_finite
 from .collators import COLLATORS
 from .data import prepare_all
+from .feature_store import StoredStatesCollator, store_for
 from .features import freeze
+from .forwards import text_of
+from .held_out import held_out_prompts, tokens_and_rounds, whole_copy
 from .learner import Learner
 from .losses import gamma_after_epochs, linear_gamma
 from .metrics import DraftMetrics
@@ -33,14 +44,27 @@ class DraftTrainer(Trainer):
         model: the drafter.
         target: the model that it will draft for. Drafters that read hidden states need it; PARD only notes its kind.
         args: see [`DraftTrainingArguments`].
+        peft_config: train an adapter, LoRA or another of PEFT's methods, rather than all weights. A PARD drafter's mask token is
+            learned, too. What `save_model` writes is the drafter with the adapter merged in, or the adapter itself
+            (`keep_adapter`); `AutoDrafter` loads both.
         data_collator: by default the one for the drafter's batch layout, set up from `args`.
         train_dataset, eval_dataset: conversations (`messages`), `prompt` and `completion`, `text`, or `input_ids` and
             `labels` (-100 for tokens that are not learned): a `datasets` data set, a list of such rows, or a name or file;
             see [`~hf_pardraft.training.data.prepare_data`]. All but the last need the tokenizer as `processing_class`.
         **kwargs: as for `Trainer`.
 
+    Evaluation logs `eval_accuracy_k`, the accuracy of each draft position; `eval_expected_tau`, what it would be if positions
+    were right independently; and, given a target, `eval_tau`: mean tokens per target forward, the bonus token counted, when
+    the target goes on from a few of the evaluation set's prompts with the drafter as it stands (`tau_prompts`). With
+    `metric_for_best_model="tau"` and `load_best_model_at_end` the best checkpoint is the one that drafts best.
+
+    A checkpoint is written beside its place and moved there when it is complete, so a run that is killed at any time goes on
+    from the last complete one. A loss or gradient that is not finite stops the run before any of it is saved.
+
     Raises:
-        ValueError: if the drafter needs a target and there is none, or it doesn't fit; if the data can't be learned from.
+        TypeError: if the model is no drafter.
+        ValueError: if the drafter needs a target and there is none, or it doesn't fit; if the data can't be learned from; or if
+            tau is to choose the best checkpoint and can't be measured.
     """
 
     def __init__(
@@ -49,9 +73,23 @@ class DraftTrainer(Trainer):
         target: PreTrainedModel | None = None,
         args: DraftTrainingArguments | None = None,
         data_collator: Any = None,
+        peft_config: Any = None,
         **kwargs: Any,
     ) -> None:
         args = args or DraftTrainingArguments("drafter-checkpoints")
+        if not isinstance(args, DraftTrainingArguments):
+            raise TypeError(
+                f"DraftTrainer takes DraftTrainingArguments, got {type(args).__name__}: they are a subclass of it"
+            )
+        trained, model = model, base_drafter(model)
+        if not isinstance(model, ParallelDrafter):
+            raise TypeError(
+                f"DraftTrainer trains a drafter, got a {type(model).__name__}: load one with AutoDrafter.from_pretrained, make "
+                "one for the target with DFlashDrafter.for_target, DFlareDrafter.for_target or DartDrafter.for_target, or adapt "
+                "a causal LM with PardDrafter.from_causal_lm"
+            )
+        if args.metric_for_best_model in ("tau", "eval_tau") and target is None:
+            raise ValueError("metric_for_best_model='tau' needs the model that is drafted for: pass target=")
         if target is None and model.reads_target:
             raise ValueError(f"a {type(model).__name__} reads the target's hidden states: pass target=")
         if target is not None:
@@ -74,7 +112,20 @@ class DraftTrainer(Trainer):
         )
         check_one_device(args)
         kwargs = prepare_all(model, args, kwargs)
-        super().__init__(model=model, args=args, data_collator=data_collator, **kwargs)
+        if args.features_folder is not None:
+            store = store_for(model, target, args.features_folder, with_logits=self.learner.reads_logits)
+            data_collator = StoredStatesCollator(data_collator, store, text_of)
+        if peft_config is not None:
+            trained = adapted(model, peft_config)
+        if is_adapted(trained) and args.keep_adapter:
+            check_base_is_named(model)
+        recomputing = args.activation_checkpointing_kwargs or {}
+        if recomputing.get("use_reentrant") and (is_adapted(trained) or model.training_layout == "anchored_blocks"):
+            raise ValueError(
+                "activation checkpointing with use_reentrant=True loses gradients where embeddings are frozen, as this "
+                "drafter's are: leave use_reentrant out"
+            )
+        super().__init__(model=trained, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
             target.to(args.device)
         # Numerators are divided by the denominators of all accumulated batches.
@@ -82,6 +133,11 @@ class DraftTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self._sums: dict[str, dict[str, Sums]] = {"train": {}, "eval": {}}
         self.metrics = {"train": DraftMetrics(), "eval": DraftMetrics()}
+        self._stages_checkpoint = False
+        if is_adapted(trained) and self.splits_weights:
+            raise ValueError(
+                "adapters are trained with whole drafters, got FSDP or DeepSpeed's stage 3: use DDP or a lower stage"
+            )
         self.add_callback(_TellTheEpoch([self.data_collator, self.learner]))
         model.adopt_training(args.draft_tokens)
 
@@ -161,15 +217,104 @@ class DraftTrainer(Trainer):
             return gamma_after_epochs(state.epoch or 0, args.loss_gamma, args.loss_gamma_epoch_step)
         return args.loss_gamma
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
+        """As in `Trainer`; the target is frozen and in evaluation mode throughout, whatever was done to it before.
+
+        Raises:
+            ValueError: if there is no complete checkpoint to resume from.
+            FloatingPointError: if a loss or gradient is not finite.
+            OSError: if a checkpoint can't be written.
+        """
+        resume_from_checkpoint = checkpoint_to_resume(resume_from_checkpoint, self.args.output_dir)
+        if self.target is not None:
+            freeze(self.target)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As in `Trainer`, but a loss that is not finite stops the run before the weights take it in."""
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            raise not_finite("loss", loss, self.state.global_step + 1, self.args.output_dir)
+        return loss
+
+    def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args: Any, **kwargs: Any) -> None:
+        """As in `Trainer`, but weights that a gradient has spoilt are not saved."""
+        # With a gradient scaler, such a step is left out.
+        is_due = self.control.should_log or self.control.should_save or self.control.should_evaluate
+        if is_due and grad_norm is not None and self.accelerator.scaler is None:
+            grad_norm = torch.as_tensor(grad_norm)
+            if not torch.isfinite(grad_norm):
+                raise not_finite("gradient's norm", grad_norm, self.state.global_step, self.args.output_dir)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def _get_output_dir(self, trial):
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / UNFINISHED) if self._stages_checkpoint else folder
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if not self._stages_checkpoint:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _save_checkpoint(self, model, trial):
+        """As in `Trainer`, but beside its place, to which it is moved when every process has written its part."""
+        staged = StagedCheckpoint(
+            Path(self._get_output_dir(trial)), self.state.global_step, self.args, self.accelerator
+        )
+        staged.begin()
+        best_before, self._stages_checkpoint = self.state.best_model_checkpoint, True
+        try:
+            super()._save_checkpoint(model, trial)
+            # Trainer looks for the best checkpoint where it writes this one.
+            is_best = self.state.best_global_step == self.state.global_step
+            self.state.best_model_checkpoint = str(staged.final) if is_best else best_before
+            if self.args.should_save:
+                self.state.save_to_json(str(staged.folder / TRAINER_STATE_NAME))
+        except (OSError, RuntimeError) as error:
+            raise staged.failure(error) from error
+        finally:
+            self._stages_checkpoint = False
+        staged.publish()
+        if self.args.should_save:
+            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+            rotate_checkpoints(str(staged.final.parent), limit, best, use_mtime=True)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(staged.final))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in `Trainer`; of an adapted drafter the adapter, or, unless a checkpoint is written, all of it.
+
+        Raises:
+            OSError: if it can't be written, whatever the writer raises.
+        """
+        try:
+            if not is_adapted(self.model) or self.args.keep_adapter or _internal_call:
+                super().save_model(output_dir, _internal_call)
+            elif self.args.should_save:
+                save_merged(self.model, output_dir or self.args.output_dir)
+        except SafetensorError as error:
+            raise OSError(
+                f"the drafter could not be written to {output_dir or self.args.output_dir}: {error}"
+            ) from error
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, state_dict)
+        if is_adapted(self.model) and self.args.should_save:
+            save_drafter_config(self.drafter, output_dir or self.args.output_dir)
+
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """As in `Trainer`, and what the drafter keeps outside the main file."""
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self.drafter.load_separate_weights(resume_from_checkpoint)
+        self._load_separate_weights(resume_from_checkpoint)
 
     def _load_best_model(self):
         """As in `Trainer`, and what the drafter keeps outside the main file."""
         super()._load_best_model()
-        self.drafter.load_separate_weights(self.state.best_model_checkpoint)
+        self._load_separate_weights(self.state.best_model_checkpoint)
+
+    def _load_separate_weights(self, checkpoint: str) -> None:
+        # An adapter, and what FSDP and DeepSpeed write of their own for resuming, have all trained weights in them.
+        if not (is_adapted(self.model) or self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            self.drafter.load_separate_weights(checkpoint)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """The loss of an evaluation batch; the metrics are added up on the way."""
@@ -177,15 +322,20 @@ class DraftTrainer(Trainer):
             loss = self.compute_loss(model, self._prepare_inputs(inputs))
         return loss.detach(), None, None
 
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """As in `Trainer`; the loss is that of all batches as one."""
+    def evaluation_loop(self, dataloader, description, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
+        """As in `Trainer`, and the metrics of drafting: see the class. The loss is that of all batches as one."""
         self._sums["eval"] = {}
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        self.metrics["eval"].pop()
+        output = super().evaluation_loop(dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        found: dict[str, float] = {}
         if self._sums["eval"]:
             values = self._pop_values("eval")
             found = {"loss": combined(self.learner.coefficients, values)}
             found |= values if len(values) > 1 else {}
-            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
+        found |= self.metrics["eval"].pop(self._summed)
+        if self.args.tau_prompts and self.target is not None:
+            found["tau"] = round(self.measured_tau(dataloader.dataset), 4)
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
 
     def _pop_values(self, mode: str) -> dict[str, float]:
@@ -200,6 +350,34 @@ class DraftTrainer(Trainer):
         quotients = zip(sums, numerators.split(sizes), denominators.split(sizes), strict=True)
         return {name: mean_of(*parts, OBJECTIVES[name].epsilon).item() for name, *parts in quotients}
 
+    def _summed(self, counts: torch.Tensor) -> torch.Tensor:
+        return self.accelerator.reduce(counts.to(self.args.device))
+
+    def measured_tau(self, examples: Any) -> float:
+        """Tau over prompts of `examples`, see [`DraftTrainer`]; processes that hold the drafter share them.
+
+        Where its weights are spread over processes (FSDP, DeepSpeed's stage 3), a whole copy is made for the first one, which
+        decodes alone.
+        """
+        args, prompts = self.args, held_out_prompts(examples, self.args.tau_prompts)
+        if self.splits_weights:
+            weights = self.accelerator.get_state_dict(self.deepspeed if self.is_deepspeed_enabled else self.model)
+            is_first = args.process_index == 0
+            drafter, prompts = (whole_copy(self.drafter, weights), prompts) if is_first else (self.drafter, [])
+        else:
+            drafter, prompts = self.drafter, prompts[args.process_index :: args.world_size]
+        options = {"max_new_tokens": args.tau_new_tokens, "temperature": args.tau_temperature, "seed": args.seed}
+        counts = tokens_and_rounds(self.target, drafter, prompts, **options)
+        tokens, rounds = self._summed(torch.tensor(counts)).tolist()
+        return tokens / rounds if rounds else 0.0
+
+    @property
+    def splits_weights(self) -> bool:
+        """Whether no process holds the whole drafter."""
+        if self.is_deepspeed_enabled:
+            return self.accelerator.state.deepspeed_plugin.zero_stage == 3
+        return self.accelerator.distributed_type == DistributedType.FSDP
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the draft metrics that were gathered since the last log, and gamma if it grows."""
         grows = self.args.loss_gamma_end is not None or self.args.loss_gamma_epoch_step is not None
@@ -208,9 +386,7 @@ class DraftTrainer(Trainer):
         if "loss" in logs:
             values = self._pop_values("train")
             logs.update(values if len(values) > 1 else {})
-        for mode, marker, prefix in (("train", "loss", ""), ("eval", "eval_loss", "eval_")):
-            if marker in logs:
-                logs.update({prefix + name: value for name, value in self.metrics[mode].pop().items()})
+            logs.update(self.metrics["train"].pop(self._summed))
         super().log(logs, *args, **kwargs)
 
 

@@ -1,0 +1,175 @@
+"""What the commands `pardraft train` and `pardraft cache-features` do; cli.py only reads their arguments."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from .auto import AutoDrafter
+from .commands import naming
+from .models.drafting import ParallelDrafter
+from .models.modeling_dart import DartDrafter
+from .models.modeling_dflare import DFlareDrafter
+from .models.modeling_dflash import DFlashDrafter
+from .models.modeling_pard import PardDrafter
+from .ngram_commands import load_tokenizer
+from .training.data import prepare_for_training
+from .training.data_sources import load_data, split_off
+from .training.feature_writing import DTYPES, cache_features, feature_bytes, texts_of
+from .training.objectives import parse_objective, reads_logits
+from .training.recipe import DrafterOptions, TrainingRun, training_run
+from .training.trainer import DraftTrainer
+
+FRESH = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}
+# Another seed of training is not to change what is held out.
+SPLIT_SEED = 0
+SETTINGS_FILE = "train_settings.yaml"
+
+
+@dataclass
+class Loaded:
+    """What a run works with."""
+
+    run: TrainingRun
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafter: ParallelDrafter
+    train_examples: Any
+    eval_examples: Any
+
+
+def load_run(run: TrainingRun) -> Loaded:
+    """The models and the data of a run.
+
+    Raises:
+        OSError: if a model or file can't be loaded.
+        ValueError: if they don't fit together.
+    """
+    options = run.options
+    tokenizer = load_tokenizer(options.target)
+    train = load_data(options.dataset, options.dataset_config, options.dataset_split)
+    if options.eval_dataset is not None:
+        held_out = load_data(options.eval_dataset, split=options.eval_split)
+    else:
+        train, held_out = split_off(train, options.eval_size, SPLIT_SEED)
+    # A fresh drafter's weights are random, and a run that is repeated is to begin with the same.
+    set_seed(run.training_arguments().seed)
+    with naming(options.target):
+        target = AutoModelForCausalLM.from_pretrained(options.target, dtype=options.target_dtype)
+    return Loaded(run, target, tokenizer, new_drafter(run.drafter, target, tokenizer), train, held_out)
+
+
+def new_drafter(
+    options: DrafterOptions, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> ParallelDrafter:
+    """The drafter to train, in float32: small steps would be lost on weights of 16 bits."""
+    if options.drafter is not None:
+        with naming(options.drafter):
+            return AutoDrafter.from_pretrained(options.drafter, dtype=torch.float32)
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    if options.kind in FRESH:
+        fields = {name: given[name] for name in given if name not in ("kind", "drafter_config")}
+        if options.kind != "dart":
+            fields["tokenizer"] = tokenizer
+        return FRESH[options.kind].for_target(target, **fields, **other_fields(options.drafter_config)).float()
+    taps = {name: given[name] for name in ("target_layers", "target_scale") if name in given}
+    with naming(options.base):
+        base = AutoModelForCausalLM.from_pretrained(options.base, dtype=torch.float32)
+    conditions = {"target": target, **taps} if options.kind == "pard2" else {}
+    return PardDrafter.from_causal_lm(base, options.mask_token_id, tokenizer=tokenizer, **conditions)
+
+
+def other_fields(text: str | None) -> dict[str, Any]:
+    """Fields of a configuration given as JSON; a `ValueError` if they are not."""
+    try:
+        fields = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f'drafter_config must be JSON such as {{"fusion": "fc"}}, got {text!r}: {error}') from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"drafter_config must be a JSON object, got {text!r}")
+    return fields
+
+
+def train_drafter(words: list[str]) -> dict[str, Any]:
+    """Train, evaluate and save as the words of a command line say: the measured evaluation, and where the drafter is.
+
+    The output folder gets the drafter, `eval_results.json`, and `train_settings.yaml`, a recipe that repeats the run.
+    """
+    run = training_run(words)
+    arguments = run.training_arguments()
+    loaded = load_run(run)
+    trainer = DraftTrainer(
+        model=loaded.drafter,
+        target=loaded.target,
+        args=arguments,
+        train_dataset=loaded.train_examples,
+        eval_dataset=loaded.eval_examples,
+        processing_class=loaded.tokenizer,
+    )
+    resume = arguments.resume_from_checkpoint
+    trainer.train(resume_from_checkpoint=True if resume in ("true", "True", "last") else resume)
+    trainer.save_model()
+    trainer.save_state()
+    metrics = {} if loaded.eval_examples is None else trainer.evaluate()
+    if not trainer.is_world_process_zero():
+        return {}
+    output = Path(run.options.output)
+    settings = {name: value for name, value in run.given.items() if name != "recipe"}
+    (output / SETTINGS_FILE).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    if metrics:
+        trainer.save_metrics("eval", metrics, combined=False)
+    return {**metrics, "drafter": run.options.output}
+
+
+@dataclass
+class FeatureOptions:
+    """How `pardraft cache-features` stores states."""
+
+    folder: str | None = None
+    dtype: str = "bfloat16"
+    batch_size: int = 8
+
+
+def cache_target_features(words: list[str], options: FeatureOptions) -> dict[str, Any]:
+    """Store the hidden states that a run with the same settings would read, for training and evaluation.
+
+    Raises:
+        ValueError: if the drafter reads none.
+        OSError: if there is not enough room.
+    """
+    if options.dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {options.dtype!r}")
+    run = training_run([*words, "--output", options.folder or ""])
+    arguments = run.training_arguments()
+    loaded = load_run(run)
+    taps = loaded.drafter.taps_for(loaded.target)
+    if not taps:
+        raise ValueError(
+            f"a {type(loaded.drafter).__name__} reads token ids only, so there are no states to store: train it without "
+            "--features-folder"
+        )
+    with_last = reads_logits(parse_objective(arguments.objective or loaded.drafter.training_objective))
+    parts = [part for part in (loaded.train_examples, loaded.eval_examples) if part is not None]
+    examples = [
+        example for part in parts for example in prepare_for_training(loaded.drafter, arguments, loaded.tokenizer, part)
+    ]
+    num_tokens = sum(map(len, texts_of(examples)))
+    needed = feature_bytes(loaded.target, taps, num_tokens, options.dtype, with_last)
+    sys.stderr.write(f"{num_tokens} tokens of hidden states {taps}: {needed / 1e6:.1f} MB as {options.dtype}\n")
+    loaded.target.to(arguments.device)
+    store = cache_features(
+        loaded.target,
+        taps,
+        examples,
+        options.folder,
+        options.dtype,
+        with_last=with_last,
+        batch_size=options.batch_size,
+        progress=True,
+    )
+    return {"texts": len(store), "tokens": num_tokens, "megabytes": round(needed / 1e6, 1), "folder": options.folder}

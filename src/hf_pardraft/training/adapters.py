@@ -1,0 +1,92 @@
+"""PEFT: drafters of which a few weights are trained, and what is saved of them."""
+
+import copy
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+# Where PARD's base architectures keep the embedding, and PARD-2's projection.
+EMBEDDING, PROJECTION = "embed_tokens", "target_proj"
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether `model` is one of PEFT's."""
+    if importlib.util.find_spec("peft") is None:
+        return False
+    from peft import PeftModel
+
+    return isinstance(model, PeftModel)
+
+
+def base_drafter(model: nn.Module) -> nn.Module:
+    """The drafter itself, whose layers PEFT has changed in place."""
+    return model.get_base_model() if is_adapted(model) else model
+
+
+def adapted(drafter: PreTrainedModel, peft_config: Any) -> nn.Module:
+    """`drafter` with an adapter to train.
+
+    A PARD drafter's mask token has to be learned, whatever else is frozen: its embedding is trained too, unless
+    `peft_config` says itself what is trained of the embedding. So is the projection of PARD-2.
+
+    Args:
+        drafter: whose layers are changed in place.
+        peft_config: a `LoraConfig` or another of PEFT's, which stays as it is.
+
+    Raises:
+        ImportError: without PEFT.
+        ValueError: for a method that puts tokens of its own before a text.
+    """
+    if importlib.util.find_spec("peft") is None:
+        raise ImportError("peft_config needs the peft package: pip install peft")
+    from peft import get_peft_model
+
+    if peft_config.is_prompt_learning:
+        raise ValueError(
+            f"{type(peft_config).__name__} puts tokens of its own before a text, which the drafter's positions and masks don't "
+            "know: use LoRA or another method that changes weights"
+        )
+    config = copy.deepcopy(peft_config)
+    if drafter.training_layout == "dropped_masks":
+        _train_mask_token(config, drafter)
+    else:
+        # These are no causal LMs, whose inputs PEFT would expect.
+        config.task_type = None
+    return get_peft_model(drafter, config)
+
+
+def _train_mask_token(config: Any, drafter: PreTrainedModel) -> None:
+    settings, saved = vars(config), list(vars(config).get("modules_to_save") or [])
+    if drafter.reads_target and PROJECTION not in saved:
+        saved.append(PROJECTION)
+    if not settings.get("trainable_token_indices") and not any(name.endswith(EMBEDDING) for name in saved):
+        if "trainable_token_indices" in settings:
+            config.trainable_token_indices = {EMBEDDING: [drafter.config.pard_token]}
+        else:
+            # Not every method can train single rows.
+            saved.append(EMBEDDING)
+    config.modules_to_save = saved or None
+
+
+def check_base_is_named(drafter: PreTrainedModel) -> None:
+    """Raise a `ValueError` if an adapter could not say what it belongs to."""
+    if not drafter.name_or_path:
+        raise ValueError(
+            "keep_adapter saves the adapter alone, which has to name the drafter or model that it belongs to, and this one was "
+            "not loaded from anywhere: save the drafter, load it with AutoDrafter.from_pretrained, and train that one"
+        )
+
+
+def save_merged(model: nn.Module, folder: str | Path) -> None:
+    """Save an adapted drafter as an ordinary one; `model` stays as it is."""
+    copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
+
+
+def save_drafter_config(drafter: PreTrainedModel, folder: str | Path) -> None:
+    """Save, beside an adapter, what a base model's own files do not say of the drafter."""
+    drafter.config.architectures = [type(drafter).__name__]
+    drafter.config.save_pretrained(folder)
+    drafter.generation_config.save_pretrained(folder)

@@ -1,0 +1,196 @@
+"""The target's hidden states on disk: written once, and read back in place of running its layers.
+
+A folder holds shards of safetensors, each with the states of some texts, one after the other, and an `index.json` that says
+whose states they are. A text is found by its token ids, so neither the order of examples nor the epoch matters.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedModel
+
+from ..models.drafting import differing_weights
+from .features import TargetReading
+from .target_head import target_head
+
+INDEX = "index.json"
+# What a batch calls the states of its texts.
+STATES = "target_states"
+
+
+@dataclass(frozen=True)
+class FeatureSource:
+    """Whose states a folder holds.
+
+    Attributes:
+        target: what the target was loaded from.
+        target_fingerprint: a few of its weights; `None` if they can't be read.
+        taps: indices into its `hidden_states`.
+        with_last: whether the last hidden state is there too, from which the lm_head makes the logits.
+        dtype: of what is stored.
+        tokens_per_shard: about how many tokens a file holds.
+        data: a hash of all texts in their order, which a resumed run has to agree with.
+    """
+
+    target: str | None
+    target_fingerprint: list[float] | None
+    taps: list[int]
+    with_last: bool
+    dtype: str
+    tokens_per_shard: int
+    data: str
+
+
+def text_key(input_ids: Sequence[int] | torch.Tensor) -> str:
+    """What a text is found by: a hash of its token ids."""
+    ids = torch.as_tensor(input_ids, dtype=torch.int64).cpu().contiguous()
+    return hashlib.blake2b(ids.numpy().tobytes(), digest_size=16).hexdigest()
+
+
+class FeatureStore:
+    """Stored states, looked up by text. The files are memory-mapped.
+
+    Args:
+        folder: what `feature_writing.cache_features` wrote.
+
+    Raises:
+        ValueError: if it holds no states, or not all of them.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / INDEX).is_file():
+            raise ValueError(
+                f"{folder} holds no stored states ({INDEX} is missing): write them with pardraft cache-features"
+            )
+        found = json.loads((self.folder / INDEX).read_text())
+        if not found["complete"]:
+            raise ValueError(
+                f"the states in {folder} are not complete: run pardraft cache-features again, which goes on there"
+            )
+        self.source = FeatureSource(**{field.name: found[field.name] for field in fields(FeatureSource)})
+        self._places: dict[str, tuple[int, int, int]] = {}
+        self._shards = sorted(self.folder.glob("*.safetensors"))
+        self._open: dict[int, Any] = {}
+        for shard, path in enumerate(self._shards):
+            with safe_open(path, "pt") as file:
+                keys, lengths = json.loads(file.metadata()["keys"]), file.get_tensor("lengths").tolist()
+            start = 0
+            for key, length in zip(keys, lengths, strict=True):
+                self._places[key] = (shard, start, length)
+                start += length
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker of a data loader maps the files anew.
+        return {**self.__dict__, "_open": {}}
+
+    def check(self, target: PreTrainedModel, taps: list[int], with_logits: bool) -> None:
+        """Raise a `ValueError` unless these are the states that a drafter's training needs."""
+        found = self.source
+        if found.taps != list(taps):
+            raise ValueError(
+                f"the states in {self.folder} are hidden states {found.taps}, and the drafter reads {list(taps)}"
+            )
+        if differing_weights(found.target_fingerprint, target):
+            raise ValueError(
+                f"the states in {self.folder} are another model's ({found.target}): their weights differ from the target's. "
+                "Write them anew with pardraft cache-features"
+            )
+        if with_logits and not found.with_last:
+            raise ValueError(
+                f"the drafter learns from the target's logits, and {self.folder} has no last hidden state to make them from: "
+                "write it with pardraft cache-features --with-last"
+            )
+
+    def states(self, input_ids: torch.LongTensor) -> torch.Tensor:
+        """`(length, width)`, the states of a text; the last hidden state at the end, if there is one.
+
+        Raises:
+            ValueError: if the text's states were not stored.
+        """
+        place = self._places.get(text_key(input_ids))
+        if place is None:
+            raise ValueError(
+                f"{self.folder} has no states of a text of {len(input_ids)} tokens: it was written from other data, or with "
+                "another tokenizer, template or greatest length. Write it anew with pardraft cache-features, for the "
+                "evaluation data, too"
+            )
+        shard, start, length = place
+        if shard not in self._open:
+            self._open[shard] = safe_open(self._shards[shard], "pt")
+        return self._open[shard].get_slice("states")[start : start + length]
+
+    def batch(self, input_ids: torch.LongTensor, attention_mask: torch.LongTensor) -> torch.Tensor:
+        """`(batch, length, width)`, zeros where the mask is 0; ids and mask `(batch, length)`, padded on the right."""
+        rows = [self.states(ids[mask.bool()]) for ids, mask in zip(input_ids, attention_mask, strict=True)]
+        result = rows[0].new_zeros(*input_ids.shape, rows[0].shape[1])
+        for index, row in enumerate(rows):
+            result[index, : len(row)] = row
+        return result
+
+
+def store_for(
+    drafter: PreTrainedModel, target: PreTrainedModel | None, folder: str | Path, with_logits: bool
+) -> FeatureStore:
+    """The target's states in `folder`, if the drafter can be trained on them; a `ValueError` says why not."""
+    taps = [] if target is None else drafter.taps_for(target)
+    if not taps:
+        raise ValueError(
+            f"features_folder is for drafters that read the target's hidden states, and this {type(drafter).__name__} reads "
+            "token ids only: leave it out"
+        )
+    store = FeatureStore(folder)
+    store.check(target, taps, with_logits)
+    return store
+
+
+class StoredStatesCollator:
+    """A collator whose batches bring the stored states of their texts, so that workers read them while the device computes.
+
+    Args:
+        collator: the drafter's own.
+        store: where the states are.
+        text_of: from a batch to what the target would read, ids and mask, `(batch, length)` each.
+    """
+
+    def __init__(self, collator: Any, store: FeatureStore, text_of: Callable[[dict], tuple]) -> None:
+        self.collator, self.store, self.text_of = collator, store, text_of
+
+    @property
+    def epoch(self) -> int:
+        return self.collator.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.collator.epoch = epoch
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = self.collator(examples)
+        return {**batch, STATES: self.store.batch(*self.text_of(batch))}
+
+
+@torch.no_grad()
+def reading_of_states(
+    states: torch.Tensor, target: PreTrainedModel, num_taps: int, with_last: bool = False
+) -> TargetReading:
+    """What `features.read_target` would have found.
+
+    Args:
+        states: `(batch, length, width)`, the tapped hidden states of a batch and, for logits, the last one behind them.
+        target: lends its head.
+        num_taps: how many there are.
+        with_last: whether its logits will be asked for.
+    """
+    size = num_taps * target.config.get_text_config(decoder=True).hidden_size
+    if not with_last:
+        return TargetReading(states[..., :size])
+    return TargetReading(states[..., :size], states[..., size:].to(target.dtype), target_head(target))

@@ -1,0 +1,180 @@
+"""Writing the target's hidden states to disk: what room they take, and one shard after the other, resumable."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from ..models.drafting import public_name, target_fingerprint
+from .collators import check_one_document, checked
+from .feature_store import INDEX, FeatureSource, FeatureStore, text_key
+from .features import freeze, read_target
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TOKENS_PER_SHARD = 1 << 16
+# Of the greatest logit: how far a head's output may be from the target's own logits.
+HEAD_TOLERANCE = 1e-2
+
+
+def texts_of(examples: Iterable[dict[str, Any]]) -> list[list[int]]:
+    """The token ids of all examples, each text once; a `ValueError` for a packed one."""
+    texts = {}
+    for example in examples:
+        input_ids, _, documents = checked(example)
+        check_one_document(documents)
+        texts.setdefault(text_key(input_ids), input_ids.tolist())
+    return list(texts.values())
+
+
+def feature_bytes(target: PreTrainedModel, taps: list[int], num_tokens: int, dtype: str, with_last: bool) -> int:
+    """How much room the states of so many tokens take."""
+    width = target.config.get_text_config(decoder=True).hidden_size
+    return num_tokens * width * (len(taps) + int(with_last)) * DTYPES[dtype].itemsize
+
+
+def check_room(needed: int, folder: Path) -> None:
+    """Raise an `OSError` if the disk that `folder` will be on has fewer free bytes than `needed`."""
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise OSError(
+            f"the states take {needed / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free: make room, choose another "
+            "folder or a narrower dtype, cache fewer texts, or train with the target live"
+        )
+
+
+@torch.no_grad()
+def check_head(target: PreTrainedModel, input_ids: Sequence[int]) -> None:
+    """Raise a `ValueError` if the target's logits are more than its lm_head's output, which alone could be computed later."""
+    outputs = target(torch.tensor([input_ids], device=target.device), output_hidden_states=[-1], use_cache=False)
+    head = target.get_output_embeddings()
+    found = head(outputs.hidden_states[-1].to(head.weight.dtype)).float()
+    expected = outputs.logits.float()
+    if (found - expected).abs().max() > HEAD_TOLERANCE * expected.abs().max():
+        raise ValueError(
+            f"the logits of a {type(target).__name__} are not what its lm_head makes of its last hidden state (they are "
+            "scaled, capped or corrected behind it), so they can't be made from stored states: train this drafter with the "
+            "target live"
+        )
+
+
+def shards_of(texts: list[list[int]], tokens_per_shard: int) -> list[list[list[int]]]:
+    """Texts in groups of about so many tokens, in their order: the same groups whenever they are asked for."""
+    shards, room = [], 0
+    for text in texts:
+        if room < len(text) or not shards:
+            shards.append([])
+            room = max(tokens_per_shard, len(text))
+        shards[-1].append(text)
+        room -= len(text)
+    return shards
+
+
+def cache_features(
+    target: PreTrainedModel,
+    taps: list[int],
+    examples: Iterable[dict[str, Any]],
+    folder: str | Path,
+    dtype: str = "bfloat16",
+    with_last: bool = False,
+    batch_size: int = 8,
+    tokens_per_shard: int = TOKENS_PER_SHARD,
+    progress: bool = False,
+) -> "FeatureStore":
+    """Write the target's hidden states of all examples; a run that was killed goes on where it was.
+
+    Args:
+        target: the model to read.
+        taps: indices into its `hidden_states` tuple: `drafter.taps_for(target)`.
+        examples: with `input_ids`; of texts that are there twice one is kept.
+        folder: to write to.
+        dtype: "float32", "bfloat16" or "float16".
+        with_last: whether to keep the last hidden state as well, for drafters that learn from the target's logits.
+        batch_size: texts that the target reads at once.
+        tokens_per_shard: about how many tokens go into a file.
+        progress: whether to show a bar.
+
+    Raises:
+        ValueError: if there is nothing to read, a setting is not one of those above, the folder holds other states, or the
+            logits can't be made from the last hidden state.
+        OSError: if there is not enough room, before the target has read anything.
+    """
+    folder, texts = Path(folder), texts_of(examples)
+    if dtype not in DTYPES or batch_size < 1 or tokens_per_shard < 1 or not texts or not taps:
+        raise ValueError(
+            f"expected a dtype of {sorted(DTYPES)}, batch_size and tokens_per_shard of 1 or more, taps and texts, got {dtype!r}, "
+            f"{batch_size}, {tokens_per_shard}, {taps} and {len(texts)} texts"
+        )
+    data = hashlib.blake2b("".join(map(text_key, texts)).encode(), digest_size=16).hexdigest()
+    source = FeatureSource(
+        public_name(target), target_fingerprint(target), list(taps), with_last, dtype, tokens_per_shard, data
+    )
+    done = _begin(folder, source)
+    shards = shards_of(texts, tokens_per_shard)
+    missing = [index for index in range(len(shards)) if f"{index:05d}" not in done]
+    num_tokens = sum(len(text) for index in missing for text in shards[index])
+    check_room(feature_bytes(target, taps, num_tokens, dtype, with_last), folder)
+    freeze(target)
+    if with_last:
+        check_head(target, texts[0])
+    for index in tqdm(missing, desc="shards", disable=not progress):
+        _write_shard(folder, f"{index:05d}", shards[index], target, source, batch_size)
+    _write_json(folder / INDEX, {**asdict(source), "complete": True})
+    return FeatureStore(folder)
+
+
+def _begin(folder: Path, source: FeatureSource) -> set[str]:
+    """Note whose states the folder is to hold, and say which shards are there; raises for others'."""
+    index = folder / INDEX
+    if index.exists():
+        found = json.loads(index.read_text())
+        expected = asdict(source)
+        other = [name for name in expected if found.get(name) != expected[name]]
+        if other:
+            raise ValueError(
+                f"{folder} holds the states of another run (they differ in {', '.join(other)}): choose another folder, or "
+                "delete this one"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob("*.part"):
+        left.unlink()
+    if not index.exists():
+        _write_json(index, {**asdict(source), "complete": False})
+    return {path.stem for path in folder.glob("*.safetensors")}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(part, path)
+
+
+def _write_shard(
+    folder: Path, name: str, texts: list[list[int]], target: PreTrainedModel, source: FeatureSource, batch_size: int
+) -> None:
+    """All texts of a shard through the target, into a file that is there whole or not at all."""
+    taps = [*source.taps, -1] if source.with_last else source.taps
+    rows = []
+    for first in range(0, len(texts), batch_size):
+        ids = [torch.tensor(text) for text in texts[first : first + batch_size]]
+        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(target.device)
+        lengths = torch.tensor([len(text) for text in ids], device=target.device)
+        real = (torch.arange(padded.shape[1], device=target.device) < lengths[:, None]).long()
+        states = read_target(target, taps, padded, real).features.to(DTYPES[source.dtype]).cpu()
+        if not states.isfinite().all():
+            raise ValueError(f"the target has hidden states beyond the range of {source.dtype}: store them as bfloat16")
+        rows += [row[: len(text)] for row, text in zip(states, ids, strict=True)]
+    lengths = torch.tensor([len(text) for text in texts])
+    part = folder / f"{name}.part"
+    metadata = {"format": "pt", "keys": json.dumps([text_key(text) for text in texts])}
+    save_file({"states": torch.cat(rows), "lengths": lengths}, part, metadata=metadata)
+    os.replace(part, folder / f"{name}.safetensors")

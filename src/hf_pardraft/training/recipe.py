@@ -1,0 +1,258 @@
+"""The settings of a training run: a recipe, published or one's own, and what the command line says instead."""
+
+import argparse
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser
+from transformers.hf_argparser import string_to_bool
+
+from .arguments import DraftTrainingArguments
+
+RECIPES = Path(__file__).parent / "recipes"
+KINDS = ("pard", "pard2", "dflash", "dflare", "dart")
+
+
+def option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class RunOptions:
+    """What is trained for which target, on what, and where it goes."""
+
+    recipe: str | None = option(None, "Published settings to start from (see below), or a YAML file of your own.")
+    target: str | None = option(None, "The model to draft for: a folder or a Hub repository. Required.")
+    dataset: str | None = option(
+        None,
+        "What to train on: a .jsonl, .json, .parquet or .csv file, a folder, or a data set's name on the Hub. Required.",
+    )
+    output: str | None = option(None, "Folder for checkpoints, the drafter and its evaluation. Required.")
+    dataset_config: str | None = option(None, "Of a data set on the Hub that has several.")
+    dataset_split: str = option("train", "Of the data set.")
+    eval_dataset: str | None = option(None, "What to evaluate on; by default a part of the data set, held out.")
+    eval_split: str = option("train", "Of the evaluation set.")
+    eval_size: int = option(32, "How many examples are held out, and a tenth of all at most; 0: no evaluation.")
+    target_dtype: str = option("auto", "Of the target's weights: auto, float32, bfloat16, ...")
+
+
+@dataclass
+class DrafterOptions:
+    """Which drafter is made; what is left out is as the drafter's own default has it."""
+
+    drafter: str | None = option(None, "A drafter to go on with, rather than a fresh one.")
+    kind: str | None = option(None, f"Of a fresh drafter: {', '.join(KINDS)}.")
+    base: str | None = option(None, "pard, pard2: the causal LM to adapt, with the target's tokenizer.")
+    num_layers: int | None = option(None, "dflash, dflare: its depth.")
+    block_size: int | None = option(None, "dflash, dflare: tokens a block, the anchor counted.")
+    draft_length: int | None = option(None, "dart: masks behind a prefix; shifted, it drafts one token more.")
+    mask_token_id: int | None = option(None, "pard, pard2, dflash, dflare: an unused token; by default one is found.")
+    target_layer_ids: list[int] | None = field(
+        default=None, metadata={"help": "dflash, dflare: the target's layers whose output it reads."}
+    )
+    tapped_hidden_states: list[int] | None = field(
+        default=None, metadata={"help": "dart: indices of the target's hidden states that it reads."}
+    )
+    target_layers: list[int] | None = field(default=None, metadata={"help": "pard2: the same."})
+    target_scale: float | None = option(None, "pard2: what the projected states are multiplied with.")
+    drafter_config: str | None = option(None, 'dflash, dflare, dart: other fields of its config, as {"fusion": "fc"}.')
+
+
+# Which of them a fresh drafter of each kind takes.
+DRAFTER_OPTIONS = {
+    "pard": {"base", "mask_token_id"},
+    "pard2": {"base", "mask_token_id", "target_layers", "target_scale"},
+    "dflash": {"num_layers", "block_size", "mask_token_id", "target_layer_ids", "drafter_config"},
+    "dflare": {"num_layers", "block_size", "mask_token_id", "target_layer_ids", "drafter_config"},
+    "dart": {"draft_length", "tapped_hidden_states", "drafter_config"},
+}
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A run's settings: where from, which drafter, and how."""
+
+    options: RunOptions
+    drafter: DrafterOptions
+    arguments: dict[str, Any]
+    given: dict[str, Any]
+
+    def training_arguments(self) -> DraftTrainingArguments:
+        """The settings of the Trainer; raises a `ValueError` for those that can't be."""
+        return DraftTrainingArguments(output_dir=self.options.output, **self.arguments)
+
+
+class _Parser(HfArgumentParser):
+    """Knows the type of every setting, and no default."""
+
+    def __init__(self, *dataclasses_: type) -> None:
+        super().__init__(dataclasses_, allow_abbrev=False, add_help=False, prog="pardraft train")
+        self.names = {f.name for one in dataclasses_ for f in dataclasses.fields(one) if f.init}
+        for action in self._actions:
+            action.default = argparse.SUPPRESS
+            if action.type is string_to_bool and action.nargs is None:
+                action.nargs, action.const = "?", True
+
+    def error(self, message: str) -> typing.NoReturn:
+        raise ValueError(f"{message}: pardraft train --help explains the settings")
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def read_recipe(name_or_path: str) -> dict[str, Any]:
+    """The settings of a recipe, by its name, or of a YAML file.
+
+    Raises:
+        ValueError: if there is none of this name, or the file is no mapping.
+    """
+    path = RECIPES / f"{name_or_path}.yaml" if name_or_path in recipe_names() else Path(name_or_path)
+    if not path.is_file():
+        raise ValueError(
+            f"no recipe {name_or_path!r}{closest(name_or_path, recipe_names())}: expected {', '.join(recipe_names())}, or a "
+            "YAML file"
+        )
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} must hold settings as `name: value`, got {type(settings).__name__}")
+    return {str(name).replace("-", "_"): value for name, value in settings.items()}
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """What may have been meant, as a part of a message; empty if nothing is near."""
+    found = difflib.get_close_matches(name.replace("-", "_"), list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def check_names(names: Iterable[str], known: set[str], source: str) -> None:
+    """Raise a `ValueError` that names the settings that there are not, and what may have been meant."""
+    # The Trainer's own name for what --output says.
+    unknown = [name for name in names if name not in known or name == "output_dir"]
+    if unknown:
+        found = ", ".join(name + closest(name, known - {"output_dir"}) for name in unknown)
+        raise ValueError(f"unknown setting in {source}: {found}. pardraft train --help-all lists all of them")
+
+
+def as_words(settings: dict[str, Any]) -> list[str]:
+    """Settings as a command line would have them, so that one parser gives all of them their type."""
+    words = []
+    for name, value in settings.items():
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *(json.dumps(v) if isinstance(v, dict | bool) else str(v) for v in values)]
+    return words
+
+
+def may_be_none(annotation: Any) -> bool:
+    """Whether "none" means None for a setting of this type, and is no text."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return is_union and type(None) in typing.get_args(annotation) and str not in typing.get_args(annotation)
+
+
+def typed(words: list[str], source: str) -> dict[str, Any]:
+    """The settings that are given in `words`, in their types.
+
+    Raises:
+        ValueError: for one that there is not, or a value that is not of its type.
+    """
+    hints = {}
+    for one in (RunOptions, DrafterOptions, DraftTrainingArguments):
+        hints |= typing.get_type_hints(one)
+    words, nones = _without_nones(_split_at_equals(words), hints)
+    parser = _Parser(RunOptions, DrafterOptions, DraftTrainingArguments)
+    check_names((word[2:].replace("-", "_") for word in words if word.startswith("--")), _spellings(parser), source)
+    found, rest = parser.parse_known_args(words)
+    if rest:
+        raise ValueError(f"expected settings as --name value in {source}, got {' '.join(rest)}")
+    return {**vars(found), **nones}
+
+
+def _spellings(parser: _Parser) -> set[str]:
+    negated = {f.name for f in dataclasses.fields(DraftTrainingArguments) if f.default is True}
+    return parser.names | {f"no_{name}" for name in negated}
+
+
+def _split_at_equals(words: list[str]) -> list[str]:
+    return [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+
+
+def _without_nones(words: list[str], hints: dict[str, Any]) -> tuple[list[str], dict[str, None]]:
+    kept, nones, index = [], {}, 0
+    while index < len(words):
+        name = words[index][2:].replace("-", "_") if words[index].startswith("--") else ""
+        value = words[index + 1].lower() if index + 1 < len(words) else ""
+        if value in ("none", "null") and may_be_none(hints.get(name)):
+            nones[name] = None
+            index += 2
+        else:
+            kept.append(words[index])
+            index += 1
+    return kept, nones
+
+
+def training_run(words: list[str]) -> TrainingRun:
+    """The settings of a run, from the words of a command line: those of its recipe, where it says nothing itself.
+
+    Raises:
+        ValueError: for settings that there are not, values that can't be, and what is missing.
+    """
+    said = typed(words, "the command line")
+    recipe = said.get("recipe")
+    settings = typed(as_words(read_recipe(recipe)), f"recipe {recipe}") if recipe else {}
+    if "drafter" in said:
+        # A recipe's drafter is a fresh one.
+        settings = {name: value for name, value in settings.items() if name not in names_of(DrafterOptions)}
+    given = {**settings, **said}
+    options, drafter = (
+        one(**{name: value for name, value in given.items() if name in names_of(one)})
+        for one in (RunOptions, DrafterOptions)
+    )
+    check_run(options, drafter)
+    known = names_of(RunOptions) | names_of(DrafterOptions)
+    return TrainingRun(options, drafter, {name: value for name, value in given.items() if name not in known}, given)
+
+
+def names_of(one: type) -> set[str]:
+    return {f.name for f in dataclasses.fields(one)}
+
+
+def check_run(options: RunOptions, drafter: DrafterOptions) -> None:
+    """Raise a `ValueError` if something is missing, or contradicts the kind of drafter."""
+    missing = [f"--{name}" for name in ("target", "dataset", "output") if getattr(options, name) is None]
+    if missing:
+        raise ValueError(f"expected {', '.join(missing)}: a run needs a target, a data set and a folder for its output")
+    if options.eval_size < 0:
+        raise ValueError(f"eval_size must be 0 or more, got {options.eval_size}")
+    chosen = {name for name, value in vars(drafter).items() if value is not None} - {"drafter", "kind"}
+    if drafter.drafter is not None:
+        if chosen or drafter.kind:
+            also = ", ".join(sorted(chosen | ({"kind"} if drafter.kind else set())))
+            raise ValueError(
+                f"{also}: settings of a fresh drafter, got --drafter {drafter.drafter} as well: leave one out"
+            )
+        return
+    if drafter.kind not in KINDS:
+        raise ValueError(
+            f"expected a kind of drafter ({', '.join(KINDS)}), a recipe ({', '.join(recipe_names())}) or a --drafter to go on "
+            f"with, got kind {drafter.kind!r}"
+        )
+    if wrong := chosen - DRAFTER_OPTIONS[drafter.kind]:
+        raise ValueError(
+            f"a {drafter.kind} drafter takes {', '.join(sorted(DRAFTER_OPTIONS[drafter.kind]))}, got {', '.join(sorted(wrong))}"
+        )
+    if drafter.kind in ("pard", "pard2") and drafter.base is None:
+        raise ValueError(
+            f"a {drafter.kind} drafter is made of a causal LM: pass it as --base, or a --drafter to go on with"
+        )

@@ -1,0 +1,159 @@
+"""`pardraft train` makes a drafter of every kind in one command, and `pardraft cache-features` what it can read."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+from typer.testing import CliRunner
+
+from conftest import SAMPLE_TEXT
+from hf_pardraft import AutoDrafter
+from hf_pardraft.cli import app
+from hf_pardraft.train_commands import FeatureOptions, cache_target_features, train_drafter
+
+QUICK = (
+    *("--max-steps", "2", "--use-cpu", "--bf16", "false", "--max-length", "48", "--per-device-train-batch-size", "2"),
+    *("--tau-prompts", "1", "--tau-new-tokens", "4", "--eval-size", "2", "--report-to", "none", "--disable-tqdm"),
+)
+# What makes a recipe's drafter as small as its target.
+SMALL = {
+    "pard": lambda family: ["--base", str(family / "target"), "--draft-tokens", "3"],
+    "left_to_right": lambda family: ["--num-layers", "1", "--block-size", "4", "--target-layer-ids", "0", "2"],
+    "dflare": lambda family: ["--num-layers", "1", "--block-size", "4", "--target-layer-ids", "1", "2"],
+    "dart": lambda family: ["--draft-length", "3", "--tapped-hidden-states", "1", "2", "3"],
+}
+
+
+@pytest.fixture(autouse=True)
+def unsilenced():
+    """What the command silences would stay silent for other tests."""
+    verbosity = logging.get_verbosity()
+    yield
+    logging.set_verbosity(verbosity)
+    logging.enable_progress_bar()
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A file of texts, from the same few lines of code."""
+    path = tmp_path / "text.jsonl"
+    path.write_text("\n".join(json.dumps({"text": SAMPLE_TEXT[start:]}) for start in range(0, 60, 3)))
+    return path
+
+
+def words(recipe, family, text, output, *more):
+    return [
+        *("--recipe", recipe, "--target", str(family / "target"), "--dataset", str(text), "--output", str(output)),
+        *(*SMALL[recipe](family), *QUICK, *more),
+    ]
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_one_command_makes_a_drafter_and_measures_it(recipe, tiny_family, text, tmp_path):
+    facts = train_drafter(words(recipe, tiny_family, text, tmp_path / "out"))
+    measured = json.loads((tmp_path / "out" / "eval_results.json").read_text())
+    assert measured["eval_tau"] == facts["eval_tau"] >= 1
+    assert measured["eval_loss"] > 0
+    target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
+    drafter = AutoDrafter.from_pretrained(tmp_path / "out")
+    ids = AutoTokenizer.from_pretrained(tiny_family / "target")("def add", return_tensors="pt")
+    options = {"do_sample": False, "max_new_tokens": 8}
+    assert torch.equal(target.generate(**ids, **options), target.generate(**ids, assistant_model=drafter, **options))
+    # What the run leaves repeats it.
+    torch.rand(3)
+    again = train_drafter(
+        ["--recipe", str(tmp_path / "out" / "train_settings.yaml"), "--output", str(tmp_path / "again")]
+    )
+    assert again["eval_loss"] == pytest.approx(facts["eval_loss"], abs=1e-6)
+
+
+def test_a_drafter_is_trained_further_from_its_last_checkpoint_or_from_where_it_is(tiny_family, text, tmp_path):
+    first = words("dflare", tiny_family, text, tmp_path / "out", "--save-steps", "1")
+    train_drafter(first)
+    further = [word if word != "2" or first[index - 1] != "--max-steps" else "4" for index, word in enumerate(first)]
+    train_drafter([*further, "--resume-from-checkpoint", "last"])
+    assert json.loads((tmp_path / "out" / "trainer_state.json").read_text())["global_step"] == 4
+    onward = [
+        "--drafter",
+        str(tmp_path / "out"),
+        "--target",
+        str(tiny_family / "target"),
+        "--dataset",
+        str(text),
+        *QUICK,
+    ]
+    train_drafter([*onward, "--output", str(tmp_path / "onward")])
+    assert AutoDrafter.from_pretrained(tmp_path / "onward").config.block_size == 4
+
+
+@pytest.mark.parametrize("recipe", ["dflare", "dart"])
+def test_states_are_stored_for_the_same_settings(recipe, tiny_family, text, tmp_path, capsys):
+    live = train_drafter(words(recipe, tiny_family, text, tmp_path / "live"))
+    settings = words(recipe, tiny_family, text, "unused")
+    del settings[settings.index("--output") : settings.index("--output") + 2]
+    facts = cache_target_features(settings, FeatureOptions(str(tmp_path / "states"), "float32", 4))
+    assert "MB as float32" in capsys.readouterr().err
+    assert facts["texts"] > 0
+    read = train_drafter(
+        words(recipe, tiny_family, text, tmp_path / "read", "--features-folder", str(tmp_path / "states"))
+    )
+    assert read["eval_loss"] == pytest.approx(live["eval_loss"], abs=1e-5)
+
+
+def test_a_drafter_that_reads_no_states_has_none_to_store(tiny_family, text, tmp_path):
+    settings = words("pard", tiny_family, text, "unused")
+    del settings[settings.index("--output") : settings.index("--output") + 2]
+    with pytest.raises(ValueError, match="reads token ids only"):
+        cache_target_features(settings, FeatureOptions(str(tmp_path / "states")))
+
+
+def test_a_column_that_can_not_be_learned_from_is_named(tiny_family, tmp_path):
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"code": "x = 1"}\n')
+    with pytest.raises(ValueError, match=r"expected a column input_ids .*got code"):
+        train_drafter(words("dflare", tiny_family, path, tmp_path / "out"))
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):
+        train_drafter(words("dflare", tiny_family, tmp_path / "nowhere.jsonl", tmp_path / "out"))
+
+
+def test_the_command_line_trains_stores_and_explains(tiny_family, text, tmp_path):
+    settings = words("dflare", tiny_family, text, tmp_path / "states")
+    stored = CliRunner().invoke(app, ["cache-features", *settings, "--dtype", "float16"])
+    assert stored.exit_code == 0, stored.exception
+    assert "megabytes: " in stored.stdout
+    settings = words("dflare", tiny_family, text, tmp_path / "out", "--features-folder", str(tmp_path / "states"))
+    trained = CliRunner().invoke(app, ["train", *settings])
+    assert trained.exit_code == 0, trained.exception
+    assert "eval_tau: " in trained.stdout
+    for asked in (["--help"], []):
+        assert "Batches, objective and evaluation:" in CliRunner().invoke(app, ["train", *asked]).stdout
+    assert "--adam-beta2" in CliRunner().invoke(app, ["train", "--help-all"]).stdout
+    assert "did you mean 'dflare'" in str(CliRunner().invoke(app, ["train", "--recipe", "dflair"]).exception)
+
+
+def test_accelerate_launches_the_command_on_two_processes(tiny_family, text, tmp_path):
+    launch = [
+        "launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+    ]
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", *launch, "--main_process_port", "0"]
+    settings = words("dflare", tiny_family, text, tmp_path / "out")
+    done = subprocess.run(
+        [*command, "-m", "hf_pardraft", "train", *settings], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    AutoDrafter.from_pretrained(tmp_path / "out")
+    # One of them speaks.
+    assert done.stdout.count("eval_tau: ") == 1

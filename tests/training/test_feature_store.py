@@ -1,0 +1,195 @@
+"""Stored hidden states train a drafter as live ones do, and states of something else are refused."""
+
+import json
+import os
+import shutil
+import signal
+from collections import namedtuple
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from hf_pardraft.training import feature_writing
+from hf_pardraft.training.feature_store import FeatureStore
+from hf_pardraft.training.feature_writing import cache_features, shards_of, texts_of
+from tiny_models import tiny_drafter, tiny_target
+from training.processes import in_a_process
+from training.tiny_training import losses, trainer_for, written_text
+
+READING = ("pard2", "dflash", "dflare", "dart")
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target("qwen3")
+
+
+@pytest.fixture(scope="module")
+def text(target):
+    """Texts of different lengths, so that batches are padded."""
+    rows = written_text(target)
+    return rows.map(lambda row, index: {name: row[name][: 32 - index] for name in row}, with_indices=True)
+
+
+def stored(kind, target, text, folder, **options) -> FeatureStore:
+    taps = tiny_drafter(kind, target).taps_for(target)
+    return cache_features(target, taps, text, folder, **{"dtype": "float32", "tokens_per_shard": 64, **options})
+
+
+@pytest.mark.parametrize("kind", READING)
+def test_losses_are_those_of_the_live_target_and_its_layers_are_not_run(kind, target, text, tmp_path):
+    """To 1e-5 in float32: batches of another size round sums of another order."""
+    live = trainer_for(kind, target, text, tmp_path / "live")
+    live.train()
+    live_loss = live.evaluate()["eval_loss"]
+    stored(kind, target, text, tmp_path / "states", with_last=kind == "dart")
+    read = trainer_for(kind, target, text, tmp_path / "read", features_folder=str(tmp_path / "states"))
+
+    def refuse(*arguments):
+        raise AssertionError("the target's layers are run")
+
+    handle = target.model.layers[0].register_forward_hook(refuse)
+    try:
+        read.train()
+        read_loss = read.evaluate()["eval_loss"]
+    finally:
+        handle.remove()
+    assert losses(read) == pytest.approx(losses(live), abs=1e-5)
+    assert read_loss == pytest.approx(live_loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_states_train_nearly_as_well(dtype, target, text, tmp_path):
+    live = trainer_for("dflash", target, text, tmp_path / "live")
+    live.train()
+    stored("dflash", target, text, tmp_path / "states", dtype=dtype)
+    read = trainer_for(
+        "dflash", target, text, tmp_path / "read", features_folder=str(tmp_path / "states"), dataloader_num_workers=1
+    )
+    read.train()
+    assert losses(read) == pytest.approx(losses(live), rel=0.05)
+    with safe_open(tmp_path / "states" / "00000.safetensors", "pt") as file:
+        assert file.get_tensor("states").dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_oss", "qwen3_moe"])
+def test_states_are_those_of_each_text_alone(architecture, tmp_path):
+    target = tiny_target(architecture)
+    rows = [{"input_ids": list(range(3, 3 + length))} for length in (9, 5, 12)]
+    store = cache_features(target, [1, 2, -1], rows, tmp_path, dtype="float32", batch_size=2, tokens_per_shard=15)
+    assert len(store) == 3
+    for row in rows:
+        ids = torch.tensor([row["input_ids"]])
+        states = target(ids, output_hidden_states=True).hidden_states
+        expected = torch.cat([states[1], states[2], states[-1]], dim=-1)[0]
+        torch.testing.assert_close(store.states(ids[0]), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_text_is_stored_once_and_shards_hold_whole_texts():
+    rows = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}]
+    assert texts_of(rows) == [[1, 2, 3], [4, 5]]
+    texts = [[0] * length for length in (3, 3, 5, 1, 9, 2)]
+    assert [[len(text) for text in shard] for shard in shards_of(texts, 6)] == [[3, 3], [5, 1], [9], [2]]
+
+
+def test_a_run_that_was_killed_goes_on_where_it_was(target, text, tmp_path):
+    whole = stored("dflash", target, text, tmp_path / "whole")
+    write = feature_writing._write_shard
+
+    def write_and_die(folder, name, *arguments):
+        write(folder, name, *arguments)
+        if name == "00001":
+            (folder / "00002.part").write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def work():
+        feature_writing._write_shard = write_and_die
+        stored("dflash", target, text, tmp_path / "killed")
+
+    assert in_a_process(work) == -signal.SIGKILL
+    with pytest.raises(ValueError, match="are not complete"):
+        FeatureStore(tmp_path / "killed")
+    done = (tmp_path / "killed" / "00001.safetensors").stat().st_mtime_ns
+    resumed = stored("dflash", target, text, tmp_path / "killed")
+    assert (tmp_path / "killed" / "00001.safetensors").stat().st_mtime_ns == done
+    for row in text:
+        ids = torch.tensor(row["input_ids"])
+        assert torch.equal(resumed.states(ids), whole.states(ids))
+    assert not list((tmp_path / "killed").glob("*.part"))
+
+
+def test_too_little_room_is_noticed_before_the_target_reads_anything(target, text, tmp_path, monkeypatch):
+    num_tokens = sum(len(row["input_ids"]) for row in text)
+    taps = tiny_drafter("dflash", target).taps_for(target)
+    needed = feature_writing.feature_bytes(target, taps, num_tokens, "float16", with_last=True)
+    assert needed == num_tokens * 32 * (len(taps) + 1) * 2
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, needed - 1))
+    handle = target.model.layers[0].register_forward_hook(lambda *arguments: pytest.fail("the target was run"))
+    try:
+        with pytest.raises(OSError, match="GB free: make room"):
+            cache_features(target, taps, text, tmp_path / "new" / "states", dtype="float16", with_last=True)
+    finally:
+        handle.remove()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, needed))
+    cache_features(target, taps, text, tmp_path / "new" / "states", dtype="float16", with_last=True)
+
+
+def test_states_of_something_else_are_refused_before_training(target, text, tmp_path):
+    stored("dflash", target, text, tmp_path / "states")
+    folder = {"features_folder": str(tmp_path / "states")}
+    other = tiny_target("qwen3", seed=5)
+    with pytest.raises(ValueError, match="are another model's"):
+        trainer_for("dflash", other, text, tmp_path, **folder)
+    with pytest.raises(ValueError, match="are hidden states"):
+        trainer_for("dflare", target, text, tmp_path, drafter=tiny_drafter("dflare", target), **folder)
+    with pytest.raises(ValueError, match="reads token ids only"):
+        trainer_for("pard", target, text, tmp_path, **folder)
+    with pytest.raises(ValueError, match="pardraft cache-features"):
+        trainer_for("dflash", target, text, tmp_path, features_folder=str(tmp_path))
+    changed = text.map(lambda row: {"input_ids": [5, *row["input_ids"][1:]]})
+    with pytest.raises(ValueError, match="has no states of a text of"):
+        trainer_for("dflash", target, changed, tmp_path, **folder).train()
+    # The folder belongs to the first data, taps and target.
+    for arguments in ((target, changed), (other, text)):
+        with pytest.raises(ValueError, match="holds the states of another run"):
+            stored("dflash", *arguments, tmp_path / "states")
+
+
+def test_logits_need_the_last_hidden_state_and_a_plain_head(target, text, tmp_path):
+    stored("dart", target, text, tmp_path / "states")
+    with pytest.raises(ValueError, match="--with-last"):
+        trainer_for("dart", target, text, tmp_path, features_folder=str(tmp_path / "states"))
+    capped = tiny_target("gemma3", final_logit_softcapping=2.0)
+    with pytest.raises(ValueError, match="scaled, capped or corrected"):
+        cache_features(capped, [1, 2], text, tmp_path / "capped", with_last=True)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"batch_size": 0}, {"tokens_per_shard": 0}])
+def test_settings_out_of_range_are_refused(options, target, text, tmp_path):
+    with pytest.raises(ValueError, match="expected a dtype of"):
+        stored("dflash", target, text, tmp_path, **options)
+    with pytest.raises(ValueError, match="0 texts"):
+        stored("dflash", target, [], tmp_path)
+
+
+def test_states_beyond_float16_are_not_stored_as_infinities(text, tmp_path):
+    target = tiny_target("llama")
+    target.get_input_embeddings().weight.data *= 1e6
+    with pytest.raises(ValueError, match="store them as bfloat16"):
+        cache_features(target, [0, 1], text, tmp_path / "narrow", dtype="float16")
+    cache_features(target, [0, 1], text, tmp_path / "wide", dtype="bfloat16")
+
+
+def test_packed_texts_are_refused(target, tmp_path):
+    with pytest.raises(ValueError, match="packed"):
+        stored("dflash", target, [{"input_ids": [1, 2], "document_ids": [0, 1]}], tmp_path)
+
+
+def test_the_index_says_whose_states_they_are(target, text, tmp_path):
+    stored("dflash", target, text, tmp_path)
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert index["complete"]
+    assert index["taps"] == tiny_drafter("dflash", target).taps_for(target)
+    assert len(index["target_fingerprint"]) > 1

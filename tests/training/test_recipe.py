@@ -1,0 +1,193 @@
+"""Recipes say what the papers say, everything in them can be overridden, and what is no setting is an error with advice."""
+
+import pytest
+import yaml
+
+from hf_pardraft.training.recipe import RECIPES, read_recipe, recipe_names, training_run
+from hf_pardraft.training.recipe_help import help_text
+
+NEEDED = ["--target", "t", "--dataset", "d", "--output", "o"]
+# From pard.txt (table 4), left_to_right.txt (section 5), dflare.txt (A.1) and dart.txt (B.2).
+PUBLISHED = {
+    "pard": {
+        "draft_tokens": 8,
+        "cod_retention": 0.7,
+        "cod_min_retention": 0.2,
+        "learning_rate": 8e-5,
+        "num_train_epochs": 4,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+    },
+    "left_to_right": {
+        "num_anchors": 512,
+        "loss_gamma": 10,
+        "learning_rate": 1e-3,
+        "num_train_epochs": 3,
+        "warmup_steps": 0.015,
+        "lr_scheduler_type": "cosine",
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 4,
+        "bf16": True,
+    },
+    "dflare": {
+        "num_anchors": 512,
+        "loss_gamma": 4.5,
+        "loss_gamma_epoch_step": 1,
+        "learning_rate": 6e-4,
+        "max_grad_norm": 1,
+        "num_train_epochs": 6,
+        "warmup_steps": 0.04,
+        "lr_scheduler_type": "cosine",
+    },
+    "dart": {
+        "kl_gamma": 0.6,
+        "learning_rate": 2e-5,
+        "max_grad_norm": 0.5,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "num_train_epochs": 3,
+        "lr_scheduler_type": "cosine",
+    },
+}
+DRAFTERS = {
+    "pard": {"kind": "pard"},
+    "left_to_right": {"kind": "dflash", "num_layers": 4, "block_size": 16},
+    "dflare": {"kind": "dflare", "num_layers": 7, "block_size": 16},
+    "dart": {"kind": "dart", "draft_length": 8},
+}
+LENGTHS = {"pard": 512, "left_to_right": 4096, "dflare": 3072, "dart": 6400}
+
+
+def run_of(recipe, *words):
+    base = ["--base", "b"] if recipe == "pard" else []
+    return training_run(["--recipe", recipe, *NEEDED, *base, *words])
+
+
+def test_there_is_one_recipe_per_paper():
+    assert recipe_names() == sorted(PUBLISHED)
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED)
+def test_a_recipe_has_the_published_values(recipe):
+    run = run_of(recipe, "--use-cpu")
+    arguments = run.training_arguments()
+    for name, value in PUBLISHED[recipe].items():
+        assert getattr(arguments, name) == value, name
+    for name, value in DRAFTERS[recipe].items():
+        assert getattr(run.drafter, name) == value, name
+    assert run.training_arguments().max_length == LENGTHS[recipe]
+    assert arguments.optim.value == "adamw_torch"
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED)
+def test_every_value_of_a_recipe_says_where_it_is_from(recipe):
+    lines = (RECIPES / f"{recipe}.yaml").read_text().split("\n")
+    assert all("#" in line for line in lines if line.strip() and not line.startswith("kind"))
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED)
+def test_every_value_of_a_recipe_can_be_overridden(recipe):
+    for name, value in read_recipe(recipe).items():
+        if isinstance(value, bool) or name in ("kind", "optim", "lr_scheduler_type"):
+            continue
+        other = value / 2 if isinstance(value, float) else value + 1
+        for words in ([f"--{name}", str(other)], [f"--{name.replace('_', '-')}={other}"]):
+            assert run_of(recipe, *words).given[name] == pytest.approx(other), name
+
+
+def test_values_have_the_types_of_their_settings():
+    given = run_of(
+        "dflare",
+        *("--learning-rate", "1e-4", "--bf16", "--no-dataloader-pin-memory", "--target-layer-ids", "1", "2", "3"),
+        *("--loss-gamma-epoch-step", "none", "--report-to", "none", "--max-length", "None", "--seed=7"),
+    ).given
+    assert (given["learning_rate"], given["bf16"], given["dataloader_pin_memory"]) == (1e-4, True, False)
+    assert (given["target_layer_ids"], given["loss_gamma_epoch_step"], given["max_length"]) == ([1, 2, 3], None, None)
+    # Where a text is meant, "none" is one.
+    assert (given["report_to"], given["seed"]) == ("none", 7)
+
+
+def test_a_recipe_of_ones_own_is_read_and_so_is_the_one_that_a_run_leaves(tmp_path):
+    own = tmp_path / "own.yaml"
+    # Numbers as people write them, some of which YAML takes for text.
+    own.write_text(
+        "kind: dart\nlearning-rate: 5e-4\nloss_gamma: null\ntapped_hidden_states: [1, 2]\ndrafter_config: '{}'\n"
+    )
+    run = run_of(str(own), "--max-steps", "3")
+    assert (run.drafter.kind, run.drafter.tapped_hidden_states) == ("dart", [1, 2])
+    assert run.arguments == {"learning_rate": 5e-4, "loss_gamma": None, "max_steps": 3}
+    left = tmp_path / "left.yaml"
+    left.write_text(yaml.safe_dump({name: value for name, value in run.given.items() if name != "recipe"}))
+    again = training_run(["--recipe", str(left)])
+    assert (again.options.target, again.drafter, again.arguments) == (run.options.target, run.drafter, run.arguments)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--recipe", "dflair"], r"did you mean 'dflare'"),
+        (["--lerning-rate", "3"], r"unknown setting in the command line: lerning_rate \(did you mean 'learning_rate'"),
+        (["--output-dir", "o"], r"did you mean 'output'"),
+        (["--learning-rate", "fast"], r"learning.rate: invalid float value: 'fast'"),
+        (["--learn", "3"], "unknown setting"),
+        (["what"], r"as --name value.*what"),
+        (["--kind", "eagle", *NEEDED], r"expected a kind of drafter \(pard, pard2"),
+        (["--kind", "dflash"], "expected --target, --dataset, --output"),
+        (["--kind", "dflash", *NEEDED, "--draft-length", "3"], "a dflash drafter takes .*got draft_length"),
+        (["--kind", "pard", *NEEDED], "pass it as --base"),
+        (["--drafter", "x", "--block-size", "4", *NEEDED], "block_size: settings of a fresh drafter"),
+        (["--kind", "dart", *NEEDED, "--eval-size", "-1"], "eval_size must be 0 or more"),
+    ],
+)
+def test_what_is_no_setting_is_an_error_with_advice(words, message):
+    with pytest.raises(ValueError, match=message):
+        training_run(words)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("kind: dart\nkl_gama: 0.5\n", r"unknown setting in recipe .*kl_gama \(did you mean 'kl_gamma'"),
+        ("- kind\n", "must hold settings"),
+        ("kind: [", "is no YAML"),
+        ("kind: dart\nnum_train_epochs: many\n", "invalid float value"),
+    ],
+)
+def test_a_recipe_that_is_wrong_says_where(content, message, tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        run_of(str(path))
+
+
+def test_settings_out_of_range_are_refused_as_the_trainers_are():
+    with pytest.raises(ValueError, match="kl_gamma must be in"):
+        run_of("dart", "--kl-gamma", "2", "--use-cpu").training_arguments()
+
+
+def test_a_recipes_drafter_gives_way_to_one_to_go_on_with():
+    run = run_of("dflare", "--drafter", "mine")
+    assert (run.drafter.drafter, run.drafter.num_layers, run.arguments["learning_rate"]) == ("mine", None, 6e-4)
+
+
+def test_the_help_fits_on_a_few_screens_and_explains_every_setting_of_drafters(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
+    short, long = help_text(), help_text(everything=True)
+    assert short.count("\n") < 130
+    assert max(map(len, short.split("\n"))) <= 120
+    for name in (
+        "recipe",
+        "target",
+        "dataset",
+        "output",
+        "block-size",
+        "cod-retention",
+        "tau-prompts",
+        "learning-rate",
+    ):
+        assert f"  --{name} " in short
+    assert all(name in short for name in recipe_names())
+    assert "[0.7]" in short
+    assert "--adam-beta2" not in short
+    assert "--adam-beta2" in long
+    assert "%%" not in long
