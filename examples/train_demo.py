@@ -362,7 +362,9 @@ def stage_dflare(out: Path, size: Size, work: Path) -> dict:
 def stage_dart(out: Path, size: Size, work: Path) -> dict:
     """One layer that learns the target's distributions, not its choices."""
     target = load_target(work)
-    drafter = DartDrafter.for_target(target, draft_length=size.block_size, intermediate_size=size.drafter_intermediate)
+    drafter = DartDrafter.for_target(
+        target, draft_length=size.block_size, intermediate_size=size.drafter_intermediate
+    )
     return train_drafter(drafter, target, out, size, work)
 
 
