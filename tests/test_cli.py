@@ -22,7 +22,7 @@ def pardraft(*arguments, **options) -> subprocess.CompletedProcess:
 def test_demo_json_prints_the_table_and_nothing_else(tiny_family):
     done = pardraft("demo", "--family", tiny_family, "--max-new-tokens", 4, "--json")
     assert done.returncode == 0
-    assert [row["name"] for row in json.loads(done.stdout)] == ["plain", "PARD", "DFlash"]
+    assert [row["name"] for row in json.loads(done.stdout)] == ["plain", "PARD", "DFlash", "DFlare", "DART"]
     assert done.stderr == ""
 
 
