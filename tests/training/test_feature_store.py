@@ -157,13 +157,20 @@ def test_states_of_something_else_are_refused_before_training(target, text, tmp_
             stored("dflash", *arguments, tmp_path / "states")
 
 
-def test_logits_need_the_last_hidden_state_and_a_plain_head(target, text, tmp_path):
+def test_logits_need_the_last_hidden_state(target, text, tmp_path):
     stored("dart", target, text, tmp_path / "states")
     with pytest.raises(ValueError, match="--with-last"):
         trainer_for("dart", target, text, tmp_path, features_folder=str(tmp_path / "states"))
+
+
+def test_a_target_that_caps_its_logits_teaches_with_capped_ones(text, tmp_path):
     capped = tiny_target("gemma3", final_logit_softcapping=2.0)
-    with pytest.raises(ValueError, match="scaled, capped or corrected"):
-        cache_features(capped, [1, 2], text, tmp_path / "capped", with_last=True)
+    live = trainer_for("dart", capped, text, tmp_path / "live")
+    live.train()
+    stored("dart", capped, text, tmp_path / "states", with_last=True)
+    read = trainer_for("dart", capped, text, tmp_path / "read", features_folder=str(tmp_path / "states"))
+    read.train()
+    assert losses(read) == pytest.approx(losses(live), abs=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"dtype": "int8"}, {"batch_size": 0}, {"tokens_per_shard": 0}])
@@ -182,9 +189,18 @@ def test_states_beyond_float16_are_not_stored_as_infinities(text, tmp_path):
     cache_features(target, [0, 1], text, tmp_path / "wide", dtype="bfloat16")
 
 
-def test_packed_texts_are_refused(target, tmp_path):
-    with pytest.raises(ValueError, match="packed"):
-        stored("dflash", target, [{"input_ids": [1, 2], "document_ids": [0, 1]}], tmp_path)
+@pytest.mark.parametrize("kind", ["pard2", "dflash", "dart"])
+def test_packed_texts_find_the_states_of_each_document(kind, target, text, tmp_path):
+    packed = {"packing": True, "max_length": 70}
+    live = trainer_for(kind, target, text, tmp_path / "live", **packed)
+    live.train()
+    # Stored from the single texts, whatever rows they are packed into later.
+    stored(kind, target, text, tmp_path / "states", with_last=kind == "dart")
+    read = trainer_for(kind, target, text, tmp_path / "read", features_folder=str(tmp_path / "states"), **packed)
+    read.train()
+    assert losses(read) == pytest.approx(losses(live), abs=1e-5)
+    assert len(texts_of(read.train_dataset)) == len(text)
+    assert len(read.train_dataset) < len(text)
 
 
 def test_the_index_says_whose_states_they_are(target, text, tmp_path):

@@ -1,5 +1,6 @@
 """The documents of an example: where each begins, what of it is learned, and where a draft of it can start."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,6 +38,12 @@ def positions_in_documents(documents: torch.LongTensor) -> torch.LongTensor:
     """Positions that start again at 0 with each packed document, `(..., length)`."""
     index = torch.arange(documents.shape[-1], device=documents.device)
     return index - torch.where(document_starts(documents), index, 0).cummax(dim=-1).values
+
+
+def split_documents(tokens: torch.LongTensor, documents: torch.LongTensor) -> list[torch.LongTensor]:
+    """The tokens `(length,)` of each document by themselves, in their order."""
+    starts = document_starts(documents).nonzero()[:, 0].tolist()
+    return [tokens[start:end] for start, end in pairwise([*starts, len(tokens)])]
 
 
 def documents_of(batch: dict[str, torch.Tensor]) -> torch.LongTensor:

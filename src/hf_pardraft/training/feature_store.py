@@ -16,7 +16,9 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from ..models.drafting import differing_weights
+from .documents import split_documents
 from .features import TargetReading
+from .masks import PADDING
 from .target_head import target_head
 
 INDEX = "index.json"
@@ -129,9 +131,17 @@ class FeatureStore:
             self._open[shard] = safe_open(self._shards[shard], "pt")
         return self._open[shard].get_slice("states")[start : start + length]
 
-    def batch(self, input_ids: torch.LongTensor, attention_mask: torch.LongTensor) -> torch.Tensor:
-        """`(batch, length, width)`, zeros where the mask is 0; ids and mask `(batch, length)`, padded on the right."""
-        rows = [self.states(ids[mask.bool()]) for ids, mask in zip(input_ids, attention_mask, strict=True)]
+    def batch(self, input_ids: torch.LongTensor, documents: torch.LongTensor) -> torch.Tensor:
+        """`(batch, length, width)`, zeros for padding.
+
+        Args:
+            input_ids: `(batch, length)`, padded on the right.
+            documents: the same shape, the packed document of each token, -1 for padding.
+        """
+        rows = []
+        for ids, document in zip(input_ids, documents, strict=True):
+            real = document != PADDING
+            rows.append(torch.cat([self.states(text) for text in split_documents(ids[real], document[real])]))
         result = rows[0].new_zeros(*input_ids.shape, rows[0].shape[1])
         for index, row in enumerate(rows):
             result[index, : len(row)] = row
@@ -150,6 +160,8 @@ def store_for(
         )
     store = FeatureStore(folder)
     store.check(target, taps, with_logits)
+    if with_logits:
+        target_head(target)
     return store
 
 
@@ -159,11 +171,11 @@ class StoredStatesCollator:
     Args:
         collator: the drafter's own.
         store: where the states are.
-        text_of: from a batch to what the target would read, ids and mask, `(batch, length)` each.
+        documents_in: from a batch to what the target would read, ids and documents, see [`FeatureStore.batch`].
     """
 
-    def __init__(self, collator: Any, store: FeatureStore, text_of: Callable[[dict], tuple]) -> None:
-        self.collator, self.store, self.text_of = collator, store, text_of
+    def __init__(self, collator: Any, store: FeatureStore, documents_in: Callable[[dict], tuple]) -> None:
+        self.collator, self.store, self.documents_in = collator, store, documents_in
 
     @property
     def epoch(self) -> int:
@@ -175,7 +187,7 @@ class StoredStatesCollator:
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         batch = self.collator(examples)
-        return {**batch, STATES: self.store.batch(*self.text_of(batch))}
+        return {**batch, STATES: self.store.batch(*self.documents_in(batch))}
 
 
 @torch.no_grad()

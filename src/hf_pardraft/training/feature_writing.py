@@ -15,9 +15,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..models.drafting import public_name, target_fingerprint
-from .collators import check_one_document, checked
+from .documents import checked, split_documents
 from .feature_store import INDEX, FeatureSource, FeatureStore, text_key
 from .features import freeze, read_target
+from .target_head import target_head
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOKENS_PER_SHARD = 1 << 16
@@ -26,12 +27,12 @@ HEAD_TOLERANCE = 1e-2
 
 
 def texts_of(examples: Iterable[dict[str, Any]]) -> list[list[int]]:
-    """The token ids of all examples, each text once; a `ValueError` for a packed one."""
+    """The token ids of all examples, each text once; every document of a packed one is a text."""
     texts = {}
     for example in examples:
         input_ids, _, documents = checked(example)
-        check_one_document(documents)
-        texts.setdefault(text_key(input_ids), input_ids.tolist())
+        for text in split_documents(input_ids, documents):
+            texts.setdefault(text_key(text), text.tolist())
     return list(texts.values())
 
 
@@ -54,16 +55,14 @@ def check_room(needed: int, folder: Path) -> None:
 
 @torch.no_grad()
 def check_head(target: PreTrainedModel, input_ids: Sequence[int]) -> None:
-    """Raise a `ValueError` if the target's logits are more than its lm_head's output, which alone could be computed later."""
+    """Raise a `ValueError` if the target's logits can't be made from its last hidden state, which alone is stored."""
     outputs = target(torch.tensor([input_ids], device=target.device), output_hidden_states=[-1], use_cache=False)
-    head = target.get_output_embeddings()
-    found = head(outputs.hidden_states[-1].to(head.weight.dtype)).float()
-    expected = outputs.logits.float()
+    found = target_head(target)(outputs.hidden_states[-1][0]).float()
+    expected = outputs.logits[0].float()
     if (found - expected).abs().max() > HEAD_TOLERANCE * expected.abs().max():
         raise ValueError(
-            f"the logits of a {type(target).__name__} are not what its lm_head makes of its last hidden state (they are "
-            "scaled, capped or corrected behind it), so they can't be made from stored states: train this drafter with the "
-            "target live"
+            f"the logits of a {type(target).__name__} are not what its head makes of its last hidden state alone, so they can't "
+            "be made from stored states: train this drafter with the target live"
         )
 
 

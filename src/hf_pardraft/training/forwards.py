@@ -55,6 +55,13 @@ def packed_documents(batch: dict) -> torch.LongTensor | None:
     return documents if int(documents.max()) > 0 else None
 
 
+def documents_in(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:
+    """What the target reads of a batch: ids, and the document of each, -1 for padding; `(batch, length)` each."""
+    ids, mask = text_of(batch)
+    documents = packed_documents(batch)
+    return ids, torch.where(mask > 0, 0, PADDING) if documents is None else documents
+
+
 def pard_rows(drafter: PreTrainedModel, batch: dict) -> SupervisedRows:
     """Row (j, p) of a PARD batch drafts the token at p + 1 from the prefix that ends at p - j."""
     supervised = batch["labels"] != IGNORED

@@ -1,5 +1,6 @@
 """The target's logits of a few tokens at a time, from hidden states that it gave for all."""
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,37 +55,43 @@ class TargetHead:
     """
 
     def __init__(self, target: PreTrainedModel, seen: SeenBase) -> None:
-        self.target = target
-        self.base = seen.module
+        # Kept beside the target for as long as that lives, and no longer.
+        self._target, self._base = weakref.ref(target), weakref.ref(seen.module)
         self.output_class = type(seen.output)
 
     @torch.no_grad()
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """`(rows, vocab)`, from last hidden states `(rows, hidden)`."""
+        target, base = self._target(), self._base()
         output = self.output_class(last_hidden_state=states[None])
-        own = vars(self.base).get("forward")
-        self.base.forward = lambda *args, **kwargs: output
+        own = vars(base).get("forward")
+        base.forward = lambda *args, **kwargs: output
         try:
             # Only the shape of the ids could be looked at.
             ids = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
-            return self.target(input_ids=ids, use_cache=False, logits_to_keep=0, return_dict=True).logits[0]
+            return target(input_ids=ids, use_cache=False, logits_to_keep=0, return_dict=True).logits[0]
         finally:
             if own is None:
-                del self.base.forward
+                del base.forward
             else:
-                self.base.forward = own
+                base.forward = own
+
+
+_heads: "weakref.WeakKeyDictionary[PreTrainedModel, TargetHead]" = weakref.WeakKeyDictionary()
 
 
 @torch.no_grad()
 def target_head(target: PreTrainedModel) -> TargetHead:
-    """The head of a target that has not been seen at work: a forward of one token shows its base model.
+    """The head of a target that has not been seen at work: a forward of one token, once, shows its base model.
 
     Raises:
         ValueError: if it is not divided into a base model and a head.
     """
-    ids = torch.zeros(1, 1, dtype=torch.long, device=target.get_input_embeddings().weight.device)
-    with watching_base(target) as seen:
-        target(input_ids=ids, use_cache=False, return_dict=True)
-    if seen.module is None:
-        raise ValueError(f"{type(target).__name__} has no base model whose states its head could be given")
-    return TargetHead(target, seen)
+    if target not in _heads:
+        ids = torch.zeros(1, 1, dtype=torch.long, device=target.get_input_embeddings().weight.device)
+        with watching_base(target) as seen:
+            target(input_ids=ids, use_cache=False, return_dict=True)
+        if seen.module is None:
+            raise ValueError(f"{type(target).__name__} has no base model whose states its head could be given")
+        _heads[target] = TargetHead(target, seen)
+    return _heads[target]

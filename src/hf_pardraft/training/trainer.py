@@ -20,7 +20,7 @@ from .collators import COLLATORS
 from .data import prepare_all
 from .feature_store import StoredStatesCollator, store_for
 from .features import freeze
-from .forwards import text_of
+from .forwards import documents_in
 from .held_out import held_out_prompts, tokens_and_rounds, whole_copy
 from .learner import Learner
 from .losses import gamma_after_epochs, linear_gamma
@@ -114,7 +114,7 @@ class DraftTrainer(Trainer):
         kwargs = prepare_all(model, args, kwargs)
         if args.features_folder is not None:
             store = store_for(model, target, args.features_folder, with_logits=self.learner.reads_logits)
-            data_collator = StoredStatesCollator(data_collator, store, text_of)
+            data_collator = StoredStatesCollator(data_collator, store, documents_in)
         if peft_config is not None:
             trained = adapted(model, peft_config)
         if is_adapted(trained) and args.keep_adapter:
