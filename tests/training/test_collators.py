@@ -195,13 +195,13 @@ def test_pard_rows_see_the_windows_that_they_see_at_inference(num_full):
     assert drafter.config.layer_types.count("full_attention") == num_full
     sample = example(3, 20)
     batch = PardCollator(MASK_TOKEN_ID, num_tokens=4)([sample])
-    rows = pard_forward(drafter, drafter, None, batch, None)
+    logits = pard_forward(drafter, drafter, None, batch, None, all_logits)
     for position, (_, row) in enumerate((batch["labels"] != -100).nonzero().tolist()):
         block, index = int(batch["row_block"][0, row]), int(batch["row_index"][0, row])
         prefix = torch.tensor([sample["input_ids"][: index - block + 1]])
         context = DraftContext(prefix, torch.arange(prefix.shape[1])[None])
         drafted = drafter.draft(context, drafter.new_draft_state(None), 4)
-        torch.testing.assert_close(rows.logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()

@@ -36,7 +36,6 @@ def text(target):
         ({"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}, [1, 2, 3]),
         ({"input_ids": [1, 2, 3, 9, 9], "labels": [-100, -100, 3, 9, 9], "document_ids": [0, 0, 0, 1, 1]}, [1, 2]),
         ({"input_ids": [5]}, None),
-        ({"input_ids": []}, None),
     ],
 )
 def test_a_prompt_is_what_comes_before_the_first_token_to_be_learned(example, expected):

@@ -17,6 +17,7 @@ from hf_pardraft.training.attention import attending_with
 from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
 from hf_pardraft.training.features import read_target
 from hf_pardraft.training.forwards import FORWARDS, target_reading
+from hf_pardraft.training.forwards import ROWS as ROWS_OF
 from hf_pardraft.training.packed_reading import takes_document_masks
 from tiny_models import ARCHITECTURES, MASK_TOKEN_ID, tiny_drafter, tiny_target
 
@@ -49,13 +50,15 @@ def padded_batch(rows: list[dict]) -> dict[str, torch.LongTensor]:
 def check_reading(target, taps):
     batch = padded_batch(ROWS)
     inputs = (batch["input_ids"], batch["attention_mask"])
-    reading = read_target(target, taps, *inputs, with_logits=True, documents=batch["document_ids"])
+    reading = read_target(target, taps, *inputs, with_states=True, documents=batch["document_ids"])
     for row, start, alone in ((0, 0, 0), (0, 17, 1), (0, 26, 2), (1, 0, 3)):
         ids = torch.tensor([DOCUMENTS[alone]["input_ids"]])
-        expected = read_target(target, taps, ids, torch.ones_like(ids), with_logits=True)
+        expected = read_target(target, taps, ids, torch.ones_like(ids), with_states=True)
         part = slice(start, start + ids.shape[1])
         torch.testing.assert_close(reading.features[row, part], expected.features[0], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(reading.logits[row, part], expected.logits[0], rtol=1e-4, atol=1e-4)
+        places = torch.arange(ids.shape[1])
+        found = reading.logits(torch.full_like(places, row), places + start)
+        torch.testing.assert_close(found, expected.logits(torch.zeros_like(places), places), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -108,8 +111,8 @@ def test_targets_that_masks_can_not_keep_apart_read_each_document_by_itself():
             check_reading(target, [1, 3])
             continue
         # This family has no selection of hidden states, so its logits are compared.
-        target.config.output_hidden_states = True
-        found = read_target(target, [0], *inputs, with_logits=True, documents=documents).logits[0, 17:26]
+        reading = read_target(target, [], *inputs, with_states=True, documents=documents)
+        found = reading.logits(torch.zeros(9, dtype=torch.long), torch.arange(17, 26))
         alone = target(torch.tensor([DOCUMENTS[1]["input_ids"]])).logits[0]
         torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-4)
 
@@ -118,8 +121,9 @@ def supervised_logits(drafter, target, collator, examples) -> list[tuple]:
     """Draft position, label and logits of each supervised row, sorted by the first two."""
     batch = collator(examples)
     reading = target_reading(drafter, target, batch)
-    rows = FORWARDS[drafter.training_layout](drafter, drafter, target, batch, reading.features)
-    return sorted(zip(rows.positions.tolist(), rows.labels.tolist(), rows.logits, strict=True), key=lambda row: row[:2])
+    rows, forward = ROWS_OF[drafter.training_layout](drafter, batch), FORWARDS[drafter.training_layout]
+    logits = forward(drafter, drafter, target, batch, reading.features, lambda head, states: head(states))
+    return sorted(zip(rows.positions.tolist(), rows.labels.tolist(), logits, strict=True), key=lambda row: row[:2])
 
 
 @torch.no_grad()
