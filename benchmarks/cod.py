@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_pardraft import PardDrafter
 from hf_pardraft.training.collators import PardCollator
-from hf_pardraft.training.forwards import pard_forward
+from hf_pardraft.training.forwards import pard_forward, pard_rows
 
 RESULT = Path(__file__).parent / "results" / "cod.json"
 DRAFT_TOKENS, LENGTHS = (4, 8, 12, 16), (512, 1024, 2048, 4096)
@@ -47,8 +47,9 @@ def small_drafter() -> PardDrafter:
 def train_step(drafter: PardDrafter, collator: PardCollator, text: list[int]) -> int:
     """One step; returns how many rows it had."""
     batch = collator([{"input_ids": text, "labels": text}])
-    rows = pard_forward(drafter, drafter, None, batch, None)
-    torch.nn.functional.cross_entropy(rows.logits, rows.labels).backward()
+    labels = pard_rows(drafter, batch).labels
+    logits = pard_forward(drafter, drafter, None, batch, None, lambda head, states: head(states))
+    torch.nn.functional.cross_entropy(logits, labels).backward()
     drafter.zero_grad()
     return batch["input_ids"].shape[1]
 

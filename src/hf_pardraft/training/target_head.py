@@ -59,6 +59,8 @@ class TargetHead:
         self._target, self._base = weakref.ref(target), weakref.ref(seen.module)
         self.output_class = type(seen.output)
 
+    # A compiled drafter asks it in the middle of its forward, and nothing can be compiled of a forward that is replaced.
+    @torch.compiler.disable
     @torch.no_grad()
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """`(rows, vocab)`, from last hidden states `(rows, hidden)`."""
