@@ -96,10 +96,13 @@ def correct_by_position(proposals: Sequence[Proposal], texts: Sequence[Sequence[
     """For each draft position, the share of rounds that proposed the text's token there, whatever became of it.
 
     Rounds that proposed nothing at a position, or beyond the end of the text, do not count for it.
+
+    Args:
+        proposals: of the rounds.
+        texts: for each of them, the new tokens of its row.
     """
     hits: dict[int, list[bool]] = {}
-    for proposal in proposals:
-        text = texts[proposal.row]
+    for proposal, text in zip(proposals, texts, strict=True):
         for depth in sorted(set(proposal.depths)):
             place = proposal.num_before + depth - 1
             if place < len(text):
