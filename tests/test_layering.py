@@ -20,6 +20,10 @@ ARROWS = {
     "auto": {"models", "hub.convert"},
     "commands": {"auto", "models"},
     "ngram_commands": {"commands", "generation"},
+    "eval_arguments": {"eval_commands", "eval_models", "eval_plan"},
+    "eval_commands": {"commands", "eval_models", "eval_plan", "evaluation", "generation", "models"},
+    "eval_models": {"auto", "commands", "models"},
+    "eval_plan": {"eval_models", "evaluation", "generation"},
     "demo": {"auto", "evaluation", "models"},
 }
 # The entry points, which may import everything.

@@ -121,18 +121,17 @@ def measure(
     """
     size = condition.batch_size
     batches = [on_device(padded_batch(prompts[i : i + size]), target) for i in range(0, len(prompts), size)]
-    watched: dict[str, list[Watched]] = {}
-    for entry in entries:
-        with around(entry):
-            run(target, entry, batches[0], condition, min(WARM_UP_TOKENS, condition.max_new_tokens))
-            watched[entry.name] = [watch(target, entry, batch, condition) for batch in batches]
-    runs: dict[str, list[list[Run]]] = {entry.name: [[] for _ in batches] for entry in entries}
+    measured = [Measured(entry, [[] for _ in batches], []) for entry in entries]
+    for each in measured:
+        with around(each.entry):
+            run(target, each.entry, batches[0], condition, min(WARM_UP_TOKENS, condition.max_new_tokens))
+            each.watched.extend(watch(target, each.entry, batch, condition) for batch in batches)
     for _ in range(condition.repeats):
         for index, batch in enumerate(batches):
-            for entry in entries:
-                with around(entry):
-                    runs[entry.name][index].append(run(target, entry, batch, condition))
-    return [Measured(entry, runs[entry.name], watched[entry.name]) for entry in entries]
+            for each in measured:
+                with around(each.entry):
+                    each.runs[index].append(run(target, each.entry, batch, condition))
+    return measured
 
 
 def on_device(batch: dict[str, torch.LongTensor], target: PreTrainedModel) -> dict[str, torch.LongTensor]:
