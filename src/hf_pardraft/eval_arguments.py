@@ -20,7 +20,8 @@ class ManyValues(TyperCommand):
             if is_value and option is not None and expanded[-1] != option:
                 expanded.append(option)
             elif not is_value:
-                option = arg if arg in repeatable else None
+                name = arg.partition("=")[0]
+                option = name if name in repeatable else None
             expanded.append(arg)
         return super().parse_args(ctx, expanded)
 

@@ -13,7 +13,15 @@ from rich.console import Console
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .commands import DISTRIBUTIONS, installed_version
-from .eval_models import assistant_tokenizers, load_config, load_drafter, load_target, load_tokenizer, new_drafter
+from .eval_models import (
+    DrafterSource,
+    assistant_tokenizers,
+    load_config,
+    load_drafter,
+    load_target,
+    load_tokenizer,
+    new_drafter,
+)
 from .eval_plan import EvalRequest, Plan, make_plan
 from .evaluation.benchmark import end_of_text_ids
 from .evaluation.encoding import Chat, encode_all, random_prompts, room_for_prompts
@@ -27,10 +35,19 @@ from .evaluation.entries import (
 )
 from .evaluation.measurement import Around, Condition, call, generation_config, new_texts
 from .evaluation.plots import save_plots
-from .evaluation.report import LEGEND, Report, as_json, markdown, screen_table, skipped_line, write_whole
+from .evaluation.report import (
+    LEGEND,
+    Report,
+    as_json,
+    difference_lines,
+    markdown,
+    screen_table,
+    skipped_line,
+    write_whole,
+)
 from .evaluation.runner import evaluate_conditions
 from .evaluation.simulation import Simulation, depth_of, write_script
-from .generation.settings import read_settings
+from .generation.settings import read_settings, settings_in
 from .models.drafting import ParallelDrafter, public_name
 from .models.mask_token import special_token_ids
 
@@ -90,7 +107,7 @@ def evaluate(request: EvalRequest, screen: Console, notes: Console) -> Report:
         "chat_template": chat.use_template,
         "chat_arguments": plan.chat_arguments,
     }
-    report = Report(facts_of(request, plan, target, prompt_facts))
+    report = Report(facts_of(request, plan, target, drafters, prompt_facts))
 
     def save() -> None:
         if request.json:
@@ -211,7 +228,13 @@ def conditions_of(request: EvalRequest) -> list[Condition]:
     ]
 
 
-def facts_of(request: EvalRequest, plan: Plan, target: PreTrainedModel, prompt_facts: dict[str, Any]) -> dict[str, Any]:
+def facts_of(
+    request: EvalRequest,
+    plan: Plan,
+    target: PreTrainedModel,
+    drafters: dict[str, ParallelDrafter],
+    prompt_facts: dict[str, Any],
+) -> dict[str, Any]:
     """The JSON's top level, but for the rows."""
     simulation = None
     if plan.profile is not None:
@@ -226,13 +249,23 @@ def facts_of(request: EvalRequest, plan: Plan, target: PreTrainedModel, prompt_f
         "target": public_name(target) or Path(request.target).resolve().name,
         "random_weights": request.random_weights,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "drafters": {name: source.public_source for name, source in plan.drafters.items()},
+        "drafters": {name: describe_drafter(plan.drafters[name], drafter) for name, drafter in drafters.items()},
         "prompts": prompt_facts,
         "max_new_tokens": request.max_new_tokens,
         "repeats": request.repeats,
         "seed": request.seed,
         "top_k": request.top_k,
         "top_p": request.top_p,
+    }
+
+
+def describe_drafter(source: DrafterSource, drafter: ParallelDrafter) -> dict[str, Any]:
+    """Where a drafter is from, and the settings that it brings along: a row's own go before them."""
+    return {
+        "source": source.public_source,
+        "kind": drafter.config.drafter_kind,
+        "depth": drafter.draft_depth,
+        "settings": settings_in(drafter.generation_config),
     }
 
 
@@ -254,6 +287,8 @@ def show(request: EvalRequest, report: Report, screen: Console, notes: Console) 
         raise ValueError(f"nothing could be measured: {'; '.join(map(skipped_line, report.skipped))}")
     screen.print(screen_table(report))
     screen.print(LEGEND, highlight=False, style="dim")
+    for line in difference_lines(report.rows):
+        screen.print(f"{line}.", highlight=False)
     for entry in report.skipped:
         screen.print(f"Not measured: {skipped_line(entry)}.", highlight=False)
     if request.markdown:

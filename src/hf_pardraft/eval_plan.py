@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .eval_models import DrafterSource, Placement, read_drafters, read_value, read_values
 from .evaluation.acceptance_profile import AcceptanceProfile, read_profile
 from .evaluation.plots import check_matplotlib
@@ -116,6 +118,9 @@ def check_numbers(request: EvalRequest) -> None:
             raise ValueError(f"{name} must be {least} or more, got {', '.join(map(str, values)) or 'none'}")
     if not 0 < request.top_p <= 1 or not 0 <= request.simulate_runner_up <= 1:
         raise ValueError(f"top_p and second choices are shares, got {request.top_p} and {request.simulate_runner_up}")
+    dtype = request.placement.dtype
+    if dtype != "auto" and not isinstance(vars(torch).get(dtype), torch.dtype):
+        raise ValueError(f"no dtype {dtype!r}: expected auto, float32, bfloat16, float16 or another one of torch's")
     if request.limit is not None and request.limit < 1:
         raise ValueError(f"expected a limit of 1 prompt or more, got {request.limit}")
 

@@ -138,6 +138,7 @@ def markdown(report: Report) -> str:
     if positions:
         parts += ["Share of rounds that accepted each drafted token:", markdown_table(headings, positions)]
     parts.append(LEGEND)
+    parts += [f"{escaped(line)}." for line in difference_lines(report.rows)]
     parts += [f"Not measured: {skipped_line(entry)}." for entry in report.skipped]
     facts = report.facts
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
@@ -147,6 +148,23 @@ def markdown(report: Report) -> str:
     )
     parts.append(f"```bash\n{facts['command']}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def difference_lines(rows: list[EvaluationRow]) -> list[str]:
+    """For each row whose text is not plain's, where it first parts from it."""
+    return [f"{named(row, rows)}: {difference_line(row)}" for row in rows if row.differences]
+
+
+def difference_line(row: EvaluationRow) -> str:
+    first = row.differences[0]
+    place = f"prompt {first.prompt + 1} at new token {first.position + 1}"
+    tokens = " instead of ".join("the end" if t is None else f"token {t}" for t in (first.token, first.plain_token))
+    verdict = ""
+    if first.logit_gap is not None:
+        verdict = (
+            f"; the target's logits are {first.logit_gap:.3g} apart, {'a near tie' if first.near_tie else 'no tie'}"
+        )
+    return f"{row.num_different} other texts, the first in {place} ({tokens}{verdict})"
 
 
 def skipped_line(entry: dict[str, Any]) -> str:
