@@ -32,7 +32,7 @@ def test_everything_side_by_side(tiny_family, prompts, tmp_path):
     assert (found["target"], found["simulated"], found["dtype"]) == ("target", False, "float32")
     assert {"machine", "command", "date", "versions"} <= set(found)
     assert found["drafters"]["block"]["kind"] == "dflash"
-    ours = ["pard, tree 0", "pard, tree 4", "block, tree 0", "block, tree 4"]
+    ours = ["pard, chain", "pard, tree 4", "block, chain", "block, tree 4"]
     alone = ["assisted, target", "prompt lookup", "block, stock DFlash loop"]
     names = {(size, t): [] for t in (0, 1) for size in (1, 2)}
     for row in found["rows"]:
@@ -66,6 +66,15 @@ def test_a_simulation_needs_no_trained_model(tiny_family, tmp_path):
         assert row["acceptance_by_position"][0] == 1.0
         assert 0.2 < row["acceptance_by_position"][1] < 0.8
         assert row["acceptance_by_position"][2] == 0.0
+
+
+def test_several_values_may_follow_an_option():
+    arguments = ["--prompts", "random", "--drafter", "d", "--batch-size=1", "2", "--temperature", "0", "-1"]
+    assert "temperatures must be 0 or more, got 0.0, -1.0" in str(invoke("eval", *COMMON, *arguments).exception)
+    stray = invoke("eval", *COMMON, "--prompts", "random", "more", "--drafter", "d")
+    assert stray.exit_code == 2
+    text = invoke("eval", "--help").stdout
+    assert all(name in text for name in ("--simulate-acceptance", "--tree-budget", "livecodebench", "--plots"))
 
 
 COMMON = ("--target", "nowhere", "--max-new-tokens", "4")

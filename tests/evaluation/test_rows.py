@@ -98,7 +98,7 @@ def test_every_drafter_meets_every_setting():
     target = tiny_target()
     drafters = {"a": tiny_drafter("pard", target), "b": tiny_drafter("dflash", target)}
     entries = drafter_entries(drafters, {"tree_budget": [0, 8], "num_assistant_tokens": [3]})
-    assert [entry.name for entry in entries] == ["a, tree 0", "a, tree 8", "b, tree 0", "b, tree 8"]
+    assert [entry.name for entry in entries] == ["a, chain", "a, tree 8", "b, chain", "b, tree 8"]
     assert entries[3].setting == {"tree_budget": 8, "num_assistant_tokens": 3}
     assert [entry.name for entry in stock_dflash_entries(drafters)] == ["b, stock DFlash loop"]
     with pytest.raises(ValueError, match="needs a DFlash or DFlare drafter among --drafter, got pard"):

@@ -60,8 +60,14 @@ def settings_grid(choices: dict[str, list[Any]]) -> list[dict[str, Any]]:
 
 def name_of(name: str, setting: dict[str, Any], varied: set[str]) -> str:
     """What a row is called: the drafter, and those of its settings that differ from row to row."""
-    parts = [f"{SHOWN_AS.get(key, key)} {value}" for key, value in setting.items() if key in varied]
-    return ", ".join([name, *parts])
+    return ", ".join([name, *(shown(key, value) for key, value in setting.items() if key in varied)])
+
+
+def shown(key: str, value: Any) -> str:
+    """One setting, for people."""
+    if key == "tree_budget" and value == 0:
+        return "chain"
+    return f"{SHOWN_AS.get(key, key)} {value}"
 
 
 def drafter_entries(drafters: dict[str, ParallelDrafter], choices: dict[str, list[Any]]) -> list[Entry]:

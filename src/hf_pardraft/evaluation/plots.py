@@ -10,7 +10,8 @@ from .rows import PARTS, EvaluationRow
 
 # Told apart by people who see colours differently, too (Okabe and Ito), and by their markers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = "osD^vPX"
+# Fewer than colours, so that no pair of the two comes twice for long.
+MARKERS = "osD^v"
 WIDTH = 7.0
 
 
@@ -36,8 +37,13 @@ def save_plots(report: Report, folder: Path) -> list[Path]:
     return paths
 
 
-def new_figure(report: Report, height: float = 4.0) -> tuple[Any, Any]:
-    """A figure and its axes. A simulation says so across it."""
+def height_for(num_lines: int) -> float:
+    """Inches for the axes and a legend of so many lines."""
+    return 4.0 + 0.1 * num_lines
+
+
+def new_figure(report: Report, height: float) -> tuple[Any, Any]:
+    """A figure and its axes. A simulation says so above them."""
     # Without pyplot, which would look for a screen.
     from matplotlib.figure import Figure
 
@@ -45,8 +51,13 @@ def new_figure(report: Report, height: float = 4.0) -> tuple[Any, Any]:
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     if report.facts["simulated"]:
-        figure.suptitle("SIMULATED ACCEPTANCE", color="#B00000", fontweight="bold")
+        axes.set_title("SIMULATED ACCEPTANCE", loc="left", color="#B00000", fontweight="bold")
     return figure, axes
+
+
+def legend_below(figure: Any, columns: int = 2) -> None:
+    """The legend where it hides nothing."""
+    figure.legend(loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
 
 
 def look(index: int) -> dict[str, Any]:
@@ -55,20 +66,20 @@ def look(index: int) -> dict[str, Any]:
 
 
 def acceptance_figure(report: Report) -> Any | None:
-    """How far drafts get: a line per row; dotted, what was right, accepted or not."""
-    rows = [row for row in report.rows if row.acceptance_by_position]
+    """How far drafts get, in the smallest batches: a line per row; dotted, what was right, accepted or not."""
+    smallest = min((row.batch_size for row in report.rows), default=1)
+    rows = [row for row in report.rows if row.acceptance_by_position and row.batch_size == smallest]
     if not rows:
         return None
-    figure, axes = new_figure(report)
+    figure, axes = new_figure(report, height_for(len(rows)))
     for index, row in enumerate(rows):
         positions = range(1, len(row.acceptance_by_position) + 1)
-        axes.plot(positions, row.acceptance_by_position, label=named(row, report.rows), **look(index))
+        axes.plot(positions, row.acceptance_by_position, label=named(row, rows), **look(index))
         known = row.correct_by_position or []
         axes.plot(range(1, len(known) + 1), known, linestyle=":", linewidth=1, color=COLOURS[index % len(COLOURS)])
-    axes.set(xlabel="draft position", ylabel="share of rounds", ylim=(0, 1.02))
-    axes.set_title("accepted (solid) and correct (dotted) drafts", fontsize="medium")
+    axes.set(xlabel="draft position", ylabel="share of rounds: accepted, correct (dotted)", ylim=(0, 1.02))
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(fontsize="small", frameon=False)
+    legend_below(figure)
     return figure
 
 
@@ -77,12 +88,12 @@ def speedup_figure(report: Report) -> Any | None:
     rows = [row for row in report.rows if row.name != PLAIN]
     if not rows:
         return None
-    figure, axes = new_figure(report)
     temperatures = sorted({row.temperature for row in rows})
     lines: dict[str, list[EvaluationRow]] = {}
     for row in rows:
         suffix = f", temperature {row.temperature:g}" if len(temperatures) > 1 else ""
         lines.setdefault(row.name + suffix, []).append(row)
+    figure, axes = new_figure(report, height_for(len(lines)))
     for index, (name, line) in enumerate(lines.items()):
         line = sorted(line, key=lambda row: row.batch_size)
         axes.plot([row.batch_size for row in line], [row.speedup for row in line], label=name, **look(index))
@@ -93,7 +104,7 @@ def speedup_figure(report: Report) -> Any | None:
     axes.minorticks_off()
     axes.set(xlabel="batch size", ylabel="speedup over plain generate")
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize="small", frameon=False)
+    legend_below(figure)
     return figure
 
 
@@ -102,7 +113,7 @@ def time_figure(report: Report) -> Any | None:
     rows = [row for row in report.rows if row.milliseconds_by_part]
     if not rows:
         return None
-    figure, axes = new_figure(report, height=1.4 + 0.4 * len(rows))
+    figure, axes = new_figure(report, 1.6 + 0.4 * len(rows))
     names = [named(row, report.rows) for row in rows]
     left = [0.0] * len(rows)
     for index, part in enumerate(PARTS):
@@ -112,5 +123,5 @@ def time_figure(report: Report) -> Any | None:
     axes.set_yticks(range(len(rows)), labels=names)
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds per round")
-    figure.legend(loc="outside upper right", ncols=len(PARTS), fontsize="small", frameon=False)
+    legend_below(figure, len(PARTS))
     return figure

@@ -1,7 +1,8 @@
 """A target that writes a script, and drafters that know it as well as they are told: true shapes, invented acceptance.
 
 Both models run their real forwards. Only what comes out is changed: the target's next token is the script's, whatever it was
-asked and at whatever temperature, and the drafter's guesses are right with given probabilities.
+asked and at whatever temperature, and the drafter's guesses are right with given probabilities. That costs each forward a few
+small operations, those of plain `generate` too.
 """
 
 import inspect
@@ -83,11 +84,12 @@ class Simulation:
             hook(self.target.register_forward_pre_hook(self._before_target))
             hook(self.target.register_forward_hook(self._after_target, with_kwargs=True))
             if entry.is_parallel:
-                rates = torch.tensor(self.profile.rates(depth_of(entry)))
+                rates = torch.tensor(self.profile.rates(depth_of(entry)), device=entry.assistant.device)
                 stack.enter_context(self._guessing(entry.assistant, rates))
             elif entry.assistant is not None:
                 # transformers' own DFlash loop asks the drafter for states, and the target's head for logits.
-                rates = torch.tensor(self.profile.rates(entry.assistant.config.block_size - 1))
+                depth = entry.assistant.config.block_size - 1
+                rates = torch.tensor(self.profile.rates(depth), device=entry.assistant.device)
                 hook(entry.assistant.register_forward_pre_hook(self._note_anchor, with_kwargs=True))
                 hook(self.target.get_output_embeddings().register_forward_hook(self._after_head(rates)))
             yield
