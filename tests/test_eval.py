@@ -124,7 +124,7 @@ def test_plots_without_matplotlib_are_refused(monkeypatch):
         (["--depth", 9], "must be between 1 and 3"),
         (["--setting", "verification=maybe"], "verification must be one of"),
         (["--simulate-acceptance", "0.5", "0.4"], "2 positions, and 3 tokens are drafted"),
-        (["--chat-template"], "has no chat template"),
+        (["--chat-argument", "thinking=true"], "has no chat template"),
         (["--max-new-tokens", 256], "at most 255"),
     ],
 )

@@ -58,9 +58,9 @@ def evaluate_drafters(
     limit: Annotated[int, typer.Option(min=1, help="Prompts at most, taken from all over.")] = 80,
     repeats: Annotated[int, typer.Option(min=1, help="How often each prompt is timed; the fastest counts.")] = 2,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
-    chat_template: Annotated[
-        bool | None, typer.Option("--chat-template/--no-chat-template", help="By default used where there is one.")
-    ] = None,
+    no_chat_template: Annotated[
+        bool, typer.Option("--no-chat-template", help="Leave the tokenizer's chat template out.")
+    ] = False,
     chat_argument: Annotated[
         list[str] | None, typer.Option(help="For the chat template, as in enable_thinking=false.")
     ] = None,
@@ -109,7 +109,7 @@ def evaluate_drafters(
         limit=limit,
         repeats=repeats,
         seed=seed,
-        chat_template=chat_template,
+        chat_template=not no_chat_template,
         chat_arguments=chat_argument or [],
         first_turn_only=first_turn_only,
         tokenizer=tokenizer,

@@ -40,6 +40,7 @@ from .evaluation.report import (
     Report,
     as_json,
     difference_lines,
+    drafts_table,
     markdown,
     screen_table,
     skipped_line,
@@ -122,12 +123,11 @@ def evaluate(request: EvalRequest, screen: Console, notes: Console) -> Report:
 
 def chat_for(request: EvalRequest, plan: Plan, tokenizer: PreTrainedTokenizerBase | None) -> Chat:
     """Whether and how to use the chat template: where there is one, unless told otherwise."""
-    has_template = tokenizer is not None and tokenizer.chat_template is not None
-    use_template = has_template if request.chat_template is None else request.chat_template
-    if use_template and not has_template:
-        raise ValueError(f"{request.tokenizer or request.target} has no chat template: leave out --chat-template")
+    use_template = request.chat_template and tokenizer is not None and tokenizer.chat_template is not None
     if plan.chat_arguments and not use_template:
-        raise ValueError("arguments for a chat template that is not used: leave out --chat-argument")
+        raise ValueError(
+            f"{request.tokenizer or request.target} has no chat template, or was told not to use it: leave out --chat-argument"
+        )
     return Chat(use_template, plan.chat_arguments)
 
 
@@ -286,6 +286,8 @@ def show(request: EvalRequest, report: Report, screen: Console, notes: Console) 
     if not report.rows:
         raise ValueError(f"nothing could be measured: {'; '.join(map(skipped_line, report.skipped))}")
     screen.print(screen_table(report))
+    if any(row.acceptance_by_position for row in report.rows):
+        screen.print(drafts_table(report))
     screen.print(LEGEND, highlight=False, style="dim")
     for line in difference_lines(report.rows):
         screen.print(f"{line}.", highlight=False)

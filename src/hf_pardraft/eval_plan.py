@@ -43,7 +43,7 @@ class EvalRequest:
     limit: int | None = 80
     repeats: int = 2
     seed: int = 0
-    chat_template: bool | None = None
+    chat_template: bool = True
     chat_arguments: list[str] = field(default_factory=list)
     first_turn_only: bool = False
     tokenizer: str | None = None

@@ -1,6 +1,7 @@
 """An evaluation's figures from hand-made runs, and how they are shown."""
 
 import json
+from io import StringIO
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hf_pardraft.evaluation.report import (
     Report,
     as_json,
     difference_lines,
+    drafts_table,
     markdown,
     same_text,
     screen_table,
@@ -117,7 +119,7 @@ def facts(simulated=False):
         "versions": {"torch": "2"},
         "target": "t",
         "dtype": "float32",
-        "prompts": {"name": "gsm8k", "count": 2},
+        "prompts": {"name": "gsm8k", "count": 2, "left_out": 1},
         "max_new_tokens": 4,
         "repeats": 2,
     }
@@ -135,18 +137,18 @@ def report(simulated=False, conditions=None):
 
 
 def shown(found):
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(screen_table(found))
-    return console.export_text()
+    console = Console(width=80, file=StringIO())
+    console.print(screen_table(found), drafts_table(found))
+    return console.file.getvalue()
 
 
 def test_results_are_shown_to_people():
     text, table = markdown(report()), shown(report())
-    assert "t on gsm8k (2 prompts), a machine" in text
+    assert "t on gsm8k (2 prompts, 1 left out), a machine" in text
     assert "| d | 12.0 | 4.00x | 2.00 | 85.7% | 85.7% | 0.0% | 25.0% | 62.5% | 250.00 | yes |" in text
     assert "| d | 100.0% | 66.7% |" in text
     assert "assisted with batch size 4 at temperature 0" in text
-    assert all(part in table for part in ("plain", "4.00x", "62.5%"))
+    assert all(part in table for part in ("plain", "4.00x", "62.5%", "100 67", "same text", "ms/round"))
     assert "batch" not in table
     several = markdown(report(conditions=(Condition(batch_size=2), Condition(batch_size=2, temperature=1.0))))
     assert "| d | 1 | 12.0 |" in several

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,14 @@ class Report:
     def title(self) -> str:
         """One line; of a simulation it says so first."""
         prompts = self.facts["prompts"]
-        text = f"{self.facts['target']} on {prompts['name']} ({prompts['count']} prompts), {self.facts['machine']}"
+        left_out = f", {prompts['left_out']} left out" if prompts["left_out"] else ""
+        text = f"{self.facts['target']} on {prompts['name']} ({prompts['count']} prompts{left_out}), {self.facts['machine']}"
         if not self.facts["simulated"]:
             return text
         return f"SIMULATED ACCEPTANCE ({self.facts['simulation']['acceptance']}), no measured quality: {text}"
 
 
+DRAFT_COLUMNS = ("accept", "correct", "waste", "draft", "verify")
 Column = Callable[[EvaluationRow], str]
 
 
@@ -111,13 +113,10 @@ def named(row: EvaluationRow, rows: list[EvaluationRow]) -> str:
 
 
 def screen_table(report: Report) -> Table:
-    """The rows, for a terminal."""
-    columns = shown_columns(report.rows)
+    """How fast it was, for a terminal of 80 columns."""
+    columns = {name: column for name, column in shown_columns(report.rows).items() if name not in DRAFT_COLUMNS}
     style = "bold red" if report.facts["simulated"] else "bold"
-    table = Table(box=SIMPLE_HEAD, title=report.title, title_style=style, title_justify="left")
-    table.add_column("")
-    for name in columns:
-        table.add_column(name, justify="right")
+    table = new_table(columns, title=report.title, title_style=style, title_justify="left")
     last = None
     for row in report.rows:
         condition = (row.batch_size, row.temperature)
@@ -125,6 +124,27 @@ def screen_table(report: Report) -> Table:
             table.add_section()
         last = condition
         table.add_row(row.name, *(column(row) for column in columns.values()))
+    return table
+
+
+def drafts_table(report: Report) -> Table:
+    """What became of the drafts and where a round's time went, likewise."""
+    rows = [row for row in report.rows if row.acceptance_by_position]
+    columns = {name: column for name, column in shown_columns(report.rows).items() if name in DRAFT_COLUMNS}
+    table = new_table(columns)
+    table.add_column("accepted by position, %")
+    for row in rows:
+        positions = " ".join(f"{100 * share:.0f}" for share in row.acceptance_by_position)
+        table.add_row(named(row, report.rows), *(column(row) for column in columns.values()), positions)
+    return table
+
+
+def new_table(headings: Iterable[str], **options: Any) -> Table:
+    """A table of names and figures; if space is short, names are broken, not figures."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), **options)
+    table.add_column("", overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
