@@ -12,8 +12,9 @@ from test_cli import invoke
 
 @pytest.fixture
 def prompts(tmp_path):
-    file = tmp_path / "prompts.txt"
-    file.write_text("def add(a, b):\nclass Point:\n")
+    """Two prompts: the second turn follows the target's answer."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"turns": ["def add(a, b):", "class Point:"]}\n')
     return file
 
 
@@ -21,7 +22,7 @@ def test_everything_side_by_side(tiny_family, prompts, tmp_path):
     pytest.importorskip("matplotlib")
     results, text, plots = tmp_path / "out" / "results.json", tmp_path / "results.md", tmp_path / "plots"
     done = invoke(
-        *["eval", "--target", tiny_family / "target", "--dtype", "float32", "--max-new-tokens", 6, "--repeats", 1],
+        *["eval", "--target", tiny_family / "target", "--dtype", "float32", "--max-new-tokens", 5, "--repeats", 1],
         *["--drafter", tiny_family / "pard", f"block={tiny_family / 'dflash'}", "--prompts", prompts, "--depth", 3],
         *["--tree-budget", 0, 4, "--batch-size", 1, 2, "--temperature", 0, 1.0],
         *["--baselines", f"assisted={tiny_family / 'target'}", "prompt_lookup", "stock_dflash"],
@@ -31,7 +32,8 @@ def test_everything_side_by_side(tiny_family, prompts, tmp_path):
     found = json.loads(results.read_text())
     assert (found["target"], found["simulated"], found["dtype"]) == ("target", False, "float32")
     assert {"machine", "command", "date", "versions"} <= set(found)
-    assert found["drafters"]["block"]["kind"] == "dflash"
+    assert (found["prompts"]["count"], found["prompts"]["left_out"]) == (2, 0)
+    assert (found["drafters"]["block"]["kind"], found["drafters"]["block"]["depth"]) == ("dflash", 3)
     ours = ["pard, chain", "pard, tree 4", "block, chain", "block, tree 4"]
     alone = ["assisted, target", "prompt lookup", "block, stock DFlash loop"]
     names = {(size, t): [] for t in (0, 1) for size in (1, 2)}

@@ -1,20 +1,13 @@
 """What the command `pardraft eval` does; cli.py only reads its arguments."""
 
-import platform
-import shlex
-import sys
 from contextlib import nullcontext
-from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .commands import DISTRIBUTIONS, installed_version
+from .eval_facts import facts_of
 from .eval_models import (
-    DrafterSource,
     assistant_tokenizers,
     load_config,
     load_drafter,
@@ -48,7 +41,7 @@ from .evaluation.report import (
 )
 from .evaluation.runner import evaluate_conditions
 from .evaluation.simulation import Simulation, depth_of, write_script
-from .generation.settings import read_settings, settings_in
+from .generation.settings import read_settings
 from .models.drafting import ParallelDrafter, public_name
 from .models.mask_token import special_token_ids
 
@@ -226,59 +219,6 @@ def conditions_of(request: EvalRequest) -> list[Condition]:
         for temperature in dict.fromkeys(request.temperatures)
         for batch_size in dict.fromkeys(request.batch_sizes)
     ]
-
-
-def facts_of(
-    request: EvalRequest,
-    plan: Plan,
-    target: PreTrainedModel,
-    drafters: dict[str, ParallelDrafter],
-    prompt_facts: dict[str, Any],
-) -> dict[str, Any]:
-    """The JSON's top level, but for the rows."""
-    simulation = None
-    if plan.profile is not None:
-        simulation = {"acceptance": " ".join(request.simulate_acceptance), "runner_up": request.simulate_runner_up}
-    return {
-        "simulated": plan.profile is not None,
-        "simulation": simulation,
-        "machine": machine(target.device),
-        "command": shlex.join(["pardraft", *sys.argv[1:]]),
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "versions": {name: installed_version(name) for name in DISTRIBUTIONS},
-        "target": public_name(target) or Path(request.target).resolve().name,
-        "random_weights": request.random_weights,
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "drafters": {name: describe_drafter(plan.drafters[name], drafter) for name, drafter in drafters.items()},
-        "prompts": prompt_facts,
-        "max_new_tokens": request.max_new_tokens,
-        "repeats": request.repeats,
-        "seed": request.seed,
-        "top_k": request.top_k,
-        "top_p": request.top_p,
-    }
-
-
-def describe_drafter(source: DrafterSource, drafter: ParallelDrafter) -> dict[str, Any]:
-    """Where a drafter is from, and the settings that it brings along: a row's own go before them."""
-    return {
-        "source": source.public_source,
-        "kind": drafter.config.drafter_kind,
-        "depth": drafter.draft_depth,
-        "settings": settings_in(drafter.generation_config),
-    }
-
-
-def machine(device: torch.device) -> str:
-    """What the target ran on."""
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, {torch.cuda.device_count()} visible"
-    threads = f"{torch.get_num_threads()} threads"
-    return (
-        f"{platform.machine()} CPU, {threads}"
-        if device.type == "cpu"
-        else f"{device.type} ({platform.machine()}), {threads}"
-    )
 
 
 def show(request: EvalRequest, report: Report, screen: Console, notes: Console) -> None:
