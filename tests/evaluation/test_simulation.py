@@ -11,7 +11,7 @@ from hf_pardraft.evaluation.simulation import Simulation, write_script
 from tiny_models import VOCAB_SIZE, random_prompt, tiny_drafter, tiny_target
 
 PROFILE = AcceptanceProfile(by_position=(0.8, 0.6, 0.5, 0.2))
-TOKENS = 150
+TOKENS = 120
 
 
 def simulated(kind, settings, condition, profile=PROFILE, runner_up=0.0, architecture="qwen3", prompts=1):
