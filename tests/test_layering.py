@@ -22,6 +22,11 @@ ARROWS = {
     "ngram_commands": {"commands", "generation"},
     "regenerate_commands": {"auto", "commands", "training"},
     "train_commands": {"auto", "commands", "models", "ngram_commands", "training"},
+    "eval_arguments": {"eval_commands", "eval_models", "eval_plan"},
+    "eval_facts": {"commands", "eval_models", "eval_plan", "generation", "models"},
+    "eval_commands": {"eval_facts", "eval_models", "eval_plan", "evaluation", "generation", "models"},
+    "eval_models": {"auto", "commands", "models"},
+    "eval_plan": {"eval_models", "evaluation", "generation"},
     "demo": {"auto", "evaluation", "models"},
 }
 # The entry points, which may import everything.

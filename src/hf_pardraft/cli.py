@@ -11,6 +11,7 @@ from rich.console import Console
 from .commands import Completion, complete, describe_environment, read_prompt
 from .demo.family import SHIPPED_FAMILY
 from .demo.show import DemoOptions, demo_json, show_demo
+from .eval_arguments import ManyValues, evaluate_drafters
 from .ngram_commands import NgramBuild, build_ngram, convert_ngram, describe_ngram
 
 # Commands that hand their settings on, so that each is described in one place.
@@ -19,6 +20,7 @@ ANY_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 ngram = typer.Typer(no_args_is_help=True, help="Continuity models for token trees: how often tokens follow each other.")
 app.add_typer(ngram, name="ngram")
+app.command(name="eval", cls=ManyValues)(evaluate_drafters)
 TextFile = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Read the prompt from this file.")]
 
 

@@ -8,7 +8,7 @@ from transformers.generation import CandidateGenerator
 
 from ..models.drafting import DraftContext, ParallelDrafter
 from .settings import DraftSettings, read_settings
-from .stats import DecodeStats
+from .stats import DecodeStats, Proposal
 
 
 class ParallelCandidateGenerator(CandidateGenerator):
@@ -38,6 +38,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self._num_seen = 0
         self._first_unread = 0
         self._last_depth = 0
+        self._last_chain: torch.LongTensor | None = None
 
     def observe(self, context: DraftContext) -> None:
         """Note newly committed tokens, and the tapped states of what the target has read."""
@@ -100,7 +101,9 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self._last_depth = 0 if logits is None else depth
         if logits is None:
             return input_ids, None
-        return torch.cat([input_ids, logits.argmax(dim=-1).to(input_ids.device)], dim=1), None
+        chain = logits.argmax(dim=-1).to(input_ids.device)
+        self._last_chain = chain if self.settings.record_drafts else None
+        return torch.cat([input_ids, chain], dim=1), None
 
     def _observe_stock(self, input_ids, model_kwargs, model_outputs, num_matches) -> None:
         """Work out from the stock loop's arguments what was committed in its last round."""
@@ -126,6 +129,12 @@ class ParallelCandidateGenerator(CandidateGenerator):
     def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int) -> None:
         """Called by transformers' loop after each round: note what was accepted."""
         num_matches = int(num_matches)
+        if self._last_chain is not None and self._last_depth:
+            num_before = sum(self.stats.tokens_per_round)
+            tokens, depths = self._last_chain[0].tolist(), range(1, self._last_depth + 1)
+            self.stats.proposals.append(
+                Proposal(0, num_before, tuple(tokens), tuple(depths), num_matches, num_matches + 1)
+            )
         self.stats.add_round([self._last_depth], [num_matches], [num_matches + 1])
 
 

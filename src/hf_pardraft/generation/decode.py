@@ -24,7 +24,7 @@ from .selection import (
     draw_chain,
     is_prefix_free,
 )
-from .stats import Stopwatch, synchronizer
+from .stats import Proposal, Stopwatch, synchronizer
 from .stopping import StopChecks
 from .text import Texts
 from .tree import TokenTree, chain_tree, draft_chain
@@ -242,8 +242,19 @@ class SpeculativeDecoding:
         num_drafted = tree.num_nodes if tree else 0
         accepted = [min(len(path) - 1, count) for path, count in zip(paths, counts, strict=True)]
         self.candidates.stats.add_round([num_drafted] * len(counts), accepted, counts)
+        if tree is not None and self.settings.record_drafts:
+            self._record(tree, accepted, counts)
         if tree is not None:
             self.schedule.note(sum(accepted) / len(accepted))
+
+    def _record(self, tree: TokenTree, accepted: list[int], counts: list[int]) -> None:
+        """Note what was proposed to each row."""
+        nodes = zip(tree.tokens.tolist(), tree.depths.tolist(), strict=True)
+        for index, (tokens, depths) in enumerate(nodes):
+            num_before = self.texts.lengths[index] - counts[index] - self.prompt_length
+            self.candidates.stats.proposals.append(
+                Proposal(self.rows[index], num_before, tuple(tokens), tuple(depths), accepted[index], counts[index])
+            )
 
     def _add_features(self, context: DraftContext, outputs: Any, nodes: list[list[int]]) -> None:
         """Add the tapped states of what the target has just read, and where it stands."""

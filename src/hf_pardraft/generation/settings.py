@@ -46,6 +46,7 @@ class DraftSettings:
         verification: "match": draw the target's token, and keep a draft while it equals it. "rejection": draw the drafts
             too, and keep each with the odds of the target's law to the drafter's; chains only.
         time_rounds: whether to measure the seconds that each part of a round takes.
+        record_drafts: whether to keep all that is proposed, for `drafter.last_stats`.
         use_target_features: whether a drafter that can do both reads the target's hidden states; by default it does.
     """
 
@@ -63,6 +64,7 @@ class DraftSettings:
     decode_loop: str = "native"
     verification: str = "match"
     time_rounds: bool = False
+    record_drafts: bool = False
     use_target_features: bool | None = None
 
 

@@ -8,6 +8,27 @@ from dataclasses import dataclass, field
 import torch
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """What one round proposed to one row, a chain or a tree.
+
+    Attributes:
+        row: of the caller's batch.
+        num_before: new tokens that the row had before the round.
+        tokens: the proposed ones, `nodes` of them.
+        depths: how many tokens behind the text each of them stands, 1 or more.
+        num_accepted: how many of them were committed.
+        num_committed: tokens that the row got, the bonus token counted; as many as were accepted where the text ended in them.
+    """
+
+    row: int
+    num_before: int
+    tokens: tuple[int, ...]
+    depths: tuple[int, ...]
+    num_accepted: int
+    num_committed: int
+
+
 @dataclass
 class DecodeStats:
     """One generate call, round by round. A round is one target forward; the first one reads the prompt.
@@ -21,6 +42,8 @@ class DecodeStats:
         tokens_per_round: tokens committed, the bonus token counted.
         seconds: wall time spent in "draft", "tree", "verify" and "commit", if
             `drafter.generation_config.time_rounds` asked for it. On an accelerator this waits for the device.
+        proposals: what was proposed, if `drafter.generation_config.record_drafts` asked for it. On an accelerator this, too,
+            waits for the device.
     """
 
     rounds: int = 0
@@ -28,6 +51,7 @@ class DecodeStats:
     accepted_per_round: list[int] = field(default_factory=list)
     tokens_per_round: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    proposals: list[Proposal] = field(default_factory=list)
 
     @property
     def tau(self) -> float:

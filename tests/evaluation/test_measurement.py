@@ -1,0 +1,75 @@
+"""Entries take turns, repeats draw the same, and what was measured survives what can't be."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from hf_pardraft.evaluation.entries import Entry, plain_entry, prompt_lookup_entry
+from hf_pardraft.evaluation.measurement import Condition, measure
+from hf_pardraft.evaluation.report import Report
+from hf_pardraft.evaluation.runner import evaluate_conditions
+from tiny_models import random_prompt, tiny_drafter, tiny_target
+
+PROMPTS = [random_prompt(4, seed=1), random_prompt(6, seed=2)]
+
+
+def entries_for(target):
+    return [plain_entry(), Entry("drafted", tiny_drafter("dflash", target))]
+
+
+def test_entries_are_warmed_up_and_then_take_turns():
+    target, calls = tiny_target(), []
+
+    @contextmanager
+    def noted(entry):
+        calls.append(entry.name)
+        yield
+
+    measured = measure(target, entries_for(target), PROMPTS, Condition(max_new_tokens=3, repeats=2), noted)
+    assert calls == ["plain", "drafted"] + ["plain", "drafted"] * len(PROMPTS) * 2
+    for each in measured:
+        assert [len(repeats) for repeats in each.runs] == [2, 2]
+        assert len(each.watched) == 2
+        assert all(run.seconds > 0 for repeats in each.runs for run in repeats)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_repeats_write_the_same(temperature):
+    target = tiny_target()
+    condition = Condition(batch_size=2, temperature=temperature, max_new_tokens=8, repeats=2)
+    plain, drafted = measure(target, entries_for(target), PROMPTS, condition)
+    for each in (plain, drafted):
+        first, second = each.runs[0]
+        assert first.texts == second.texts == each.watched[0].texts
+    assert (plain.runs[0][0].texts == drafted.runs[0][0].texts) == (temperature == 0)
+
+
+def test_every_round_is_counted():
+    target = tiny_target()
+    entries = [*entries_for(target), prompt_lookup_entry()]
+    for each in measure(target, entries, PROMPTS[:1], Condition(max_new_tokens=12, repeats=1)):
+        watched = each.watched[0]
+        assert sum(watched.tokens_per_round) == len(watched.texts[0]) == 12
+        assert len(watched.tokens_per_round) == watched.rounds
+
+
+def test_what_was_measured_survives_what_can_not_be():
+    target, report = tiny_target(), Report({})
+    entries = [*entries_for(target), prompt_lookup_entry()]
+    rows_seen = []
+
+    @contextmanager
+    def out_of_memory_in_the_second(entry):
+        if len(rows_seen) == 2:
+            raise torch.OutOfMemoryError("too many")
+        yield
+
+    conditions = [Condition(batch_size=size, max_new_tokens=4, repeats=1) for size in (1, 2)]
+    for _ in evaluate_conditions(target, entries, PROMPTS, conditions, report, out_of_memory_in_the_second):
+        rows_seen.append(len(report.rows))
+    assert rows_seen == [0, 3, 3]
+    assert [row.name for row in report.rows] == ["plain", "drafted", "prompt lookup"]
+    reasons = {entry["name"]: entry["reason"] for entry in report.skipped}
+    assert reasons["drafted"] == "out of memory"
+    assert "one text at a time" in reasons["prompt lookup"]

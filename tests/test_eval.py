@@ -1,0 +1,160 @@
+"""`pardraft eval` as a user types it."""
+
+import json
+
+import pytest
+from transformers import AutoTokenizer
+
+from hf_pardraft import eval_commands
+from hf_pardraft.eval_models import read_drafters, read_new_drafter
+from test_cli import invoke
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    """Two prompts: the second turn follows the target's answer."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"turns": ["def add(a, b):", "class Point:"]}\n')
+    return file
+
+
+def test_everything_side_by_side(tiny_family, prompts, tmp_path):
+    pytest.importorskip("matplotlib")
+    results, text, plots = tmp_path / "out" / "results.json", tmp_path / "results.md", tmp_path / "plots"
+    done = invoke(
+        *["eval", "--target", tiny_family / "target", "--dtype", "float32", "--max-new-tokens", 5, "--repeats", 1],
+        *["--drafter", tiny_family / "pard", f"block={tiny_family / 'dflash'}", "--prompts", prompts, "--depth", 3],
+        *["--tree-budget", 0, 4, "--batch-size", 1, 2, "--temperature", 0, 1.0],
+        *["--baselines", f"assisted={tiny_family / 'target'}", "prompt_lookup", "stock_dflash"],
+        *["--json", results, "--markdown", text, "--plots", plots],
+    )
+    assert done.exit_code == 0, done.exception
+    found = json.loads(results.read_text())
+    assert (found["target"], found["simulated"], found["dtype"]) == ("target", False, "float32")
+    assert {"machine", "command", "date", "versions"} <= set(found)
+    assert (found["prompts"]["count"], found["prompts"]["left_out"]) == (2, 0)
+    assert (found["drafters"]["block"]["kind"], found["drafters"]["block"]["depth"]) == ("dflash", 3)
+    ours = ["pard, chain", "pard, tree 4", "block, chain", "block, tree 4"]
+    alone = ["assisted, target", "prompt lookup", "block, stock DFlash loop"]
+    names = {(size, t): [] for t in (0, 1) for size in (1, 2)}
+    for row in found["rows"]:
+        names[row["batch_size"], row["temperature"]].append(row["name"])
+    assert names[1, 0] == names[1, 1] == ["plain", *ours, *alone]
+    assert names[2, 0] == names[2, 1] == ["plain", *ours]
+    assert {(entry["name"], entry["batch_size"]) for entry in found["skipped"]} == {(name, 2) for name in alone}
+    greedy = [row for row in found["rows"] if row["temperature"] == 0]
+    assert all(row["identical"] for row in greedy)
+    # The tiny PARD drafter is its target, so each of its first guesses is right.
+    assert greedy[1]["acceptance_by_position"][0] == 1.0
+    assert all(sum(row["shares"].values()) == pytest.approx(1) for row in found["rows"] if row["name"] in ours)
+    assert "| pard, tree 4 |" in text.read_text()
+    assert len(list(plots.iterdir())) == 3
+
+
+def test_a_simulation_needs_no_trained_model(tiny_family, tmp_path):
+    results = tmp_path / "results.json"
+    done = invoke(
+        *["eval", "--target", tiny_family / "target", "--random-weights", "--prompts", "random:9", "--limit", 1],
+        *["--drafter", "new:dflash,num_layers=1,block_size=4", "new:dart,draft_length=3", "--repeats", 1],
+        *["--max-new-tokens", 60, "--simulate-acceptance", "1.0", "0.5", "0", "0", "--json", results],
+    )
+    assert done.exit_code == 0, done.exception
+    assert "SIMULATED ACCEPTANCE" in done.stdout
+    found = json.loads(results.read_text())
+    assert found["simulated"] is True
+    assert [row["name"] for row in found["rows"]] == ["plain", "new dflash", "new dart"]
+    for row in found["rows"][1:]:
+        assert row["identical"]
+        assert row["acceptance_by_position"][0] == 1.0
+        assert 0.2 < row["acceptance_by_position"][1] < 0.8
+        assert row["acceptance_by_position"][2] == 0.0
+
+
+def test_several_values_may_follow_an_option():
+    arguments = ["--prompts", "random", "--drafter", "d", "--batch-size=1", "2", "--temperature", "0", "-1"]
+    assert "temperatures must be 0 or more, got 0.0, -1.0" in str(invoke("eval", *COMMON, *arguments).exception)
+    stray = invoke("eval", *COMMON, "--prompts", "random", "more", "--drafter", "d")
+    assert stray.exit_code == 2
+    text = invoke("eval", "--help").stdout
+    assert all(name in text for name in ("--simulate-acceptance", "--tree-budget", "livecodebench", "--plots"))
+
+
+COMMON = ("--target", "nowhere", "--max-new-tokens", "4")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompts", "random"], "nothing to compare"),
+        (["--prompts", "humanevil", "--drafter", "d"], "no prompts 'humanevil'"),
+        (["--prompts", "random:x", "--drafter", "d"], "expected random:LENGTH"),
+        (["--prompts", "random", "--drafter", "new:eagle"], "no new drafter of the kind 'eagle'"),
+        (["--prompts", "random", "--drafter", "new:dflash"], "add --simulate-acceptance"),
+        (["--prompts", "random", "--drafter", "new:pard"], "like="),
+        (["--prompts", "random", "--drafter", "a/d", "b/d"], "two drafters are called 'd'"),
+        (["--prompts", "random", "--baselines", "beam"], "no baseline 'beam'"),
+        (["--prompts", "random", "--drafter", "d", "--setting", "depth=3"], "no setting 'depth=3'"),
+        (["--prompts", "random", "--drafter", "d", "--tree-budget", "4", "--setting", "tree_budget=3"], "given twice"),
+        (["--prompts", "random", "--drafter", "d", "--batch-size", "0"], "batch sizes must be 1 or more"),
+        (["--prompts", "random", "--drafter", "d", "--temperature", "-1"], "temperatures must be 0 or more"),
+        (["--prompts", "random", "--drafter", "d", "--simulate-acceptance", "2"], "between 0 and 1"),
+        (["--prompts", "random", "--baselines", "prompt_lookup", "--simulate-acceptance", "0.5"], "leave them out"),
+        (["--prompts", "random", "--drafter", "d", "--chat-argument", "thinking"], "expected name=value"),
+        (["--prompts", "random", "--drafter", "d", "--json", "."], "is a folder"),
+        (["--prompts", "random", "--drafter", "d", "--dtype", "float31"], "no dtype 'float31'"),
+        (["--prompts", "random", "--drafter", "d"], "can't load 'nowhere'"),
+    ],
+)
+def test_what_can_not_be_done_is_said_before_a_model_is_loaded(arguments, message, monkeypatch):
+    monkeypatch.setattr(eval_commands, "load_drafter", lambda *rest: pytest.fail("a drafter was loaded"))
+    monkeypatch.setattr(eval_commands, "load_target", lambda *rest, **more: pytest.fail("the target was loaded"))
+    done = invoke("eval", *COMMON, *arguments)
+    assert isinstance(done.exception, (ValueError, OSError))
+    assert message in str(done.exception)
+
+
+def test_plots_without_matplotlib_are_refused(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = invoke("eval", *COMMON, "--prompts", "random", "--drafter", "d", "--plots", "plots")
+    assert isinstance(done.exception, ImportError)
+    assert "plots need matplotlib" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--depth", 9], "must be between 1 and 3"),
+        (["--setting", "verification=maybe"], "verification must be one of"),
+        (["--simulate-acceptance", "0.5", "0.4"], "2 positions, and 3 tokens are drafted"),
+        (["--chat-argument", "thinking=true"], "has no chat template"),
+        (["--max-new-tokens", 256], "at most 255"),
+    ],
+)
+def test_what_a_drafter_can_not_do_is_said_before_the_target_is_loaded(
+    tiny_family, prompts, arguments, message, monkeypatch
+):
+    monkeypatch.setattr(eval_commands, "load_target", lambda *rest, **more: pytest.fail("the target was loaded"))
+    done = invoke(
+        *["eval", "--target", tiny_family / "target", "--drafter", tiny_family / "dflash", "--prompts", prompts],
+        *["--max-new-tokens", 8, *arguments],
+    )
+    assert isinstance(done.exception, ValueError)
+    assert message in str(done.exception)
+
+
+def test_a_drafter_for_another_vocabulary_is_refused(tiny_family, prompts, tmp_path, monkeypatch):
+    config = json.loads((tiny_family / "target" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 999}))
+    AutoTokenizer.from_pretrained(tiny_family / "target").save_pretrained(tmp_path)
+    monkeypatch.setattr(eval_commands, "load_target", lambda *rest, **more: pytest.fail("the target was loaded"))
+    arguments = ["--target", tmp_path, "--drafter", tiny_family / "pard", "--prompts", prompts, "--max-new-tokens", 8]
+    done = invoke("eval", *arguments)
+    assert "300 tokens and the target 999" in str(done.exception)
+
+
+def test_drafters_as_they_are_typed(tmp_path):
+    found = read_drafters(["someone/Qwen-DFlash", f"mine={tmp_path}", "new:dart,draft_length=3"])
+    assert list(found) == ["Qwen-DFlash", "mine", "new dart"]
+    assert found["mine"].public_source == tmp_path.name
+    new = read_new_drafter("new:dflash,num_layers=2,target_layer_ids=[1]")
+    assert (new.kind, new.fields["num_layers"]) == ("dflash", 2)
