@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from .commands import Completion, complete, describe_environment, read_prompt
+from .convert_commands import LAYOUT_NAMES, convert_drafter
 from .demo.family import SHIPPED_FAMILY
 from .demo.show import DemoOptions, demo_json, show_demo
 from .ngram_commands import NgramBuild, build_ngram, convert_ngram, describe_ngram
@@ -65,6 +66,23 @@ def generate(
     summary = complete(Completion(target, drafter, text, max_new_tokens, temperature, dtype, device))
     if stats and summary:
         print(summary, file=sys.stderr)
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        str, typer.Argument(help="The drafter: a folder or a Hub repository, in any layout that is read.")
+    ],
+    destination: Annotated[Path, typer.Argument(help="Folder for the converted drafter.")],
+    to: Annotated[str, typer.Option(help=f"The layout to write: {', '.join(LAYOUT_NAMES)}.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in the destination.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Of the repository: a branch, tag or commit.")] = None,
+    subfolder: Annotated[str | None, typer.Option(help="Of the source, with the drafter.")] = None,
+    target: Annotated[str | None, typer.Option(help="Its target's name, where its config does not say it.")] = None,
+) -> None:
+    """Convert a drafter into another layout, bit by bit: for vLLM, SGLang, other packages, or this one."""
+    options = {"revision": revision, "subfolder": subfolder, "target": target}
+    print_facts(convert_drafter(source, destination, to, overwrite, **options))
 
 
 @ngram.command("build")
