@@ -179,7 +179,7 @@ def describe_safetensors(path: str) -> dict[str, TensorFacts]:
                 for name, part in slices.items()
             }
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error}): {DAMAGED}") from error
+        raise ValueError(f"{path} is not a whole safetensors file and can't be read ({error}): {DAMAGED}") from error
 
 
 def describe_pickle(path: str) -> dict[str, TensorFacts]:
