@@ -188,6 +188,7 @@ def test_a_pickle_that_holds_a_program_is_not_run(layout, shards, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"]
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_a_bare_pickle_is_not_run(folder, tmp_path):
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": Harmful(tmp_path / "touched")}))
