@@ -17,8 +17,9 @@ ARROWS = {
     "training": {"models"},
     "evaluation": {"models"},
     "hub": {"models"},
-    "auto": {"models", "hub.convert"},
+    "auto": {"models", "hub.recognise"},
     "commands": {"auto", "models"},
+    "convert_commands": {"hub"},
     "ngram_commands": {"commands", "generation"},
     "regenerate_commands": {"auto", "commands", "training"},
     "train_commands": {"auto", "commands", "models", "ngram_commands", "training"},
@@ -43,7 +44,8 @@ PURE = {
 }
 # What tensors in, tensors out may need besides torch: nothing that reads, prints, logs or keeps time.
 PURE_STDLIB = {"collections", "dataclasses", "enum", "functools", "itertools", "math", "typing"}
-HUB_SAFE_PACKAGES = {"torch", "transformers"}
+# transformers does not install without safetensors.
+HUB_SAFE_PACKAGES = {"torch", "transformers", "safetensors"}
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def test_the_checker_finds_a_bad_import(module, source):
         ("generation.tree", "from dataclasses import dataclass\nimport torch.nn.functional as F"),
         ("generation.verify", "from .tree import TokenTree"),
         ("evaluation.benchmark", "import time\nfrom ..models.drafting import ParallelDrafter"),
-        ("auto", "from .hub.convert import read\nfrom .models.modeling_pard import PardDrafter"),
+        ("auto", "from .hub.recognise import drafter_class_for\nfrom .models.modeling_pard import PardDrafter"),
         ("cli", "from .training.trainer import DraftTrainer\nfrom .demo import show"),
         ("__init__", "from .generation.hooks import install"),
     ],

@@ -3,52 +3,20 @@
 import importlib.util
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import AutoModel, PreTrainedConfig
 from transformers.utils import cached_file
 
-from .models.drafting import ParallelDrafter, hub_arguments, load_generation_config
-from .models.modeling_dart import DartDrafter
-from .models.modeling_dflare import DFlareDrafter
-from .models.modeling_dflash import DFlashDrafter
+from .hub.recognise import drafter_class_for, find_drafter_class
+from .models.checked_loading import hub_arguments, with_resolved_revision
+from .models.checkpoint_files import read_config_file
+from .models.config_checks import check_config_fields
+from .models.drafting import ParallelDrafter, load_generation_config
 from .models.modeling_pard import PardDrafter
 from .models.target_projection import with_subfolder
 
+__all__ = ["AutoDrafter", "drafter_class_for"]
+
 ADAPTER_FILE = "adapter_config.json"
-KNOWN_LAYOUTS = (
-    "PARD and PARD-2 (an ordinary Llama, Qwen2 or Qwen3 config with `pard_token`), DFlash as published (`dflash_config` or the "
-    "architecture DFlashDraftModel), DFlare as published (the same with the architecture QwenDFlareDraftModel), DART as "
-    "published (`draft_length` and `draft_vocab_size`), and what save_pretrained of this package writes"
-)
-
-
-def drafter_class_for(config: dict[str, Any], source: str = "config.json") -> type[ParallelDrafter]:
-    """The drafter class that a config.json (as a dict) belongs to.
-
-    Raises:
-        ValueError: if it is none that this package reads; the message says what was found.
-    """
-    architectures = config.get("architectures") or []
-    if config.get("pard_token") is not None and config.get("spd_type", "pard") in ("pard", "pard2"):
-        return PardDrafter
-    # DFlare's published configs are DFlash's in all but the architecture, so it has to be asked for first.
-    if config.get("model_type") == "dflare" or any("DFlare" in name for name in architectures):
-        return DFlareDrafter
-    is_dflash_architecture = any(name in ("DFlashDraftModel", "DFlashDrafter") for name in architectures)
-    if config.get("model_type") == "dflash" or is_dflash_architecture or "dflash_config" in config:
-        return DFlashDrafter
-    # EAGLE-3 has a reduced vocabulary too, but drafts step by step and so has no draft_length.
-    is_dart_layout = config.get("draft_length") is not None and config.get("draft_vocab_size") is not None
-    if config.get("model_type") == "dart" or is_dart_layout:
-        return DartDrafter
-    found = {
-        key: config[key]
-        for key in ("architectures", "model_type", "spd_type", "speculators_model_type", "draft_length")
-        if config.get(key) is not None
-    }
-    raise ValueError(
-        f"{source} describes no drafter that this package reads: found {found or 'none of the fields that tell drafters apart'}. "
-        f"Known layouts: {KNOWN_LAYOUTS}. To adapt an ordinary causal LM, use PardDrafter.from_causal_lm"
-    )
 
 
 class AutoDrafter:
@@ -59,7 +27,9 @@ class AutoDrafter:
 
     @classmethod
     def from_pretrained(cls, name_or_path, **kwargs: Any) -> ParallelDrafter:
-        """Load a drafter.
+        """Load a drafter of any known layout. Code that came with it is not run, whatever its config says.
+
+        A drafter of an unknown layout that brings its own code is loaded with that code, if `trust_remote_code=True`.
 
         Args:
             name_or_path: a folder, or a repository on the Hub. A PEFT adapter names the drafter or model that it belongs to,
@@ -67,15 +37,42 @@ class AutoDrafter:
             **kwargs: as for `PreTrainedModel.from_pretrained` (`dtype`, `device_map`, `revision`, `token`, ...).
 
         Raises:
-            ValueError: if the layout is not known, or a weight is missing or left over.
+            OSError: if it is not there, or can't be reached (offline, gated, ...).
+            ValueError: if the layout is not known, a file is damaged, or a weight is missing or left over.
         """
-        kwargs = with_subfolder(name_or_path, kwargs)
+        trust_remote_code = kwargs.pop("trust_remote_code", False)
+        kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
         if cached_file(
             name_or_path, ADAPTER_FILE, _raise_exceptions_for_missing_entries=False, **hub_arguments(kwargs)
         ):
             return load_adapted(name_or_path, kwargs)
-        config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub_arguments(kwargs))
-        return drafter_class_for(config, f"the config of {name_or_path}").from_pretrained(name_or_path, **kwargs)
+        config = kwargs.get("config")
+        if isinstance(config, PreTrainedConfig):
+            fields = config.to_dict()
+        else:
+            fields = read_config_file(config or name_or_path, **hub_arguments(kwargs))
+        source = f"the config of {name_or_path}"
+        check_config_fields(fields, source)
+        if trust_remote_code and find_drafter_class(fields) is None and "AutoModel" in (fields.get("auto_map") or {}):
+            return load_with_its_own_code(name_or_path, **kwargs)
+        return drafter_class_for(fields, source).from_pretrained(name_or_path, **kwargs)
+
+
+def load_with_its_own_code(name_or_path, **kwargs: Any) -> ParallelDrafter:
+    """Load a drafter with the code that came with it, which the user trusts.
+
+    Raises:
+        ValueError: if what it loads is no drafter.
+    """
+    model = AutoModel.from_pretrained(name_or_path, trust_remote_code=True, **kwargs)
+    # A class loaded from a repository is not the class that we import.
+    missing = [name for name in ("draft", "new_draft_state", "check_target") if not hasattr(model, name)]
+    if missing:
+        raise ValueError(
+            f"{name_or_path} holds a {type(model).__name__}, which is no parallel drafter (it has no {', '.join(missing)}): load "
+            "it with transformers' own classes"
+        )
+    return model
 
 
 def load_adapted(name_or_path: str, kwargs: dict[str, Any]) -> ParallelDrafter:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from .commands import Completion, complete, describe_environment, read_prompt
+from .convert_commands import LAYOUT_NAMES, convert_drafter
 from .demo.family import SHIPPED_FAMILY
 from .demo.show import DemoOptions, demo_json, show_demo
 from .eval_arguments import ManyValues, evaluate_drafters
@@ -164,6 +165,23 @@ def cache_features(
     from .train_commands import FeatureOptions, cache_target_features
 
     print_facts(cache_target_features(context.args, FeatureOptions(folder, dtype, batch_size)))
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        str, typer.Argument(help="The drafter: a folder or a Hub repository, in any layout that is read.")
+    ],
+    destination: Annotated[Path, typer.Argument(help="Folder for the converted drafter.")],
+    to: Annotated[str, typer.Option(help=f"The layout to write: {', '.join(LAYOUT_NAMES)}.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in the destination.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Of the repository: a branch, tag or commit.")] = None,
+    subfolder: Annotated[str | None, typer.Option(help="Of the source, with the drafter.")] = None,
+    target: Annotated[str | None, typer.Option(help="Its target's name, where its config does not say it.")] = None,
+) -> None:
+    """Convert a drafter into another layout, bit by bit: for vLLM, SGLang, other packages, or this one."""
+    options = {"revision": revision, "subfolder": subfolder, "target": target}
+    print_facts(convert_drafter(source, destination, to, overwrite, **options))
 
 
 @ngram.command("build")

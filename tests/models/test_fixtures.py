@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from hf_pardraft import AutoDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.models.configuration_dflash import default_target_layer_ids
 from hf_pardraft.models.draft_cache import GrowingCache
-from hf_pardraft.models.drafting import DraftContext, DraftState, layer_ids_to_hidden_state_indices
+from hf_pardraft.models.drafting import DraftContext, DraftState
+from hf_pardraft.models.tap_indices import layer_ids_to_hidden_state_indices
 from tiny_models import StandIn
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

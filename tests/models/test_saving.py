@@ -123,7 +123,7 @@ def test_a_left_over_weight_is_named(target, tmp_path, kind):
     "fields",
     [
         {},
-        {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash"},
+        {"architectures": ["PEagleSpeculator"], "speculators_model_type": "peagle"},
         {"pard_token": 5, "spd_type": "pard3"},
     ],
 )

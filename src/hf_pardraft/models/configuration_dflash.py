@@ -4,6 +4,8 @@ from typing import Any, ClassVar
 
 from transformers import Qwen3Config
 
+from .published_dflash import native_fields
+
 
 def default_target_layer_ids(num_target_layers: int, num_taps: int) -> list[int]:
     """The target layers whose outputs a fresh drafter taps, as 0-based layer numbers.
@@ -34,6 +36,7 @@ class DFlashConfig(Qwen3Config):
         mask_token_id: an id that the target's tokenizer leaves unused; its embedding is the target's.
         target_layer_ids: 0-based numbers of the target layers whose *outputs* are read.
         num_target_layers: depth of the target.
+        vocab_size: the target's; 0 where the checkpoint does not say, until the drafter meets its target.
         target_hidden_size: width of the target's hidden states; `None` for `hidden_size`.
         target_name_or_path, target_model_type, target_fingerprint: the target that it was made for, to warn about another.
     """
@@ -69,8 +72,6 @@ class DFlashConfig(Qwen3Config):
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in `PreTrainedConfig`; the published layout calls itself `qwen3`, which is only what its layers are."""
+        """As in `PreTrainedConfig`; what others publish is read as ours ([`native_fields`])."""
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        if config_dict.get("model_type") == "qwen3":
-            config_dict["model_type"] = cls.model_type
-        return config_dict, kwargs
+        return native_fields(config_dict, cls.model_type), kwargs

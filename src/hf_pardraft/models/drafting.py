@@ -8,29 +8,15 @@ import weakref
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
+from .checked_loading import hub_arguments, load_checked
+from .checksums import add_checksums
 from .draft_cache import GrowingCache
-
-# Layers of a target are named by what a published config calls them; `hidden_states` has the embeddings at index 0.
-FIRST_LAYER_OUTPUT = 1
-
-# Arguments of `from_pretrained` that say where the files are.
-HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-
-
-def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Those of `from_pretrained`'s arguments that say where a file comes from."""
-    return {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
-
-
-def layer_ids_to_hidden_state_indices(layer_ids: list[int]) -> list[int]:
-    """Turn 0-based layer numbers ("the output of layer i") into indices of the target's `hidden_states` tuple."""
-    return [layer_id + FIRST_LAYER_OUTPUT for layer_id in layer_ids]
 
 
 @dataclass
@@ -140,6 +126,11 @@ class ParallelDrafter:
     training_objective = "cross_entropy"
     last_stats = None
     ngram = None
+    # Weights that published checkpoints call otherwise, and those that they hold and a drafter does not read: patterns of
+    # their names, and what takes their place, or why.
+    renamed_weights: ClassVar[dict[str, str]] = {}
+    ignored_weights: ClassVar[dict[str, str]] = {r"rotary_emb\.inv_freq$": "computed from the config"}
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [*ignored_weights]
     vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
 
     @property
@@ -260,30 +251,28 @@ class ParallelDrafter:
         if self.max_draft_depth is None:
             self.generation_config.num_assistant_tokens = draft_tokens
 
-    def save_pretrained(self, save_directory, *args: Any, **kwargs: Any) -> None:
-        """As in `PreTrainedModel`."""
+    def save_pretrained(self, save_directory, is_main_process: bool = True, *args: Any, **kwargs: Any) -> None:
+        """As in `PreTrainedModel`; weights are saved with checksums, which are compared when they are loaded."""
         # What bears this mark is derived anew from config.json when it is loaded, and the drafting settings would be lost.
         self.generation_config._from_model_config = False
-        super().save_pretrained(save_directory, *args, **kwargs)
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+        if is_main_process:
+            for path in Path(save_directory).glob("model*.safetensors"):
+                add_checksums(path)
 
     def load_separate_weights(self, folder: str) -> None:
         """Load, from a folder that `save_pretrained` wrote, the weights that it keeps outside the main file; none by default."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
-        """As in `PreTrainedModel`, but a missing or unexpected weight is an error that names it."""
-        return_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(
-            pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
-        )
-        wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys") if info[kind]}
-        if wrong:
-            found = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in wrong.items())
-            raise ValueError(
-                f"the weights in {pretrained_model_name_or_path} do not fit a {cls.__name__} ({found}). No weight is left "
-                "random: check that the folder holds this kind of drafter and that config.json describes these weights"
-            )
-        return (model, info) if return_info else model
+        """As in `PreTrainedModel`, but files are looked at before they are loaded, and every weight is accounted for.
+
+        Raises:
+            OSError: if the files can't be found or reached.
+            ValueError: if config.json or a weight file is damaged or describes something else: a weight that is missing, left
+                over, of another shape or no floating-point number is named.
+        """
+        return load_checked(cls, super().from_pretrained, pretrained_model_name_or_path, *model_args, **kwargs)
 
 
 def check_taps(drafter: ParallelDrafter, target: PreTrainedModel, taps: list[int]) -> None:
@@ -398,7 +387,9 @@ def other_weights_reason(config: PreTrainedConfig, target: PreTrainedModel) -> s
 
 
 def load_generation_config(path, **kwargs) -> GenerationConfig:
-    """The generation config saved beside a drafter, or a default one."""
+    """The generation config saved beside a drafter, or a default one; `path` is `None` where nothing is read from files."""
+    if path is None:
+        return GenerationConfig()
     try:
         return GenerationConfig.from_pretrained(path, **hub_arguments(kwargs))
     except OSError:

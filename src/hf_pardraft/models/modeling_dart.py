@@ -1,7 +1,7 @@
 """DART: one causal layer over a target's hidden states and masks, which drafts all positions at once (dart.txt, section 3)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -122,8 +122,11 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    # A published checkpoint may hold the target's embedding, which we read from the target.
-    _keys_to_ignore_on_load_unexpected = [r"^embed_tokens\.weight$", r"rotary_emb\.inv_freq"]
+    ignored_weights: ClassVar[dict[str, str]] = {
+        r"rotary_emb\.inv_freq$": "computed from the config",
+        r"^embed_tokens\.weight$": "the target's embedding, which is read from the target",
+    }
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [*ignored_weights]
 
     def __init__(self, config: DartConfig) -> None:
         super().__init__(config)

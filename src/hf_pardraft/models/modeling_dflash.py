@@ -29,11 +29,12 @@ from .drafting import (
     describe_target,
     input_device,
     last_columns,
-    layer_ids_to_hidden_state_indices,
     mask_ids,
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
+from .published_dflash import IGNORED_WEIGHTS, RENAMED_WEIGHTS
 from .row_masks import additive, token_indices, visible_columns
+from .tap_indices import layer_ids_to_hidden_state_indices
 from .target_bound import TargetBoundDrafter, architecture_like, with_common_names
 
 
@@ -145,7 +146,9 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _keys_to_ignore_on_load_unexpected = [r"rotary_emb\.inv_freq"]
+    renamed_weights = RENAMED_WEIGHTS
+    ignored_weights = IGNORED_WEIGHTS
+    _keys_to_ignore_on_load_unexpected = [*IGNORED_WEIGHTS]
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__(config)
@@ -163,11 +166,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         config, kind = self.config, type(self).__name__
         if config.block_size < 2:
             raise ValueError(f"a {kind} needs block_size >= 2, got {config.block_size}: set it in config.json")
-        if config.mask_token_id is None or not 0 <= config.mask_token_id < config.vocab_size:
-            raise ValueError(
-                f"a {kind} needs mask_token_id, an unused token in [0, {config.vocab_size}), got {config.mask_token_id}: "
-                "set it in config.json (published drafters nest it in dflash_config)"
-            )
+        check_mask_token(config, config.vocab_size, kind)
         if any(layer_id < 0 for layer_id in config.target_layer_ids or ()):
             raise ValueError(
                 f"target_layer_ids are the 0-based numbers of target layers, got {config.target_layer_ids}: count from the first "
@@ -178,6 +177,14 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
                 f"a {kind} needs target_layer_ids, the target layers that it reads, or num_target_layers to choose them: "
                 "set one of them in config.json"
             )
+
+    def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:
+        """See [`TargetBoundDrafter.check_target`]; a drafter that leaves its vocabulary open takes the target's."""
+        if self.config.vocab_size == 0:
+            vocab_size = target.config.get_text_config(decoder=True).vocab_size
+            check_mask_token(self.config, vocab_size, type(self).__name__)
+            self.config.vocab_size = vocab_size
+        super().check_target(target, taps)
 
     def add_fusion(self) -> None:
         """The modules that make context features of tapped hidden states (dflare.txt, eq. 1)."""
@@ -340,3 +347,12 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         if "sliding_attention" in self.config.layer_types:
             masks["sliding_attention"] = create_bidirectional_sliding_window_mask(**arguments)
         return masks
+
+
+def check_mask_token(config: DFlashConfig, vocab_size: int, kind: str) -> None:
+    """Raise a `ValueError` unless the config names a mask token, and one of the vocabulary (if that is known, not 0)."""
+    if config.mask_token_id is None or not 0 <= config.mask_token_id < (vocab_size or config.mask_token_id + 1):
+        raise ValueError(
+            f"a {kind} needs mask_token_id, an unused token in [0, {vocab_size}), got {config.mask_token_id}: "
+            "set it in config.json (published drafters nest it in dflash_config)"
+        )

@@ -22,6 +22,7 @@ from transformers import (
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import slice_logits_to_keep
 
+from .checked_loading import with_resolved_revision
 from .configuration_pard import (
     PARD2_FIELDS,
     PardConfig,
@@ -101,6 +102,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         `warp_model.bin`. Without it the drafter is loaded as a PARD drafter, with a warning. In a repository whose root
         holds no drafter, the published subfolder `pard_model` is read.
         """
+        kwargs = with_resolved_revision(pretrained_model_name_or_path, kwargs)
         kwargs = with_subfolder(pretrained_model_name_or_path, kwargs)
         source = hub_arguments(kwargs)
         config = kwargs.get("config")

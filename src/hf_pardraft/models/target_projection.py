@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_utils import load_state_dict, safe_save_file
+from transformers.modeling_utils import safe_save_file
 from transformers.utils import cached_file
 
+from .checkpoint_files import describe_tensors, is_safetensors, read_tensors
+from .checkpoint_weights import all_finite
+from .checksums import add_checksums, check_checksums
 from .configuration_pard import PardConfig, default_target_layers
 from .drafting import DraftContext, are_real, counting, describe_target, hub_arguments
 
@@ -134,17 +137,25 @@ def load_projection(projection: nn.Linear, path: str) -> None:
     """Copy the weights in `path` into `projection`.
 
     Raises:
-        ValueError: if a weight is missing, left over or of another shape.
+        ValueError: if the file is damaged, or a weight is missing, left over, of another shape or no number.
     """
-    # A pickle may hold anything, so only its tensors are read.
-    weights = load_state_dict(path, weights_only=True)
-    found = {name: tuple(weight.shape) for name, weight in weights.items()}
+    facts = describe_tensors([path])
+    if is_safetensors(path):
+        check_checksums(path)
+    found = {name: tensor.shape for name, tensor in facts.items()}
     expected = {f"{PROJECTION}.{name}": tuple(weight.shape) for name, weight in projection.state_dict().items()}
     if found != expected:
         raise ValueError(
             f"the projection in {path} does not fit config.json: expected {expected} (pard2_target_dim, hidden_size and "
             f"pard2_proj_bias), found {found}"
         )
+    if not all(tensor.is_floating_point for tensor in facts.values()):
+        raise ValueError(f"the projection in {path} should hold floating-point numbers: get the file again")
+    if projection.weight.is_meta:
+        return
+    weights = read_tensors(facts)
+    if not all(map(all_finite, weights.values())):
+        raise ValueError(f"the projection in {path} holds infinities or NaN: the file is damaged, get it again")
     projection.load_state_dict({name.removeprefix(f"{PROJECTION}."): weight for name, weight in weights.items()})
 
 
@@ -155,3 +166,4 @@ def save_projection(weights: dict[str, torch.Tensor], folder) -> None:
     safe_save_file(
         {name: weight.contiguous() for name, weight in weights.items()}, str(file), metadata={"format": "pt"}
     )
+    add_checksums(file)

@@ -1,0 +1,22 @@
+"""What the command `pardraft convert` does; cli.py only reads its arguments."""
+
+from pathlib import Path
+from typing import Any
+
+from .hub.convert import convert
+from .hub.layouts import LAYOUTS, NATIVE
+
+LAYOUT_NAMES = (NATIVE, *LAYOUTS)
+
+
+def convert_drafter(source: str, destination: Path, layout: str, overwrite: bool, **options: Any) -> dict[str, Any]:
+    """Convert a drafter and say what was done; `options` are those of [`convert`], `None` where not given.
+
+    Raises:
+        OSError, ValueError: see [`convert`].
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    done = convert(source, destination, layout, overwrite, **given)
+    facts = {"drafter": done.kind, "layout": done.layout, "weights": done.num_weights, "used by": done.served_by}
+    left = {f"not read, {name}": why for name, why in done.unread.items()}
+    return {**facts, **left, "written to": destination}

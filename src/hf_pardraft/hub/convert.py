@@ -1,0 +1,163 @@
+"""Converting a drafter between layouts: there and back is bit-exact, and the destination is written in one piece."""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import cached_file
+
+from ..models.checked_loading import describe_checkpoint, hub_arguments, match_weights, with_resolved_revision
+from ..models.checkpoint_files import TensorFacts, describe_tensors, read_config_file, read_tensors
+from ..models.config_checks import check_config_fields
+from ..models.drafting import ParallelDrafter
+from ..models.target_projection import find_projection, with_subfolder
+from .export import check_export, export_drafter
+from .layouts import LAYOUTS, NATIVE
+from .recognise import drafter_class_for
+from .staging import check_destination, written_beside
+
+# Files that go with a drafter in any layout.
+COMPANIONS = (
+    "LICENSE",
+    "NOTICE",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion did.
+
+    Attributes:
+        kind: of drafter.
+        layout: that it is in now.
+        num_weights: how many tensors were written.
+        unread: weights of the source that the drafter does not read, and why.
+        served_by: where a checkpoint in this layout is used.
+    """
+
+    kind: str
+    layout: str
+    num_weights: int
+    unread: dict[str, str]
+    served_by: str
+
+
+def load_exactly(source, **kwargs: Any) -> tuple[ParallelDrafter, dict[str, str]]:
+    """Load a drafter of any known layout, each weight in the dtype that it has in its file.
+
+    Returns:
+        The drafter, and the weights of the files that it does not read, with the reasons.
+
+    Raises:
+        OSError, ValueError: see [`AutoDrafter.from_pretrained`].
+    """
+    kwargs = with_subfolder(source, with_resolved_revision(source, kwargs))
+    fields = read_config_file(source, **hub_arguments(kwargs))
+    check_config_fields(fields, f"the config of {source}")
+    drafter = drafter_class_for(fields, f"the config of {source}").from_pretrained(source, **kwargs)
+    facts = describe_checkpoint(source, kwargs)
+    names = match_weights(type(drafter), drafter.config, facts, source)
+    # One dtype was chosen for all when they were loaded, which may have rounded some.
+    restore_dtypes(drafter, {own: facts[name] for own, name in names.items()}, names)
+    if drafter.config.to_dict().get("pard2_target_layers") is not None:
+        restore_projection(drafter, find_projection(source, **hub_arguments(kwargs)))
+    reasons = {
+        name: next(why for pattern, why in type(drafter).ignored_weights.items() if re.search(pattern, name))
+        for name in sorted(facts.keys() - names.values())
+    }
+    return drafter, reasons
+
+
+def restore_dtypes(drafter: ParallelDrafter, facts: dict[str, TensorFacts], names: dict[str, str]) -> None:
+    """Read those weights of a drafter again that have another dtype in their files, and keep it.
+
+    Args:
+        drafter: changed in place.
+        facts: what the files say about its weights, by its own names.
+        names: what these are called in the files.
+    """
+    loaded = drafter.state_dict()
+    changed = {
+        names[own]: fact for own, fact in facts.items() if str(loaded[own].dtype).removeprefix("torch.") != fact.dtype
+    }
+    if not changed:
+        return
+    own_names = {name: own for own, name in names.items()}
+    weights = {own_names[name]: weight for name, weight in read_tensors(changed).items()}
+    drafter.load_state_dict(weights, strict=False, assign=True)
+    drafter.tie_weights()
+
+
+def restore_projection(drafter: ParallelDrafter, path: str) -> None:
+    """The same for the projection of a PARD-2 drafter, which has a file of its own."""
+    drafter.load_state_dict(read_tensors(describe_tensors([path])), strict=False, assign=True)
+
+
+def name_target(drafter: ParallelDrafter, target: str) -> None:
+    """Say in a drafter's config what it was made for.
+
+    Raises:
+        ValueError: if it serves a family of targets, or its config names another one.
+    """
+    named = drafter.config.to_dict().get("target_name_or_path")
+    if not drafter.reads_target or named not in (None, target):
+        raise ValueError(
+            f"this {type(drafter).__name__} was made for {named or 'every target with its tokenizer'}, got target {target!r}: "
+            "leave it out"
+        )
+    drafter.config.target_name_or_path = target
+
+
+def copy_companions(source, folder: Path, **hub: Any) -> None:
+    """Copy tokenizer and licence, where the source has them, unless the layout brought its own."""
+    for name in COMPANIONS:
+        found = cached_file(source, name, _raise_exceptions_for_missing_entries=False, **hub)
+        if found is not None and not (folder / name).exists():
+            shutil.copyfile(found, folder / name)
+
+
+def convert(
+    source,
+    destination: str | Path,
+    layout: str = NATIVE,
+    overwrite: bool = False,
+    max_shard_size: str = "5GB",
+    target: str | None = None,
+    **hub: Any,
+) -> Conversion:
+    """Convert a drafter into another layout.
+
+    Args:
+        source: a folder or a repository on the Hub, in any layout that [`AutoDrafter`] reads.
+        destination: a folder that is not there yet, or is empty.
+        layout: "native", or one of [`LAYOUTS`].
+        overwrite: replace a checkpoint in `destination`.
+        max_shard_size: a larger checkpoint becomes several files.
+        target: the name of its target on the Hub, which a config may not say and some layouts have a place for.
+        **hub: `revision`, `token`, `subfolder`, ..., as for `from_pretrained`.
+
+    Raises:
+        OSError: if the source can't be read, or the destination can't be written; it is as it was before.
+        ValueError: if the source is damaged or unknown, or the layout can't hold its kind.
+    """
+    check_destination(destination, overwrite)
+    drafter, unread = load_exactly(source, **hub)
+    if target is not None:
+        name_target(drafter, target)
+    check_export(drafter, layout)
+    hub = hub_arguments(with_subfolder(source, hub))
+    with written_beside(destination, overwrite) as folder:
+        export_drafter(drafter, folder, layout, max_shard_size)
+        copy_companions(source, folder, **hub)
+    served_by = LAYOUTS[layout].served_by if layout in LAYOUTS else "this package, and transformers with its code"
+    return Conversion(drafter.config.drafter_kind, layout, len(drafter.state_dict()), unread, served_by)

@@ -1,0 +1,226 @@
+"""The files of a checkpoint: found as transformers finds them, and looked at before any weight is loaded.
+
+What a file says is not believed: a shard index may name files elsewhere, a header may be cut off, a pickle may hold a program.
+"""
+
+import json
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers.utils import cached_file
+
+SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
+PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+INDEX_SUFFIX = ".index.json"
+SAFETENSORS_SUFFIX = ".safetensors"
+# safetensors' names of what torch can hold; others (8-bit floats and less) are kept as they are called.
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DAMAGED = "it is damaged or was not downloaded whole: get it again"
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What a file says about one tensor: its shape, its dtype as torch calls it, and the file's path."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    path: str
+
+    @property
+    def is_floating_point(self) -> bool:
+        return self.dtype in FLOATS.values()
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: if it holds no JSON, or something else than an object.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): get the file again, or mend it") from error
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"{path} should hold a JSON object, got a {type(found).__name__}: get the file again, or mend it"
+        )
+    return found
+
+
+def read_config_file(name_or_path, **source: Any) -> dict[str, Any]:
+    """The config.json of a folder or repository, as it is.
+
+    Args:
+        name_or_path: a folder, or a repository on the Hub.
+        **source: `revision`, `token`, `subfolder`, ..., as for `from_pretrained`.
+
+    Raises:
+        OSError: if there is none, or it can't be reached (offline, gated, ...).
+        ValueError: if it is no JSON object.
+    """
+    try:
+        path = cached_file(name_or_path, "config.json", **source)
+    except OSError as error:
+        if str(name_or_path) in str(error):
+            raise
+        # Transformers does not always say what could not be reached.
+        raise OSError(f"can't load {name_or_path}: {error}") from error
+    if path is None:
+        raise OSError(f"{name_or_path} holds no config.json: name a folder or a repository with a drafter in it")
+    return read_json(path)
+
+
+def find_weight_files(
+    name_or_path, use_safetensors: bool | None = None, variant: str | None = None, **source: Any
+) -> list[str]:
+    """Paths of the files that `from_pretrained` reads the weights of a folder or repository from; downloads them if need be.
+
+    Safetensors come before pickles, and one file before several.
+
+    Raises:
+        OSError: if there are none.
+        ValueError: if an index names files that are not beside it.
+    """
+    names = {True: SAFETENSORS_FILES, False: PICKLE_FILES, None: SAFETENSORS_FILES + PICKLE_FILES}[use_safetensors]
+    for name in names:
+        if variant is not None:
+            # "model.fp16.safetensors", "model.safetensors.index.fp16.json"
+            stem, suffix = name.rsplit(".", 1)
+            name = f"{stem}.{variant}.{suffix}"
+        path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **source)
+        if path is None:
+            continue
+        if not name.endswith(".json"):
+            return [path]
+        return [shard_path(name_or_path, path, shard, **source) for shard in shard_names(path)]
+    raise OSError(f"{name_or_path} holds no weights: expected one of {', '.join(names)}")
+
+
+def shard_names(index_path: str) -> list[str]:
+    """The files that a shard index names, each once.
+
+    Raises:
+        ValueError: if it is no index, or names a file that is not beside it.
+    """
+    index = read_json(index_path)
+    shards = index.get("weight_map")
+    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+        raise ValueError(f"{index_path} should map weights to files under weight_map: get the file again")
+    for name in sorted(set(shards.values())):
+        # Windows takes both kinds of separators, and no plain name has either.
+        if (
+            not name
+            or name in (".", "..")
+            or name not in (PurePosixPath(name).name, PureWindowsPath(name).name)
+            or "\\" in name
+        ):
+            raise ValueError(
+                f"{index_path} names the file {name!r}, which is not beside it: an index lists plain file names. Don't load this "
+                "checkpoint unless you trust it and have mended its index"
+            )
+    return sorted(set(shards.values()))
+
+
+def shard_path(name_or_path, index_path: str, name: str, **source: Any) -> str:
+    """The path of a shard beside its index.
+
+    Raises:
+        OSError: if it is not there.
+        ValueError: if it is a link that leads out of the folder (other than into the Hub's own cache).
+    """
+    path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **source)
+    if path is None:
+        raise OSError(f"{index_path} names {name}, which is missing: get the checkpoint again")
+    folder, real = Path(index_path).parent, Path(path).resolve()
+    # Files of a downloaded snapshot are links to their contents, `snapshots/<commit>/name` to `blobs/<hash>`.
+    blobs = [parent.parent / "blobs" for parent in folder.resolve().parents if parent.name == "snapshots"]
+    if not any(real.is_relative_to(place.resolve()) for place in [folder, *blobs]):
+        raise ValueError(
+            f"{path} is a link to {real}, outside of its folder: copy the file into the folder if you trust it"
+        )
+    return path
+
+
+def describe_tensors(paths: Iterable[str]) -> dict[str, TensorFacts]:
+    """What the files say about their tensors, by name; no weight is read from safetensors.
+
+    Raises:
+        ValueError: if a file is cut off or otherwise no checkpoint, holds a program, or a name comes twice.
+    """
+    found: dict[str, TensorFacts] = {}
+    for path in paths:
+        facts = describe_safetensors(path) if is_safetensors(path) else describe_pickle(path)
+        twice = sorted(found.keys() & facts.keys())
+        if twice:
+            raise ValueError(
+                f"{path} holds {', '.join(twice[:5])} once more, after another shard: get the checkpoint again"
+            )
+        found |= facts
+    return found
+
+
+def is_safetensors(path: str) -> bool:
+    return Path(path).name.endswith(SAFETENSORS_SUFFIX)
+
+
+def describe_safetensors(path: str) -> dict[str, TensorFacts]:
+    """See [`describe_tensors`]."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {
+                name: TensorFacts(tuple(part.get_shape()), FLOATS.get(part.get_dtype(), part.get_dtype()), path)
+                for name, part in slices.items()
+            }
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file and can't be read ({error}): {DAMAGED}") from error
+
+
+def describe_pickle(path: str) -> dict[str, TensorFacts]:
+    """See [`describe_tensors`]."""
+    return {
+        name: TensorFacts(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), path)
+        for name, tensor in read_pickle(path).items()
+    }
+
+
+def read_pickle(path: str) -> dict[str, torch.Tensor]:
+    """The tensors of a pickle; anything else in it is refused, and nothing in it is run.
+
+    Raises:
+        ValueError: if it is damaged, or holds anything but tensors by name.
+    """
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} holds more than tensors, or is damaged, and was not run (weights_only=True): get the checkpoint as "
+            f"safetensors. {str(error).splitlines()[0]}"
+        ) from error
+    except (RuntimeError, EOFError, KeyError, ValueError, UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{path} is not a whole PyTorch file ({error}): {DAMAGED}") from error
+    if not isinstance(found, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
+        raise ValueError(
+            f"{path} should hold tensors by name, and holds something else: get the checkpoint as safetensors"
+        )
+    return dict(found)
+
+
+def read_tensors(facts: dict[str, TensorFacts]) -> dict[str, torch.Tensor]:
+    """The tensors that [`describe_tensors`] found, or some of them, bit by bit as they are in the files."""
+    found = {}
+    for path in sorted({tensor.path for tensor in facts.values()}):
+        names = [name for name, tensor in facts.items() if tensor.path == path]
+        if is_safetensors(path):
+            with safe_open(path, framework="pt") as file:
+                found |= {name: file.get_tensor(name) for name in names}
+        else:
+            pickled = read_pickle(path)
+            found |= {name: pickled[name] for name in names}
+    return found

@@ -1,0 +1,145 @@
+"""Checks on the config.json of a drafter, before anything is built of it: what a field may hold, and what fields must agree."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+# Whole numbers, and between which bounds they make sense. The upper ones are far above anything published: they keep a damaged
+# or hostile file from asking for a model that no machine holds.
+WHOLE_NUMBERS = {
+    "hidden_size": (1, 1 << 17),
+    "target_hidden_size": (1, 1 << 17),
+    "intermediate_size": (1, 1 << 20),
+    "num_hidden_layers": (1, 1024),
+    "num_target_layers": (1, 4096),
+    "num_attention_heads": (1, 4096),
+    "num_key_value_heads": (1, 4096),
+    "head_dim": (2, 1 << 14),
+    # 0 where the target decides.
+    "vocab_size": (0, 1 << 24),
+    "draft_vocab_size": (1, 1 << 24),
+    "max_position_embeddings": (1, 1 << 40),
+    "sliding_window": (1, 1 << 40),
+    "block_size": (1, 4096),
+    "draft_length": (0, 4096),
+    "pard2_target_dim": (1, 1 << 22),
+    "mask_token_id": (0, 1 << 24),
+    "pard_token": (0, 1 << 24),
+}
+# Numbers, and open intervals for them.
+NUMBERS = {
+    "rms_norm_eps": (0, 1),
+    "rope_theta": (0, math.inf),
+    "attention_dropout": (-1e-9, 1),
+    "pard2_scale": (-math.inf, math.inf),
+}
+LISTS_OF_WHOLE_NUMBERS = (
+    "target_layer_ids",
+    "tapped_hidden_states",
+    "pard2_target_layers",
+    "aux_hidden_state_layer_ids",
+)
+BOOLEANS = (
+    "attention_bias",
+    "mlp_bias",
+    "tie_word_embeddings",
+    "use_sliding_window",
+    "double_norm",
+    "shifted",
+    "pard2_proj_bias",
+    "fusion_fc",
+    "separate_kv",
+)
+OBJECTS = (
+    "dflash_config",
+    "rope_parameters",
+    "rope_scaling",
+    "transformer_layer_config",
+    "speculators_config",
+    "auto_map",
+)
+NESTED = ("dflash_config", "transformer_layer_config")
+# Whose configs may leave head_dim to this division; Qwen3's have a default.
+HEADS_FILL_HIDDEN_SIZE = ("llama", "qwen2", "dart")
+# Fields that say which file to load: transformers would follow them out of the folder.
+REDIRECTIONS = ("transformers_weights",)
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_config_fields(fields: Any, source: str) -> None:
+    """Raise a `ValueError` for a config whose fields can't describe a drafter; it names the field and says what was expected.
+
+    Fields that are absent or null are left to defaults, and to the drafter's own checks.
+
+    Args:
+        fields: what config.json holds.
+        source: how to call it in the message.
+    """
+    if not isinstance(fields, dict):
+        raise ValueError(f"{source} should hold a JSON object, got a {type(fields).__name__}: get the file again")
+    given = {name: value for name, value in fields.items() if value is not None}
+    for name in OBJECTS:
+        expect(given, name, lambda value: isinstance(value, dict), "an object", source)
+    for name, (least, most) in WHOLE_NUMBERS.items():
+        text = f"a whole number from {least} to {most}"
+        expect(given, name, lambda value, a=least, b=most: is_whole(value) and a <= value <= b, text, source)
+    for name, (low, high) in NUMBERS.items():
+        text = f"a number above {low:g} and below {high:g}"
+        expect(given, name, lambda value, a=low, b=high: is_number(value) and a < value < b, text, source)
+    for name in LISTS_OF_WHOLE_NUMBERS:
+        is_list = lambda value: isinstance(value, list) and all(map(is_whole, value))  # noqa: E731
+        expect(given, name, is_list, "a list of whole numbers", source)
+    for name in BOOLEANS:
+        expect(given, name, lambda value: isinstance(value, bool), "true or false", source)
+    for name in REDIRECTIONS:
+        expect(given, name, lambda value: False, "no such field (the weights have their usual names)", source)
+    check_layer_types(given, source)
+    check_heads(given, source)
+    for name in NESTED:
+        if name in given:
+            check_config_fields(given[name], f"{name} of {source}")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def expect(fields: dict[str, Any], name: str, is_right: Callable[[Any], bool], expected: str, source: str) -> None:
+    """Raise a `ValueError` if the field is there and is not `expected`."""
+    if name in fields and not is_right(fields[name]):
+        raise ValueError(f"{name} in {source} should be {expected}, got {fields[name]!r}: mend config.json")
+
+
+def check_layer_types(fields: dict[str, Any], source: str) -> None:
+    """Raise a `ValueError` unless there is one known type per layer."""
+    types, count = fields.get("layer_types"), fields.get("num_hidden_layers")
+    if types is None:
+        return
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(types, list) or any(name not in known for name in types) or count not in (None, len(types)):
+        raise ValueError(
+            f"layer_types in {source} should name one of {known} for each of {count} layers, got {types!r}: mend config.json"
+        )
+
+
+def check_heads(fields: dict[str, Any], source: str) -> None:
+    """Raise a `ValueError` if the heads don't go together, or don't fill the hidden size."""
+    heads = fields.get("num_attention_heads")
+    groups, size = fields.get("num_key_value_heads"), fields.get("hidden_size")
+    if heads is not None and groups is not None and heads % groups:
+        raise ValueError(
+            f"num_attention_heads in {source} should be a multiple of num_key_value_heads, got {heads} and {groups}: mend "
+            "config.json"
+        )
+    head_dim = fields.get("head_dim")
+    if head_dim is not None and head_dim % 2:
+        raise ValueError(f"head_dim in {source} should be even, for rotary positions, got {head_dim}: mend config.json")
+    divides = fields.get("model_type") in HEADS_FILL_HIDDEN_SIZE and head_dim is None
+    if divides and heads is not None and size is not None and size % heads:
+        raise ValueError(
+            f"hidden_size in {source} should be a multiple of num_attention_heads where no head_dim is given, got {size} and "
+            f"{heads}: mend config.json"
+        )

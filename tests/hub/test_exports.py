@@ -1,0 +1,131 @@
+"""What we write for serving stacks is read by strict readers that know nothing of us, and means the same to them."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from hf_pardraft import AutoDrafter, PardDrafter
+from hf_pardraft.cli import app
+from hf_pardraft.hub.convert import convert
+from hf_pardraft.hub.export import config_and_weights, export_drafter
+from hf_pardraft.hub.whitelists import check_whitelist
+from published_checkpoints import FIXTURES, LAYOUTS, change_config, config_of
+from strict_readers import RefusedError, draft_hidden, read_pard, read_speculators, read_zlab
+from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
+
+READERS = {"zlab": read_zlab, "speculators": read_speculators}
+
+
+@pytest.mark.parametrize("layout", READERS)
+def test_an_export_drafts_the_references_blocks_for_a_strict_reader(layout, tmp_path):
+    convert(FIXTURES / "dflash", tmp_path / "native")
+    convert(tmp_path / "native", tmp_path / "out", layout)
+    config, taps, weights = READERS[layout](tmp_path / "out")
+    assert taps == [2, 4, 6]
+    inputs, expected = (load_file(FIXTURES / "dflash" / f"{name}.safetensors") for name in ("inputs", "expected"))
+    block = inputs["target.embed_tokens.weight"][inputs["full.block_ids"][0]]
+    found = draft_hidden(config, weights, inputs["full.target_hidden"][0], block)
+    torch.testing.assert_close(found.float(), expected["full.hidden"][0], rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("layout", READERS)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"num_layers": 1, "target_layer_ids": [1]},
+        {"attention_bias": True, "block_size": 2},
+        {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9, "use_sliding_window": True},
+        {"num_key_value_heads": 4, "head_dim": 16, "intermediate_size": 40},
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_shape_of_drafter_passes_the_strict_reader(layout, overrides, dtype, tmp_path):
+    drafter = tiny_drafter("dflash", tiny_target("qwen3"), **overrides).to(dtype)
+    export_drafter(drafter, tmp_path, layout)
+    config, taps, weights = READERS[layout](tmp_path)
+    assert taps == drafter.tapped_hidden_states
+    assert config["block_size"] == drafter.config.block_size
+    assert {weight.dtype for weight in weights.values()} == {dtype}
+    assert all(torch.equal(weight, drafter.state_dict()[name]) for name, weight in weights.items())
+
+
+@pytest.mark.parametrize("base", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_base_of_a_pard_drafter_passes_the_strict_reader(base, tied, tmp_path):
+    drafter = PardDrafter.from_causal_lm(tiny_target(base, tie_word_embeddings=tied), mask_token_id=MASK_TOKEN_ID)
+    export_drafter(drafter, tmp_path, "pard")
+    weights = read_pard(tmp_path)
+    assert all(torch.equal(weight, drafter.state_dict()[name]) for name, weight in weights.items())
+    assert config_of(tmp_path)["pard_token"] == MASK_TOKEN_ID
+
+
+def test_the_strict_reader_refuses_what_it_should(tmp_path):
+    """A reader that lets everything pass would prove nothing."""
+    export_drafter(tiny_drafter("dflash", tiny_target("qwen3")), tmp_path, "zlab")
+    for change in (
+        {"architectures": ["DFlashDrafter"]},
+        {"model_type": "dflash"},
+        {"dflash_config": {"mask_token_id": 99, "target_layer_ids": [1]}},
+        {"block_size": 1},
+        {"layer_types": ["full_attention"]},
+        {"num_target_layers": 2},
+    ):
+        before = (tmp_path / "config.json").read_text()
+        change_config(tmp_path, **change)
+        with pytest.raises(RefusedError):
+            read_zlab(tmp_path)
+        (tmp_path / "config.json").write_text(before)
+    weights = load_file(tmp_path / "model.safetensors")
+    for change in ({"extra.weight": torch.zeros(1)}, {"norm.weight": torch.zeros(7)}):
+        save_file({**weights, **change}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(RefusedError):
+            read_zlab(tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["zlab", "speculators"])
+@pytest.mark.parametrize("kind", ["dflare", "dart", "pard"])
+def test_other_kinds_are_refused_with_what_does_serve_them(kind, layout):
+    drafter = tiny_drafter(kind, tiny_target("qwen3"))
+    said = {"pard": "native or pard", "dflare": "No serving stack runs DFlare", "dart": "No serving stack runs DART"}
+    with pytest.raises(ValueError, match=said[kind]):
+        config_and_weights(drafter, layout)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dflare", "dart", "pard"])
+def test_the_whitelists_are_those_of_the_models_and_let_nothing_else_pass(kind):
+    drafter = tiny_drafter(kind, tiny_target("qwen3"))
+    fields, shapes = drafter.config.to_dict(), {n: tuple(w.shape) for n, w in drafter.state_dict().items()}
+    check_whitelist(kind, fields, shapes)
+    name = next(iter(shapes))
+    for wrong in (
+        {**shapes, "extra.weight": (1,)},
+        {n: s for n, s in shapes.items() if n != name},
+        {**shapes, name: (1, 2)},
+    ):
+        with pytest.raises(ValueError, match="not those of a"):
+            check_whitelist(kind, fields, wrong)
+
+
+def test_the_command_converts_and_says_what_it_did(tmp_path):
+    source = LAYOUTS["speculators"](tmp_path / "source")
+    runner = CliRunner()
+    done = runner.invoke(app, ["convert", str(source), str(tmp_path / "out"), "--to", "zlab"])
+    assert done.exit_code == 0, done.output
+    assert "drafter: dflash" in done.output
+    assert "SGLang" in done.output
+    assert "not read, embed_tokens.weight: the target's embedding" in done.output
+    read_zlab(tmp_path / "out")
+    again = runner.invoke(app, ["convert", str(source), str(tmp_path / "out"), "--to", "native"])
+    assert isinstance(again.exception, FileExistsError)
+    assert (
+        runner.invoke(app, ["convert", str(source), str(tmp_path / "out"), "--to", "native", "--overwrite"]).exit_code
+        == 0
+    )
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "dflash"
+    assert AutoDrafter.from_pretrained(tmp_path / "out").config.target_name_or_path == "someone/target"
+    refused = runner.invoke(app, ["convert", str(source), str(tmp_path / "other"), "--to", "dart"])
+    assert "holds dart drafters, and this is a dflash drafter" in str(refused.exception)
