@@ -3,18 +3,16 @@
 This file travels with every drafter that is pushed to the Hub, so it imports torch, transformers and siblings only.
 """
 
-import warnings
-import weakref
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .draft_cache import GrowingCache
+from .pairing import note_pairing, warn_if_other_target
 
 # Layers of a target are named by what a published config calls them; `hidden_states` has the embeddings at index 0.
 FIRST_LAYER_OUTPUT = 1
@@ -249,11 +247,14 @@ class ParallelDrafter:
         """Why `target` is not the one that this drafter was trained for; `None` if nothing says so."""
         return None
 
-    def note_target(self, target: PreTrainedModel) -> None:
-        """Remember, in the config, the target that training is for."""
-        facts = describe_target(target)
-        for name in facts.keys() & self.config.to_dict().keys():
-            setattr(self.config, name, facts[name])
+    def note_target(
+        self,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Remember, in the config, what training is for; see [`note_pairing`]."""
+        note_pairing(self, target, tokenizer, chat_template_kwargs)
 
     def adopt_training(self, draft_tokens: int) -> None:
         """Draft as many tokens as training teaches, unless the drafter has a block size of its own."""
@@ -326,75 +327,6 @@ def check_taps(drafter: ParallelDrafter, target: PreTrainedModel, taps: list[int
             "entry is taken after the final norm, so it is not the layer's output: tap layers 0 to "
             f"{num_layers - 2} only"
         )
-
-
-def target_fingerprint(target: PreTrainedModel) -> list[float] | None:
-    """A few of the target's weights, enough to tell it from another; `None` if they can't be read (quantised, offloaded).
-
-    Rounding to another dtype leaves them within the tolerance of [`warn_if_other_target`].
-    """
-    matrices = [parameter for parameter in target.parameters() if parameter.ndim == 2]
-    chosen = [matrices[i * (len(matrices) - 1) // 7] for i in range(8)] if matrices else []
-    if not chosen or any(matrix.is_meta or not matrix.is_floating_point() for matrix in chosen):
-        return None
-    samples = torch.stack([matrix.detach()[0, :2].float().cpu() for matrix in chosen if matrix.shape[1] > 1])
-    return [round(value, 6) for value in samples.flatten().tolist()]
-
-
-def public_name(model: PreTrainedModel) -> str | None:
-    """What `model` was loaded from; of a local folder only its own name, since configs are published."""
-    path = Path(model.name_or_path)
-    return path.name if model.name_or_path and path.is_dir() else model.name_or_path or None
-
-
-def describe_target(target: PreTrainedModel) -> dict[str, Any]:
-    """What a drafter's config remembers about the target that it was made for."""
-    return {
-        "target_name_or_path": public_name(target),
-        "target_model_type": target.config.get_text_config(decoder=True).model_type,
-        "target_fingerprint": target_fingerprint(target),
-    }
-
-
-# Pairs that were compared already, so that a loop of generate calls pays (and warns) once.
-_compared: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet]" = weakref.WeakKeyDictionary()
-
-
-def warn_if_other_target(drafter: ParallelDrafter, target: PreTrainedModel) -> None:
-    """Warn, once per pair, if the drafter's config remembers another target than this one."""
-    seen = _compared.setdefault(drafter, weakref.WeakSet())
-    if target in seen:
-        return
-    seen.add(target)
-    reason = drafter.other_target_reason(target)
-    if reason:
-        warnings.warn(
-            f"this {type(drafter).__name__} was not trained for this target: {reason}. The text stays right, but few drafts "
-            "will be accepted. Use the drafter's own target, or train it for this one",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-def differing_weights(remembered: list[float] | None, target: PreTrainedModel) -> bool:
-    """Whether the fingerprint in a config and this target's differ by more than a change of dtype explains."""
-    found = target_fingerprint(target) if remembered else None
-    if found is None:
-        return False
-    if len(found) != len(remembered):
-        return True
-    close = torch.isclose(torch.tensor(found), torch.tensor(remembered), rtol=0.02, atol=1e-5)
-    return not bool(close.all())
-
-
-def other_weights_reason(config: PreTrainedConfig, target: PreTrainedModel) -> str | None:
-    """Why `target` is not the model whose hidden states a drafter of this configuration was trained on, if something says so."""
-    trained_for, name = config.target_name_or_path, public_name(target)
-    if differing_weights(config.target_fingerprint, target):
-        return f"its weights differ from those of {trained_for or 'the target it was made for'}"
-    if config.target_fingerprint is None and trained_for and name and trained_for != name:
-        return f"it was trained for {trained_for}, and this one is {name}"
-    return None
 
 
 def load_generation_config(path, **kwargs) -> GenerationConfig:

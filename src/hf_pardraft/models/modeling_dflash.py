@@ -26,13 +26,13 @@ from .drafting import (
     DraftState,
     are_real,
     counting,
-    describe_target,
     input_device,
     last_columns,
     layer_ids_to_hidden_state_indices,
     mask_ids,
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
+from .pairing import describe_target
 from .row_masks import additive, token_indices, visible_columns
 from .target_bound import TargetBoundDrafter, architecture_like, with_common_names
 

@@ -37,9 +37,9 @@ from .drafting import (
     hub_arguments,
     last_columns,
     mask_ids,
-    other_weights_reason,
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
+from .pairing import other_weights_reason
 from .row_masks import attention_windows, causal_row_masks
 from .target_projection import (
     PROJECTION,

@@ -4,7 +4,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .drafting import ParallelDrafter, load_generation_config, other_weights_reason
+from .drafting import ParallelDrafter, load_generation_config
+from .pairing import other_weights_reason
 
 
 class TargetBoundDrafter(ParallelDrafter):

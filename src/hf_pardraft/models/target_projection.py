@@ -15,7 +15,8 @@ from transformers.modeling_utils import load_state_dict, safe_save_file
 from transformers.utils import cached_file
 
 from .configuration_pard import PardConfig, default_target_layers
-from .drafting import DraftContext, are_real, counting, describe_target, hub_arguments
+from .drafting import DraftContext, are_real, counting, hub_arguments
+from .pairing import describe_target
 
 PROJECTION = "target_proj"
 # A folder of its own: what stays in the root is an ordinary causal LM, of which other tools load every safetensors file.
