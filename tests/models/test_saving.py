@@ -33,7 +33,7 @@ def test_a_drafter_round_trips_bit_exactly(target, tmp_path, kind, dtype):
     drafter = tiny_drafter(kind, target).to(dtype)
     drafter.generation_config.num_assistant_tokens = 3
     drafter.generation_config.tree_budget = 7
-    drafter.save_pretrained(tmp_path)
+    drafter.save_pretrained(tmp_path, with_code=False)
     files = ["config.json", "generation_config.json", "model.safetensors"]
     if kind == "pard2":
         files.append("target_projection")
@@ -51,6 +51,38 @@ def test_a_drafter_round_trips_bit_exactly(target, tmp_path, kind, dtype):
     assert {name: value for name, value in loaded.config.to_dict().items() if name not in changing} == {
         name: value for name, value in drafter.config.to_dict().items() if name not in changing
     }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_to_publish_carries_the_code_that_loads_it(target, tmp_path, kind):
+    drafter = tiny_drafter(kind, target)
+    drafter.config.auto_map = {"AutoModel": "someone/drafter--dflash.DFlashDraftModel", "AutoTokenizer": "of.Another"}
+    drafter.save_pretrained(tmp_path)
+    auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    expected = {"AutoConfig": type(drafter.config), "AutoModel": type(drafter)}
+    if kind.startswith("pard"):
+        expected["AutoModelForCausalLM"] = type(drafter)
+    assert {auto: path.split(".")[1] for auto, path in auto_map.items()} == {
+        auto: cls.__name__ for auto, cls in expected.items()
+    }
+    for path in auto_map.values():
+        assert (tmp_path / f"{path.split('.')[0]}.py").exists()
+    source = Path(__file__).parents[2] / "src" / "hf_pardraft" / "models"
+    code = {path.name: path.read_text() for path in tmp_path.glob("*.py")}
+    assert code == {name: (source / name).read_text() for name in code}
+    assert (tmp_path / "custom_generate" / "generate.py").read_text() == code["generate_anywhere.py"]
+    drafter.save_pretrained(tmp_path / "bare", with_code=False)
+    assert "auto_map" not in json.loads((tmp_path / "bare" / "config.json").read_text())
+
+
+def test_a_class_of_a_script_is_saved_without_code(target, tmp_path):
+    class Mine(DFlashDrafter):
+        pass
+
+    Mine.__module__ = "__main__"
+    Mine(tiny_drafter("dflash", target).config).save_pretrained(tmp_path)
+    assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
+    assert not list(tmp_path.glob("*.py"))
 
 
 def test_a_dart_folder_has_the_published_names_and_no_embedding(target, tmp_path):

@@ -3,9 +3,11 @@
 This file travels with every drafter that is pushed to the Hub, so it imports torch, transformers and siblings only.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from .draft_cache import GrowingCache
 from .pairing import note_pairing, warn_if_other_target
+from .saving import CARD, PUSH_ARGUMENTS, push_drafter, set_auto_map, write_code
 
 # Layers of a target are named by what a published config calls them; `hidden_states` has the embeddings at index 0.
 FIRST_LAYER_OUTPUT = 1
@@ -130,6 +133,7 @@ class ParallelDrafter:
             rows with masks behind many of its prefixes.
         training_objective: "cross_entropy" with the text, or "annealed_kl" to the target's law.
         last_stats: how the latest `generate` call went.
+        card_writer: writes a model card into the folder of a drafter; set by the package, `None` where only this code is.
         ngram: a continuity model for its token trees, set by the user; never saved.
     """
 
@@ -138,6 +142,7 @@ class ParallelDrafter:
     training_objective = "cross_entropy"
     last_stats = None
     ngram = None
+    card_writer: ClassVar[Callable[["ParallelDrafter", Path], None] | None] = None
     vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
 
     @property
@@ -261,11 +266,47 @@ class ParallelDrafter:
         if self.max_draft_depth is None:
             self.generation_config.num_assistant_tokens = draft_tokens
 
-    def save_pretrained(self, save_directory, *args: Any, **kwargs: Any) -> None:
-        """As in `PreTrainedModel`."""
+    def save_pretrained(
+        self,
+        save_directory,
+        is_main_process: bool = True,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        push_to_hub: bool = False,
+        with_code: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """As in `PreTrainedModel`, generation config included, and all that makes a folder to publish.
+
+        Args:
+            with_code: whether to write, too, the code that loads the drafter where this package is not installed
+                (`trust_remote_code=True`), `custom_generate/generate.py`, and a model card. A card that is there is left alone.
+            **kwargs: as in `PreTrainedModel`, for `push_to_hub` too.
+        """
+        pushed = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
         # What bears this mark is derived anew from config.json when it is loaded, and the drafting settings would be lost.
         self.generation_config._from_model_config = False
-        super().save_pretrained(save_directory, *args, **kwargs)
+        set_auto_map(self, with_code)
+        self.save_weights(save_directory, is_main_process, state_dict, **kwargs)
+        if not is_main_process:
+            return
+        self.generation_config.save_pretrained(save_directory)
+        folder = Path(save_directory)
+        if with_code:
+            write_code(self, folder)
+            if ParallelDrafter.card_writer is not None and not (folder / CARD).exists():
+                ParallelDrafter.card_writer(self, folder)
+        if push_to_hub:
+            self.push_to_hub(
+                pushed.pop("repo_id", folder.name), card=folder / CARD, token=kwargs.get("token"), **pushed
+            )
+
+    def save_weights(self, save_directory, is_main_process: bool, state_dict: dict[str, torch.Tensor] | None, **kwargs):
+        """Write all weights, and the config."""
+        super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
+        """As in `PreTrainedModel`; see [`push_drafter`]. The repository keeps the model card that it has."""
+        return push_drafter(self, repo_id, **kwargs)
 
     def load_separate_weights(self, folder: str) -> None:
         """Load, from a folder that `save_pretrained` wrote, the weights that it keeps outside the main file; none by default."""

@@ -39,11 +39,6 @@ class TargetBoundDrafter(ParallelDrafter):
         model.generation_config = load_generation_config(pretrained_model_name_or_path, **kwargs)
         return loaded
 
-    def save_pretrained(self, save_directory, *args: Any, **kwargs: Any) -> None:
-        """As in `PreTrainedModel`, generation config included."""
-        super().save_pretrained(save_directory, *args, **kwargs)
-        self.generation_config.save_pretrained(save_directory)
-
 
 def with_common_names(config: PreTrainedConfig) -> dict[str, Any]:
     """A config as a dict, in which what an older family calls by a name of its own (`n_head`) has the common name too."""
