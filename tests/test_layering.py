@@ -20,7 +20,8 @@ ARROWS = {
     "auto": {"models", "hub.convert"},
     "commands": {"auto", "models"},
     "ngram_commands": {"commands", "generation"},
-    "demo": {"auto", "evaluation", "models"},
+    "hub_commands": {"auto", "commands", "demo", "hub", "models"},
+    "demo": {"auto", "evaluation", "hub", "models"},
 }
 # The entry points, which may import everything.
 FREE = {"__init__", "__main__", "cli"}

@@ -1,0 +1,1 @@
+"""Between a drafter and the Hub: reading foreign layouts, model cards, publishing."""
