@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from huggingface_hub import ModelCard
+from safetensors import SafetensorError
 
 from .auto import AutoDrafter
 from .commands import naming
@@ -100,8 +101,13 @@ def load_drafter(folder: Path) -> ParallelDrafter:
         raise FileNotFoundError(
             f"{folder} holds no drafter: expected a folder with config.json, as save_pretrained writes it"
         )
-    with naming(str(folder)):
-        return AutoDrafter.from_pretrained(str(folder), dtype="auto", local_files_only=True)
+    try:
+        with naming(str(folder)):
+            return AutoDrafter.from_pretrained(str(folder), dtype="auto", local_files_only=True)
+    except SafetensorError as error:
+        raise ValueError(
+            f"the weights in {folder} can't be read ({error}): save or download the drafter again"
+        ) from error
 
 
 def push_folder(request: PushRequest) -> dict[str, object]:

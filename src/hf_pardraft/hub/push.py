@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
+from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers.dynamic_module_utils import get_relative_import_files
 
@@ -118,15 +119,15 @@ def auto_map_of(folder: Path) -> dict[str, str]:
 def check_code(folder: Path) -> None:
     """Raise a `ValueError` if a file of code is missing that config.json, or another one, refers to."""
     modules = {str(path).rsplit(".", 1)[0] for path in auto_map_of(folder).values() if "--" not in str(path)}
-    sources = [folder / f"{module}.py" for module in sorted(modules)]
-    for source in sources:
-        needed = [source, *map(Path, get_relative_import_files(source))] if source.is_file() else [source]
-        missing = sorted({path.name for path in needed if not path.is_file()})
-        if missing:
+    for module in sorted(modules):
+        try:
+            for needed in (folder / f"{module}.py", *get_relative_import_files(folder / f"{module}.py")):
+                Path(needed).read_bytes()
+        except FileNotFoundError as error:
             raise ValueError(
-                f"the code in {folder} is incomplete: {', '.join(missing)} missing, so that it can't be loaded with "
+                f"the code in {folder} is incomplete: {Path(error.filename).name} is missing, so that it can't be loaded with "
                 "trust_remote_code=True. Save it again: AutoDrafter.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-            )
+            ) from error
 
 
 def read_card(folder: Path) -> ModelCard | None:
@@ -182,16 +183,18 @@ def push(
         OSError: if the Hub can't be reached or refuses.
     """
     api = HfApi(token=token, library_name="hf_pardraft")
-    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    if revision is not None and not create_pr:
-        api.create_branch(repo_id, branch=revision, exist_ok=True)
-    commit = api.create_commit(
-        repo_id,
-        operations=[
-            CommitOperationAdd(path_in_repo=name, path_or_fileobj=upload.folder / name) for name in upload.files
-        ],
-        commit_message=commit_message or "Upload drafter",
-        revision=revision,
-        create_pr=create_pr,
-    )
+    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=upload.folder / name) for name in upload.files]
+    try:
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if revision is not None and not create_pr:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        commit = api.create_commit(
+            repo_id,
+            operations=operations,
+            commit_message=commit_message or "Upload drafter",
+            revision=revision,
+            create_pr=create_pr,
+        )
+    except HTTPError as error:
+        raise OSError(f"can't upload to {repo_id} at {api.endpoint}: {error}") from error
     return commit.pr_url or commit.commit_url
