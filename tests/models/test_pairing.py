@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from hf_pardraft import AutoDrafter
+from hf_pardraft import AutoDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.models.pairing import tokenizer_hash
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
@@ -157,6 +157,18 @@ def test_a_config_that_remembers_nothing_is_silent(target, tokenizer, kind):
     drafter.config.update({"target_fingerprint": None, "target_name_or_path": None, "target_model_type": None})
     other = tiny_target("qwen3", seed=5, vocab_size=300)
     assert warnings_of(other, drafter, random_prompt(4), tokenizer=tokenizer) == []
+
+
+def test_a_fresh_drafter_remembers_the_tokenizer_that_its_mask_token_is_free_in(target, tokenizer):
+    drafters = (
+        PardDrafter.from_causal_lm(target, tokenizer=tokenizer),
+        DFlashDrafter.for_target(target, 1, 4, tokenizer=tokenizer),
+        DFlareDrafter.for_target(target, 1, 4, tokenizer=tokenizer),
+    )
+    for drafter in drafters:
+        assert drafter.config.tokenizer_hash == tokenizer_hash(tokenizer)
+        drafter.note_target(target)
+        assert drafter.config.tokenizer_hash == tokenizer_hash(tokenizer)
 
 
 def test_chats_without_a_template_are_refused(target, tokenizer):

@@ -75,6 +75,15 @@ def test_a_folder_to_publish_carries_the_code_that_loads_it(target, tmp_path, ki
     assert "auto_map" not in json.loads((tmp_path / "bare" / "config.json").read_text())
 
 
+def test_the_class_that_fsdp_makes_is_saved_as_the_drafters_own(target, tmp_path):
+    drafter = tiny_drafter("dflash", target)
+    drafter.__class__ = type("FSDPDFlashDrafter", (DFlashDrafter,), {"__module__": "torch.distributed.fsdp"})
+    drafter.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["auto_map"]["AutoModel"] == "modeling_dflash.DFlashDrafter"
+    assert (tmp_path / "modeling_dflash.py").exists()
+
+
 def test_a_class_of_a_script_is_saved_without_code(target, tmp_path):
     class Mine(DFlashDrafter):
         pass

@@ -32,7 +32,7 @@ from .drafting import (
     mask_ids,
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
-from .pairing import describe_target
+from .pairing import describe_target, tokenizer_hash
 from .row_masks import additive, token_indices, visible_columns
 from .target_bound import TargetBoundDrafter, architecture_like, with_common_names
 
@@ -213,6 +213,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         fields = {
             **architecture_like(with_common_names(text_config)),
             **describe_target(target),
+            "tokenizer_hash": None if tokenizer is None else tokenizer_hash(tokenizer),
             "num_hidden_layers": num_layers,
             "block_size": block_size,
             "mask_token_id": mask_token_id,

@@ -39,7 +39,7 @@ from .drafting import (
     mask_ids,
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
-from .pairing import other_weights_reason
+from .pairing import other_weights_reason, tokenizer_hash
 from .row_masks import attention_windows, causal_row_masks
 from .stock_assistant import draft_as_assistant
 from .target_projection import (
@@ -188,6 +188,8 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             base.config, trained_mask if mask_token_id is None else mask_token_id, tokenizer
         )
         fields["pard_token"] = mask_token_id
+        if tokenizer is not None:
+            fields["tokenizer_hash"] = tokenizer_hash(tokenizer)
         if target is not None:
             fields |= projection_fields(target, target_layers, target_scale)
         config = config_class.from_dict(fields)
