@@ -104,6 +104,16 @@ def test_the_stock_loop_runs_block_drafters(elsewhere, name):
     assert set(found[name]["stock"]["drafter_rows"]) == {DEPTH + 1}
 
 
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_stock_loop_keeps_a_block_drafters_cache_right_when_parts_are_accepted(elsewhere, name):
+    _, found, _, _ = elsewhere
+    right = found[name]["right"]
+    assert right["same"]
+    # 16 tokens: a forward for the prompt, and then up to five tokens a forward, fewer where a wrong one comes early.
+    assert right["target_forwards"] <= 10 < found[name]["stock"]["target_forwards"]
+    assert right["worst"] < 1e-4
+
+
 @pytest.mark.parametrize("name", PARDS)
 def test_the_stock_assisted_loop_gets_its_tokens_from_one_forward(elsewhere, name):
     _, found, _, _ = elsewhere

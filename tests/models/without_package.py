@@ -70,6 +70,35 @@ def stock_run(target, model, ids, **kwargs) -> dict:
     }
 
 
+def right_run(target, model, ids) -> dict:
+    """Transformers' DFlash loop with a drafter that is wrong at every fifth position only.
+
+    Besides the text it looks at what the drafter really computes from its cache in every round, beside a forward over all of the
+    context without one: only if parts of blocks are accepted do the two have a chance to differ.
+    """
+    text = target.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY)[0]
+    head, real = target.get_output_embeddings().weight, model.forward
+    contexts, differences = [], []
+
+    def forward(noise_embeds, context_hidden_states, position_ids, **kwargs):
+        output = real(noise_embeds, context_hidden_states, position_ids, **kwargs)
+        contexts.append(context_hidden_states)
+        context = torch.cat(contexts, dim=1)
+        block = position_ids[0, -noise_embeds.shape[1] :]
+        positions = torch.cat([torch.arange(context.shape[1]), block])[None]
+        whole = real(noise_embeds, context, positions).last_hidden_state
+        differences.append(float((whole - output.last_hidden_state).abs().max()))
+        tokens = text[block.clamp(max=len(text) - 1)]
+        tokens = torch.where(block % 5 == 0, (tokens + 1) % len(head), tokens)
+        output.last_hidden_state = 10 * head[tokens][None]
+        return output
+
+    model.forward = forward
+    facts = stock_run(target, model, ids, speculation_type="dflash")
+    del model.forward
+    return {**facts, "worst": max(differences)}
+
+
 def examine(folder: Path, target, inputs, found: dict, drafts: dict) -> None:
     """Everything about one drafter."""
     model = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
@@ -95,6 +124,8 @@ def examine(folder: Path, target, inputs, found: dict, drafts: dict) -> None:
         return
     stock = {} if model.config.drafter_kind == "pard" else {"speculation_type": "dflash"}
     facts["stock"] = stock_run(target, model, ids, **stock)
+    if stock:
+        facts["right"] = right_run(target, model, ids)
     facts["by_file"] = stock_run(target, model, ids, **by_file)
     if model.config.drafter_kind == "pard":
         causal_lm = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
