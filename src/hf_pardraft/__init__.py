@@ -61,11 +61,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _write_card(drafter: ParallelDrafter, folder: Path) -> None:
+def _write_card(drafter: ParallelDrafter, folder: Path, name: str) -> None:
     # Templates are read only when something is saved.
     from .hub.cards import write_card
 
-    write_card(drafter, folder)
+    write_card(drafter, folder, name)
 
 
 for drafter_class in (DFlashDrafter, DFlareDrafter, DartDrafter):

@@ -153,7 +153,9 @@ def test_push_to_hub_makes_a_card_and_names_no_other_repositorys_code(published,
     assert hub.names("someone/second") == sorted(before["drafter"])
     card = tmp_path / "README.md"
     card.write_bytes(hub.files["someone/second", "main", "README.md"])
+    assert 'from_pretrained("someone/second"' in card.read_text()
     data = ModelCard.load(card).data
+    assert data.model_name == "second"
     assert data.library_name == "transformers"
     assert {"fast", "dflash"} <= set(data.tags)
     auto_map = json.loads(hub.files["someone/second", "main", "config.json"])["auto_map"]

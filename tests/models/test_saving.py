@@ -75,6 +75,36 @@ def test_a_folder_to_publish_carries_the_code_that_loads_it(target, tmp_path, ki
     assert "auto_map" not in json.loads((tmp_path / "bare" / "config.json").read_text())
 
 
+@pytest.mark.parametrize("kind", ["dflash", "pard2"])
+@pytest.mark.parametrize(
+    "step", ["hf_pardraft.models.drafting.write_code", "transformers.modeling_utils.safe_save_file"]
+)
+def test_a_save_that_fails_leaves_the_folder_as_it_was(target, tmp_path, monkeypatch, kind, step):
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    tiny_drafter(kind, target).save_pretrained(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.setattr(step, fail)
+    with pytest.raises(OSError, match="No space left"):
+        tiny_drafter(kind, target, seed=7).save_pretrained(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_weights_of_an_earlier_save_in_other_shards_do_not_stay(target, tmp_path):
+    first, second = tiny_drafter("dflash", target), tiny_drafter("dflash", target, seed=7)
+    first.save_pretrained(tmp_path)
+    second.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert not (tmp_path / "model.safetensors").exists()
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    loaded = AutoDrafter.from_pretrained(tmp_path)
+    assert all(torch.equal(w, second.state_dict()[name]) for name, w in loaded.state_dict().items())
+    first.save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.glob("model*safetensors*")] == ["model.safetensors"]
+    loaded = AutoDrafter.from_pretrained(tmp_path)
+    assert all(torch.equal(w, first.state_dict()[name]) for name, w in loaded.state_dict().items())
+
+
 def test_the_class_that_fsdp_makes_is_saved_as_the_drafters_own(target, tmp_path):
     drafter = tiny_drafter("dflash", target)
     drafter.__class__ = type("FSDPDFlashDrafter", (DFlashDrafter,), {"__module__": "torch.distributed.fsdp"})

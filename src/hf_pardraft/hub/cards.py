@@ -119,9 +119,9 @@ def with_part(text: str, part: str, content: str) -> str:
     return f"{text.rstrip()}\n\n## {part.capitalize()}\n\n{marked}\n"
 
 
-def write_card(drafter: ParallelDrafter, folder: Path) -> None:
-    """Write a fresh card into a drafter's folder: what the drafter itself knows."""
-    save_card(make_card(drafter, CardFacts(), folder.resolve().name), folder / FILE_NAME)
+def write_card(drafter: ParallelDrafter, folder: Path, name: str) -> None:
+    """Write a fresh card into a folder: what the drafter, called `name`, itself knows."""
+    save_card(make_card(drafter, CardFacts(), name), folder / FILE_NAME)
 
 
 def save_card(card: ModelCard, path: Path) -> None:

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from .draft_cache import GrowingCache
 from .pairing import note_pairing, warn_if_other_target
-from .saving import CARD, PUSH_ARGUMENTS, push_drafter, set_auto_map, write_code
+from .saving import CARD, PUSH_ARGUMENTS, push_drafter, set_auto_map, staged, write_code
 
 # Layers of a target are named by what a published config calls them; `hidden_states` has the embeddings at index 0.
 FIRST_LAYER_OUTPUT = 1
@@ -133,7 +133,7 @@ class ParallelDrafter:
             rows with masks behind many of its prefixes.
         training_objective: "cross_entropy" with the text, or "annealed_kl" to the target's law.
         last_stats: how the latest `generate` call went.
-        card_writer: writes a model card into the folder of a drafter; set by the package, `None` where only this code is.
+        card_writer: writes a drafter's card, under a name, into a folder; set by the package, `None` where only this code is.
         ngram: a continuity model for its token trees, set by the user; never saved.
     """
 
@@ -142,7 +142,7 @@ class ParallelDrafter:
     training_objective = "cross_entropy"
     last_stats = None
     ngram = None
-    card_writer: ClassVar[Callable[["ParallelDrafter", Path], None] | None] = None
+    card_writer: ClassVar[Callable[["ParallelDrafter", Path, str], None] | None] = None
     vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
 
     @property
@@ -277,6 +277,8 @@ class ParallelDrafter:
     ) -> None:
         """As in `PreTrainedModel`, generation config included, and all that makes a folder to publish.
 
+        If anything fails (a full disk, say), the folder is left as it was.
+
         Args:
             with_code: whether to write, too, the code that loads the drafter where this package is not installed
                 (`trust_remote_code=True`), `custom_generate/generate.py`, and a model card. A card that is there is left alone.
@@ -286,15 +288,20 @@ class ParallelDrafter:
         # What bears this mark is derived anew from config.json when it is loaded, and the drafting settings would be lost.
         self.generation_config._from_model_config = False
         set_auto_map(self, with_code)
-        self.save_weights(save_directory, is_main_process, state_dict, **kwargs)
-        if not is_main_process:
+        if not self.should_save_on_this_rank(is_main_process):
+            # It takes part in gathering the weights of a sharded drafter, and writes nothing.
+            self.save_weights(save_directory, is_main_process, state_dict, **kwargs)
             return
-        self.generation_config.save_pretrained(save_directory)
         folder = Path(save_directory)
-        if with_code:
-            write_code(self, folder)
-            if ParallelDrafter.card_writer is not None and not (folder / CARD).exists():
-                ParallelDrafter.card_writer(self, folder)
+        with staged(folder) as workspace:
+            # A distributed checkpoint is written by all processes, each to the folder itself.
+            weights_folder = folder if kwargs.get("distributed_checkpoint") else workspace
+            self.save_weights(weights_folder, is_main_process, state_dict, **kwargs)
+            self.generation_config.save_pretrained(workspace)
+            if with_code:
+                write_code(self, workspace)
+                if ParallelDrafter.card_writer is not None and not (folder / CARD).exists():
+                    ParallelDrafter.card_writer(self, workspace, pushed.get("repo_id") or folder.resolve().name)
         if push_to_hub:
             self.push_to_hub(
                 pushed.pop("repo_id", folder.name), card=folder / CARD, token=kwargs.get("token"), **pushed

@@ -139,7 +139,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         weights = dict(self.state_dict() if state_dict is None else state_dict)
         projection = {name: weights[name] for name in weights if name.startswith(f"{PROJECTION}.")}
         super().save_weights(save_directory, is_main_process, weights, **kwargs)
-        if is_main_process:
+        if self.should_save_on_this_rank(is_main_process):
             save_projection(projection, save_directory)
 
     def load_separate_weights(self, folder: str) -> None:

@@ -4,6 +4,8 @@ import inspect
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,29 @@ def auto_map_of(model: PreTrainedModel) -> dict[str, str]:
     if any(code_file(cls) is None for cls in classes.values()):
         return {}
     return {auto: f"{code_file(cls).stem}.{cls.__name__}" for auto, cls in classes.items()}
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """An empty folder to write to, whose files take their places in `folder` when all are written; none does after an error."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as name:
+        workspace = Path(name)
+        yield workspace
+        files = [path.relative_to(workspace) for path in workspace.rglob("*") if path.is_file()]
+        for stale in stale_weights(folder, files):
+            stale.unlink()
+        for file in files:
+            (folder / file).parent.mkdir(exist_ok=True)
+            (workspace / file).replace(folder / file)
+
+
+def stale_weights(folder: Path, files: list[Path]) -> list[Path]:
+    """Weights of an earlier save, say in other shards, that would be loaded instead of, or beside, those among `files`."""
+    if not any(file.suffix == ".safetensors" for file in files):
+        return []
+    earlier = [*folder.glob("model.safetensors*"), *folder.glob("model-*-of-*.safetensors")]
+    return [path for path in earlier if Path(path.name) not in files]
 
 
 def set_auto_map(model: PreTrainedModel, with_code: bool) -> None:
@@ -95,7 +120,7 @@ def push_drafter(
         api.create_branch(repo_id, branch=revision, token=token, exist_ok=True)
     with tempfile.TemporaryDirectory() as workspace:
         folder = Path(workspace)
-        model.save_pretrained(folder, **save_arguments)
+        model.save_pretrained(folder, repo_id=repo_id, **save_arguments)
         place_card(folder / CARD, repo_id, card, tags, token)
         return api.upload_folder(
             repo_id=repo_id,
