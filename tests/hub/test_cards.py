@@ -199,11 +199,29 @@ def test_the_rows_of_a_drafter_can_be_named(hub):
         ({"rows": [{"name": "drafter", "speedup": "2", "tau": 2.0}]}, "speedup '2'"),
         ({"rows": ["drafter"]}, "lacks name, speedup, tau"),
         ({"simulated": True}, "simulation"),
+        ({"random_weights": True}, "random_weights"),
     ],
 )
 def test_results_that_can_not_be_published_are_refused(tmp_path, changes, match):
     with pytest.raises(ValueError, match=match):
         read_results(write_results(tmp_path, **changes))
+
+
+def test_what_pardraft_eval_writes_is_understood(tmp_path):
+    figures = {"tokens_per_second": 50.0, "speedup": 2.5, "tau": 3.25, "setting": {}, "acceptance_by_position": None}
+    rows = [
+        {"name": "drafter", "batch_size": 1, "temperature": 0.0, "identical": True, **figures},
+        {"name": "drafter", "batch_size": 8, "temperature": 0.0, "identical": False, **figures},
+    ]
+    prompts = {"name": "humaneval", "count": 20, "left_out": 0}
+    results = read_results(
+        write_results(tmp_path, rows=rows, prompts=prompts, simulated=False, simulation=None, random_weights=False)
+    )
+    assert results.prompts == "humaneval (20 prompts)"
+    assert [row.label for row in results.rows] == [
+        "drafter, batch size 1",
+        "drafter, batch size 8, text not identical to plain's",
+    ]
 
 
 def test_what_is_no_json_is_refused(tmp_path):

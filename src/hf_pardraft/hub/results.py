@@ -10,9 +10,10 @@ from typing import Any
 PLAIN = "plain"
 ROW_KEYS = ("name", "speedup", "tau")
 FACT_KEYS = ("machine", "command", "date")
-# What tells rows of one name apart, where a file says it.
-CONDITIONS = {"prompts": "{}", "batch_size": "batch {}", "temperature": "temperature {}"}
-SIMULATION_KEYS = ("simulated", "simulation", "simulate_acceptance")
+# What tells rows of one name apart, where it differs from row to row.
+CONDITIONS = {"batch_size": "batch size {}", "temperature": "temperature {:g}"}
+# Figures of no trained pair.
+SIMULATION_KEYS = ("simulated", "simulation", "random_weights")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class MeasuredRow:
         tokens_per_second: new tokens over wall-clock seconds; `None` if not recorded.
         speedup: over plain `generate`, measured beside it.
         tau: mean tokens that a forward of the target commits.
-        conditions: such as "batch 8", where the file tells rows apart by them.
+        conditions: such as "batch size 8", where the file tells rows apart by them.
     """
 
     name: str
@@ -76,18 +77,28 @@ def read_results(path: str | Path) -> Results:
         raise ValueError(
             f"{path} holds a simulation ({simulated[0]}), which says nothing about a drafter: a card takes measured results only"
         )
-    rows = tuple(read_row(row, path) for row in content["rows"])
-    prompts = content.get("prompts")
+    varied = [
+        key for key in CONDITIONS if len({repr(row.get(key)) for row in content["rows"] if isinstance(row, dict)}) > 1
+    ]
+    rows = tuple(read_row(row, path, varied) for row in content["rows"])
     facts = {key: content[key].strip() for key in FACT_KEYS}
-    return Results(rows, **facts, **({"prompts": prompts} if isinstance(prompts, str) else {}))
+    return Results(rows, **facts, prompts=prompts_text(content.get("prompts")))
+
+
+def prompts_text(prompts: Any) -> str:
+    """What the text was called that was continued: a name, or an object with `name` and `count`."""
+    if isinstance(prompts, dict) and prompts.get("name"):
+        count = prompts.get("count")
+        return f"{prompts['name']} ({count} prompts)" if count else str(prompts["name"])
+    return prompts if isinstance(prompts, str) and prompts else "not named"
 
 
 def is_set(part: Any, key: str) -> bool:
     return isinstance(part, dict) and bool(part.get(key))
 
 
-def read_row(row: Any, path: str | Path) -> MeasuredRow:
-    """One row of a results file, checked."""
+def read_row(row: Any, path: str | Path, varied: list[str]) -> MeasuredRow:
+    """One row of a results file, checked; `varied` are the [`CONDITIONS`] that differ from row to row."""
     missing = [key for key in ROW_KEYS if not isinstance(row, dict) or row.get(key) is None]
     if missing:
         raise ValueError(f"a row of {path} lacks {', '.join(missing)}: {row!r}. Pass what pardraft eval wrote")
@@ -99,8 +110,13 @@ def read_row(row: Any, path: str | Path) -> MeasuredRow:
             raise ValueError(
                 f"row {row['name']!r} of {path} has {key} {value!r}: expected a positive number, measure again"
             )
-    conditions = tuple(text.format(row[key]) for key, text in CONDITIONS.items() if row.get(key) is not None)
-    return MeasuredRow(str(row["name"]), figures.get("tokens_per_second"), row["speedup"], row["tau"], conditions)
+    conditions = [CONDITIONS[key].format(row[key]) for key in varied if row.get(key) is not None]
+    if row.get("identical") is False:
+        # In half precision a near tie may fall the other way. Who reads the figures has to know.
+        conditions.append("text not identical to plain's")
+    return MeasuredRow(
+        str(row["name"]), figures.get("tokens_per_second"), row["speedup"], row["tau"], tuple(conditions)
+    )
 
 
 def rows_of(results: Results, names: Iterable[str]) -> list[MeasuredRow]:
