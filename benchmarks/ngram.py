@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
@@ -33,7 +34,7 @@ from hf_pardraft.generation.ngram_sources import token_documents
 
 RESULT = Path(__file__).parent / "results" / "ngram.json"
 BEAMS, CANDIDATES = 20, 25
-NUM_LEVELS = 500
+WALK_LEVELS = 8
 TREE_BUDGET = 59
 PARTS = ("building", "looking_up", "trees")
 # Order, max_memory, min_count.
@@ -94,11 +95,11 @@ def building(documents: list[np.ndarray], vocab_size: int, repeats: int) -> list
     return rows
 
 
-def levels_of(documents: list[np.ndarray], seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def levels_of(documents: list[np.ndarray], num_levels: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Contexts `(1, beams, 8)` and candidates `(1, candidates)`, see the head of this file."""
     ids, generator = np.concatenate(documents), np.random.default_rng(seed)
     levels = []
-    for _ in range(NUM_LEVELS):
+    for _ in range(num_levels):
         starts = generator.integers(0, len(ids) - 9, BEAMS)
         contexts = np.stack([ids[start : start + 8] for start in starts])
         candidates = np.concatenate([ids[starts[:5] + 8], ids[generator.integers(0, len(ids), CANDIDATES - 5)]])
@@ -106,9 +107,10 @@ def levels_of(documents: list[np.ndarray], seed: int) -> list[tuple[torch.Tensor
     return levels
 
 
-def looking_up(documents: list[np.ndarray], vocab_size: int, order: int) -> dict:
+@torch.inference_mode()
+def looking_up(documents: list[np.ndarray], vocab_size: int, order: int, num_levels: int) -> dict:
     """Microseconds a level."""
-    levels = levels_of(documents, seed=0)
+    levels = levels_of(documents, num_levels, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         NgramModel.from_token_stream(documents, vocab_size=vocab_size, order=order, save_directory=folder)
         model = NgramModel.from_pretrained(folder, verify=False)
@@ -123,9 +125,48 @@ def looking_up(documents: list[np.ndarray], vocab_size: int, order: int) -> dict
                 f"{name}_median_us": round(statistics.median(micros)),
                 f"{name}_95_percent_below_us": round(sorted(micros)[int(0.95 * len(micros))]),
             }
+        row |= walking(model, levels)
         seen = torch.stack([(model(*level) > 0).float().mean() for level in levels]).mean()
         row["share_seen"] = round(float(seen), 3)
         return row
+
+
+def walking(model: NgramModel, levels: list[tuple[torch.Tensor, torch.Tensor]]) -> dict:
+    """Microseconds and operations a level of a walk."""
+    micros, generator = [], torch.Generator().manual_seed(0)
+    # The root has no prefix beside it.
+    sizes = [CANDIDATES, *[BEAMS * CANDIDATES] * (WALK_LEVELS - 1)]
+    for start in range(0, len(levels) - WALK_LEVELS, WALK_LEVELS):
+        context = levels[start][0][:, 0]
+        candidates = torch.stack([tokens for _, tokens in levels[start : start + WALK_LEVELS]], dim=1)
+        extensions = [torch.randperm(size, generator=generator)[None, :BEAMS] for size in sizes]
+        for _ in range(2):
+            started = time.perf_counter()
+            walk_down(model, context, candidates, extensions)
+            micros.append(1e6 * (time.perf_counter() - started) / WALK_LEVELS)
+    with Operations() as operations:
+        walk_down(model, context, candidates, extensions)
+    return {
+        "walk_median_us_a_level": round(statistics.median(micros)),
+        "walk_operations_a_level": round(operations.count / WALK_LEVELS, 1),
+    }
+
+
+def walk_down(model: NgramModel, context: torch.Tensor, candidates: torch.Tensor, extensions: list) -> None:
+    walk = model.walk(context, candidates)
+    for chosen in extensions:
+        walk.probabilities()
+        walk.step(chosen)
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations of torch."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 def growing_trees(texts: list[str], max_new_tokens: int, repeats: int) -> list[dict]:
@@ -162,6 +203,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokenizer", default=str(SHIPPED_FAMILY / "target"), help="a folder or a Hub repository")
     parser.add_argument("--megabytes", type=float, default=40, help="of text")
+    parser.add_argument("--levels", type=int, default=500, help="to look up")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument(
@@ -189,7 +231,7 @@ def main() -> None:
         "building": lambda: {"text": ids, "rows": building(documents, len(tokenizer), arguments.repeats)},
         "looking_up": lambda: {
             "text": ids,
-            "rows": [looking_up(documents, len(tokenizer), order) for order in (2, 3, 4, 5)],
+            "rows": [looking_up(documents, len(tokenizer), order, arguments.levels) for order in (2, 3, 4, 5)],
         },
         "trees": lambda: {"text": text, "rows": growing_trees(texts, arguments.max_new_tokens, arguments.repeats)},
     }

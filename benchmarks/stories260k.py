@@ -4,8 +4,9 @@
 
 The target continues beginnings of stories from the one text file; the drafters learn from what it wrote. They are then
 compared on the beginnings of 50 stories from the other file: with chains, with trees, and with trees whose score an n-gram
-model of the first file has a part in. The result goes to benchmarks/results/stories260k.json. What an earlier run left in
-`--work` is not made again; with `--train-only PARD` several processes can train side by side.
+model of the first file has a part in; greedily and sampled (`--temperatures`), where story n starts from the random seed n.
+The table is printed, and all figures go to benchmarks/results/stories260k.json. What an earlier run left in `--work` is not
+made again; with `--train-only PARD` several processes can train side by side.
 """
 
 import argparse
@@ -184,7 +185,31 @@ def stock_round(target, drafter, prompts: list[torch.LongTensor], max_new_tokens
     return milliseconds
 
 
-def main() -> None:
+def compared(target, contenders: dict[str, Contender], prompts: list[torch.LongTensor], arguments) -> list[dict]:
+    """The rows of every temperature, one temperature after the other."""
+    options = {"max_new_tokens": arguments.max_new_tokens, "repeats": arguments.repeats}
+    return [
+        {"temperature": temperature, **asdict(row)}
+        for temperature in arguments.temperatures
+        for row in compare(target, contenders, prompts, temperature=temperature, **options)
+    ]
+
+
+def table_of(rows: list[dict]) -> str:
+    """A line for each contender, with tau, tokens/s and speedup at each temperature."""
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    lines = [["", *(f"{figure}, T={t:g}" for t in temperatures for figure in ("tau", "tokens/s", "speedup", "text"))]]
+    for name in dict.fromkeys(row["name"] for row in rows):
+        line = [name]
+        for row in (row for row in rows if row["name"] == name):
+            text = {True: "same", False: "OTHER", None: "sampled"}[row["identical"]]
+            line += [f"{row['tau']:.2f}", f"{row['tokens_per_second']:.0f}", f"{row['speedup']:.2f}x", text]
+        lines.append(line)
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--training-text", type=Path, required=True)
@@ -193,14 +218,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1600, help="training steps of each drafter")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--train-only", choices=KINDS, help="train this drafter and stop")
+    parser.add_argument("--prompts", type=int, default=50, help="stories to continue")
+    parser.add_argument("--max-new-tokens", type=int, default=200)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="0 is greedy")
     parser.add_argument("--work", type=Path, default=Path("stories260k.work"))
-    arguments = parser.parse_args()
+    parser.add_argument("--output", type=Path, default=RESULT)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     set_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(arguments.target)
     target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).eval()
-    evaluated = story_beginnings(arguments.prompt_text, tokenizer, 50, EVALUATION_TOKENS)
+    evaluated = story_beginnings(arguments.prompt_text, tokenizer, arguments.prompts, EVALUATION_TOKENS)
     if arguments.train_only:
         trained_drafter(arguments.train_only, arguments, target, tokenizer, evaluated)
         return
@@ -209,17 +242,16 @@ def main() -> None:
         report["training"][name], drafters[name] = trained_drafter(name, arguments, target, tokenizer, evaluated)
     prompts = list(evaluated.split(1))
     contenders = contenders_for(drafters, ngram_folder(arguments, tokenizer))
-    rows = compare(target, contenders, prompts, max_new_tokens=200, repeats=arguments.repeats)
-    report["rows"] = [asdict(row) for row in rows]
+    report["rows"] = compared(target, contenders, prompts, arguments)
+    print(table_of(report["rows"]), flush=True)
     report["milliseconds_per_round"] = {
-        name: stock_round(target, drafter, prompts[:20], 200) for name, drafter in drafters.items()
+        name: stock_round(target, drafter, prompts[:20], arguments.max_new_tokens) for name, drafter in drafters.items()
     }
     report["prompts"] = len(prompts)
     report["machine"] = f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
     report["command"] = "python benchmarks/stories260k.py --target ... --training-text ... --prompt-text ..."
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2))
+    arguments.output.parent.mkdir(exist_ok=True)
+    arguments.output.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from hf_pardraft.models.modeling_dart import DartDrafter
+from hf_pardraft.models.modeling_dflare import DFlareDrafter
 from hf_pardraft.models.modeling_dflash import DFlashDrafter
 from hf_pardraft.models.modeling_pard import PardDrafter
 
@@ -63,5 +65,8 @@ def tiny_family(tmp_path_factory) -> Path:
     tiny_target(tokenizer).save_pretrained(folder / "target")
     target = Qwen3ForCausalLM.from_pretrained(folder / "target")
     PardDrafter.from_causal_lm(target, tokenizer=tokenizer).save_pretrained(folder / "pard")
-    DFlashDrafter.for_target(target, num_layers=1, block_size=4, tokenizer=tokenizer).save_pretrained(folder / "dflash")
+    shape = {"num_layers": 1, "block_size": 4, "tokenizer": tokenizer}
+    DFlashDrafter.for_target(target, **shape).save_pretrained(folder / "dflash")
+    DFlareDrafter.for_target(target, **shape).save_pretrained(folder / "dflare")
+    DartDrafter.for_target(target, draft_length=3).save_pretrained(folder / "dart")
     return folder

@@ -22,7 +22,7 @@ def pardraft(*arguments, **options) -> subprocess.CompletedProcess:
 def test_demo_json_prints_the_table_and_nothing_else(tiny_family):
     done = pardraft("demo", "--family", tiny_family, "--max-new-tokens", 4, "--json")
     assert done.returncode == 0
-    assert [row["name"] for row in json.loads(done.stdout)] == ["plain", "PARD", "DFlash"]
+    assert [row["name"] for row in json.loads(done.stdout)] == ["plain", "PARD", "DFlash", "DFlare", "DART"]
     assert done.stderr == ""
 
 
@@ -65,6 +65,24 @@ def test_an_ngram_model_is_built_from_text_and_described(tiny_family, tmp_path):
     assert (info.exit_code, info.stdout) == (0, done.stdout)
     converted = invoke("ngram", "convert", TRIE, tmp_path / "converted", *tokenizer)
     assert (converted.exit_code, "order: 2" in converted.stdout) == (0, True)
+
+
+def test_an_ngram_model_is_built_from_a_data_set_within_limits(tiny_family, tmp_path):
+    pytest.importorskip("datasets")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(json.dumps({"body": f"def add(a, b{n % 7}):"}) for n in range(300)))
+    source = ["--tokenizer", tiny_family / "target", "--dataset", rows, "--column", "body"]
+    limits = ["--order", 4, "--min-count", 50, "--max-memory", "1MiB", "--num-proc", 2, "--vocab-size", 300]
+    done = invoke("ngram", "build", tmp_path / "limited", *source, *limits, "--add-end-token")
+    assert done.exit_code == 0
+    facts = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    assert (facts["order"], facts["min_count"], facts["vocab_size"]) == ("4", "50", "300")
+    whole = invoke("ngram", "build", tmp_path / "whole", *source)
+    kept = dict(line.split(": ", 1) for line in whole.stdout.splitlines() if ": " in line)
+    # Each of the seven endings was seen 42 or 43 times. The ends of the texts are tokens, too.
+    assert int(facts["3-grams"]) < int(kept["3-grams"])
+    assert int(facts["tokens counted"]) == int(kept["tokens counted"]) + 300
+    assert "1048576" in str(invoke("ngram", "build", tmp_path / "x", *source, "--max-memory", "1KB").exception)
 
 
 def test_what_an_ngram_model_can_not_be_built_from_is_an_error(tiny_family, tmp_path):

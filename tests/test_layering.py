@@ -25,7 +25,14 @@ ARROWS = {
 }
 # The entry points, which may import everything.
 FREE = {"__init__", "__main__", "cli"}
-PURE = {"generation.tree", "generation.verify", "training.masks", "training.losses"}
+PURE = {
+    "generation.continuity",
+    "generation.prefix_search",
+    "generation.tree",
+    "generation.verify",
+    "training.masks",
+    "training.losses",
+}
 # What tensors in, tensors out may need besides torch: nothing that reads, prints, logs or keeps time.
 PURE_STDLIB = {"collections", "dataclasses", "enum", "functools", "itertools", "math", "typing"}
 HUB_SAFE_PACKAGES = {"torch", "transformers"}

@@ -59,26 +59,29 @@ def test_the_table_says_what_was_measured():
     assert printed(console).split()[-5:] == ["PARD", "123", "2.05x", "3.46", "NO"]
 
 
-def test_the_demo_shows_both_drafters_and_a_table(tiny_family):
+def test_the_demo_shows_all_drafters_and_a_table(tiny_family):
     console = plain_console()
     show_demo(DemoOptions(tiny_family, None, 8), console)
     text = printed(console)
-    assert all(word in text for word in ("PARD", "DFlash", "plain", "tokens/s", "tau", "|"))
+    assert all(word in text for word in ("PARD", "DFlash", "DFlare", "DART", "plain", "tokens/s", "tau", "|"))
 
 
 def test_the_json_is_the_table(tiny_family, tmp_path):
     file = tmp_path / "x.py"
     file.write_text("def main():\n")
     rows = json.loads(demo_json(DemoOptions(tiny_family, file, 8)))
-    assert [row["name"] for row in rows] == ["plain", "PARD", "DFlash"]
+    assert [row["name"] for row in rows] == ["plain", "PARD", "DFlash", "DFlare", "DART"]
     assert all(set(row) == {"name", "tokens_per_second", "speedup", "tau", "identical"} for row in rows)
     assert all(row["identical"] for row in rows)
 
 
 def test_trees_and_batches_are_compared_too(tiny_family):
     rows = json.loads(demo_json(DemoOptions(tiny_family, None, 8, tree_budget=6, batch_size=3)))
-    names = ["plain", "PARD", "PARD, tree of 6", "DFlash", "DFlash, tree of 6"]
-    assert [row["name"] for row in rows] == names
+    kinds = ("PARD", "DFlash", "DFlare", "DART")
+    assert [row["name"] for row in rows] == [
+        "plain",
+        *(f"{kind}{way}" for kind in kinds for way in ("", ", tree of 6")),
+    ]
     assert all(row["identical"] for row in rows)
 
 
@@ -108,7 +111,7 @@ def test_the_shipped_family_writes_identical_text_with_long_runs():
     prompt = family.tokenizer(built_in_prompts()[0], return_tensors="pt")
     options = {**prompt, "do_sample": False, "max_new_tokens": 64}
     expected = family.target.generate(**options)
-    assert list(family.drafters) == ["PARD", "DFlash"]
+    assert list(family.drafters) == ["PARD", "DFlash", "DFlare", "DART"]
     for drafter in family.drafters.values():
         assert torch.equal(family.target.generate(**options, assistant_model=drafter), expected)
         assert drafter.last_stats.tau > 2.5

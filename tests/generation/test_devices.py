@@ -8,7 +8,10 @@ from accelerate import dispatch_model
 from accelerate.hooks import remove_hook_from_module
 
 from fake_device import CPU, PRETENDED, PretendedDevices
+from hf_pardraft import NgramModel
 from hf_pardraft.generation.candidates import ParallelCandidateGenerator
+from hf_pardraft.generation.ngram_smoothing import SMOOTHINGS
+from hf_pardraft.generation.tree import DART_SCORING, build_tree
 from tiny_models import VOCAB_SIZE, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 FIRST, SECOND = PRETENDED
@@ -236,3 +239,48 @@ def test_states_that_are_not_brought_together_are_noticed(monkeypatch):
     monkeypatch.setattr(ParallelCandidateGenerator, "tapped", states_left_where_they_are)
     with pytest.raises(RuntimeError, match="at least two devices, maia:0 and maia:1"):
         target.generate(**on(FIRST, prompts(1)), assistant_model=new_drafter("dflash", target, FIRST), **PLAIN)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("order", [2, 4])
+def test_ngrams_are_looked_up_on_any_device(smoothing, order):
+    model = NgramModel.from_token_stream(random_prompt(400), vocab_size=VOCAB_SIZE, order=order).smoothed(smoothing)
+    context, logits = random_prompt(5), torch.randn(1, 4, VOCAB_SIZE)
+    candidates = logits.topk(8).indices
+    expected = model(context, candidates[:, 0])
+    moved = model.to(FIRST)
+    assert moved.device == FIRST
+    assert moved.to(FIRST) is moved
+    # Without anything that waits for the device, or that only a CPU can.
+    found = moved(context.to(FIRST), candidates[:, 0].to(FIRST))
+    assert found.device == FIRST
+    assert torch.equal(found.cpu(), expected)
+    assert torch.equal(moved.count(context[:, :2].to(FIRST)).cpu(), model.count(context[:, :2]))
+    counted_there = NgramModel.from_token_stream([random_prompt(400)[0].to(FIRST)], vocab_size=VOCAB_SIZE, order=order)
+    assert counted_there.info == model.info
+    options = {"budget": 20, "beam_width": 6, "top_k": 8, "scoring": DART_SCORING}
+    tree = build_tree(logits, ngram=model, ngram_context=context, end_token_id=3, **options)
+    for ngram, device in ((moved, FIRST), (moved, SECOND), (moved, CPU), (model, FIRST)):
+        on_device = build_tree(
+            logits.to(device), ngram=ngram, ngram_context=context.to(device), end_token_id=3, **options
+        )
+        assert on_device.tokens.device == device
+        assert torch.equal(on_device.tokens.cpu(), tree.tokens)
+        assert torch.equal(on_device.parents.cpu(), tree.parents)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_with_an_ngram_model_write_the_same_wherever_it_is(kind, place, tmp_path):
+    target, inputs, plain = spread_target(), prompts(3), plain_text("llama", 3)
+    model = NgramModel.from_token_stream(plain, vocab_size=VOCAB_SIZE)
+    model.save_pretrained(tmp_path)
+    for ngram in (model, model.to(FIRST), str(tmp_path)):
+        drafter = oracle(kind, target, place, 14, plain, inputs)
+        if isinstance(ngram, str):
+            drafter.generation_config.ngram_model = ngram
+        else:
+            drafter.ngram = ngram
+        out = target.generate(**on(FIRST, inputs), assistant_model=drafter, **PLAIN)
+        assert torch.equal(out.cpu(), plain)
+        assert drafter.last_stats.tau > 1.4

@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import re
 import sys
 import tracemalloc
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -16,9 +18,10 @@ from conftest import tiny_tokenizer
 from hf_pardraft import NgramModel
 from hf_pardraft.generation import ngram as ngram_module
 from hf_pardraft.generation import ngram_build
-from hf_pardraft.generation.ngram import SMOOTHINGS
+from hf_pardraft.generation.continuity import WalkByCalls
+from hf_pardraft.generation.ngram_smoothing import SMOOTHINGS
 from hf_pardraft.generation.ngram_sources import texts_of_dataset, texts_of_files
-from hf_pardraft.generation.ngram_store import FILE_NAME
+from hf_pardraft.generation.ngram_store import CHECKSUM_KEY, FILE_NAME, METADATA_KEY
 
 TREES = Path(__file__).parent.parent / "fixtures" / "trees"
 TABLES = load_file(TREES / "ngram.safetensors")
@@ -147,6 +150,38 @@ def test_one_document_may_come_in_any_form(tmp_path, length):
         assert store_of(form, tmp_path / name, **options) == expected
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.int64, np.uint64])
+def test_documents_may_come_in_any_form(tmp_path, dtype):
+    rows = np.random.default_rng(2).integers(0, 40, (6, 50)).astype(dtype)
+    options = {"vocab_size": 40, "order": 3}
+    expected = store_of(rows.tolist(), tmp_path / "lists", **options)
+    tensors = torch.from_numpy(rows.astype(np.int64))
+    forms = {
+        "table": rows,
+        "arrays": list(rows),
+        "tuples": tuple(map(tuple, rows.tolist())),
+        "generator": (row for row in rows),
+        "iterators": map(list, rows),
+        "tensor": tensors,
+        "tensors": list(tensors),
+        "ragged": np.array([*rows, rows[0][:0]], dtype=object),
+        "column": pytest.importorskip("datasets").Dataset.from_dict({"ids": rows.tolist()})["ids"],
+    }
+    for name, form in forms.items():
+        assert store_of(form, tmp_path / name, **options) == expected, name
+
+
+def test_progress_is_shown_when_it_is_asked_for(capsys):
+    documents = [[1, 2, 3, 1], [2, 3]]
+    NgramModel.from_token_stream(documents, vocab_size=4)
+    assert capsys.readouterr().err == ""
+    NgramModel.from_token_stream(documents, vocab_size=4, progress=True)
+    shown = capsys.readouterr().err
+    # The tokens, and the different n-grams that begin at each of them.
+    assert re.search(r"counting: 6.00 tokens", shown)
+    assert re.search(r"merging: 100%.*6.00/6.00", shown)
+
+
 def test_counting_keeps_to_its_memory():
     memory, num_documents = 8_000_000, 300
 
@@ -175,14 +210,36 @@ def test_pruning_drops_what_was_seen_less_often(min_count):
     assert not model.count(torch.tensor(dropped)).any()
 
 
-def test_counts_too_large_for_a_word_stand_beside_it():
+@pytest.mark.parametrize("num_counts", [1, 254, 255, 256, 257, 700])
+def test_any_number_of_different_counts_is_kept(num_counts):
     vocab_size = 20_000
-    frequent = [[0, 1]] * 3000 + [[5, 6]] * 31 + [[7, 8]] * 30
-    documents = frequent + random_documents(400, vocab_size=vocab_size)
-    model = NgramModel.from_token_stream(documents, vocab_size=vocab_size, order=2)
-    assert model.levels[0].words.dtype == torch.int32
-    assert 0 < len(model.levels[0].large_places) < 1000
-    assert_counts(model, counted(documents, 2))
+    documents = [[token, token + 1] * (token + 1) for token in range(num_counts)]
+    # Places far from each other, too, so that there are n-grams without a neighbour to share a pair with.
+    documents += random_documents(300, vocab_size=vocab_size)
+    model = NgramModel.from_token_stream(documents, vocab_size=vocab_size, order=3)
+    assert len(model.table.values) >= num_counts
+    assert_counts(model, counted(documents, 3))
+
+
+def test_keys_are_as_narrow_as_they_can_be():
+    for vocab_size, dtype in ((12, torch.int32), (50_000, torch.int64)):
+        documents = random_documents(vocab_size=vocab_size)
+        model = NgramModel.from_token_stream(documents, vocab_size=vocab_size)
+        assert model.table.heads.dtype == dtype
+        assert model.table.rests.dtype == model.table.values.dtype == model.table.unigrams.dtype == torch.int32
+        assert_counts(model, counted(documents, 3))
+
+
+@pytest.mark.parametrize(("exponent", "vocab_size", "num_tokens"), [(1.01, 32_000, 400_000), (1.3, 151_936, 1_000_000)])
+def test_a_trigram_takes_twelve_bytes_at_most(exponent, vocab_size, num_tokens):
+    generator = np.random.default_rng(0)
+    # Independent tokens: hardly a bigram leads to two trigrams, as in no text, so that bigrams weigh the most.
+    ranks = np.arange(1, vocab_size + 1)
+    odds = ranks**-exponent / (ranks**-exponent).sum()
+    ids = generator.permutation(vocab_size)[generator.choice(vocab_size, num_tokens, p=odds)]
+    model = NgramModel.from_token_stream(ids, vocab_size=vocab_size)
+    assert model.info.num_ngrams[1] > 0.3 * model.info.num_ngrams[2]
+    assert model.path.stat().st_size <= 12 * model.info.num_ngrams[2]
 
 
 # Look-up
@@ -219,7 +276,7 @@ def test_a_whole_level_is_looked_up_as_one_by_one(smoothing, order):
     generator = torch.Generator().manual_seed(order)
     for weight, length in ((None, 6), (0.25, 1), (None, 0)):
         level = model.smoothed(smoothing, weight)
-        used = SMOOTHINGS[smoothing][1] if weight is None else weight
+        used = SMOOTHINGS[smoothing].default_weight if weight is None else weight
         # Some tokens are beyond the vocabulary, as a target's padding is.
         contexts = torch.randint(0, 14, (2, 7, length), generator=generator)
         candidates = torch.randint(0, 14, (2, 9), generator=generator)
@@ -247,6 +304,28 @@ def test_interpolation_sums_to_one():
     torch.testing.assert_close(total, torch.ones(36), rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("order", [2, 3, 5])
+@pytest.mark.parametrize("length", [0, 1, 6])
+def test_a_walk_finds_what_whole_prefixes_do(order, smoothing, length):
+    documents = random_documents(num_documents=80)
+    model = NgramModel.from_token_stream(documents, vocab_size=12, order=order).smoothed(smoothing)
+    generator = torch.Generator().manual_seed(order)
+    context = torch.randint(0, 12, (3, length), generator=generator)
+    # Some tokens are beyond the vocabulary, as a target's padding is.
+    candidates = torch.randint(0, 14, (3, 6, 5), generator=generator)
+    walk, whole = model.walk(context, candidates), WalkByCalls(model, context, candidates)
+    num_prefixes = 1
+    for level in range(6):
+        # A level need not be asked for.
+        if level != 2:
+            assert torch.equal(walk.probabilities(), whole.probabilities())
+        extensions = torch.randint(0, num_prefixes * 5, (3, 4 + level), generator=generator)
+        num_prefixes = 4 + level
+        walk.step(extensions)
+        whole.step(extensions)
+
+
 # Storage
 
 
@@ -265,9 +344,7 @@ def test_what_is_saved_is_loaded(store, tmp_path):
     assert copy.info == model.info
     contexts, candidates = torch.randint(0, 12, (4, 2)), torch.arange(12)
     assert torch.equal(copy(contexts, candidates), model.smoothed("stupid_backoff", 0.3)(contexts, candidates))
-    assert load_file(store).keys() == {
-        "unigrams", *(f"{n}.{name}" for n in (2, 3) for name in ("words", "large_places", "large_counts"))
-    }  # fmt: skip
+    assert load_file(store).keys() == {"unigrams", "heads", "rests", "values"}
 
 
 def test_a_model_without_a_folder_cleans_up(tmp_path, monkeypatch):
@@ -284,8 +361,8 @@ def test_a_loaded_model_is_memory_mapped(store):
     model = NgramModel.from_pretrained(store.parent)
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(store) in line]
     ranges = [tuple(int(end, 16) for end in line.split()[0].split("-")) for line in mapped]
-    for level in model.levels:
-        assert any(start <= level.words.data_ptr() < end for start, end in ranges)
+    for tensor in (model.table.heads, model.table.rests):
+        assert any(start <= tensor.data_ptr() < end for start, end in ranges)
 
 
 def test_a_failed_build_leaves_the_old_store_alone(store):
@@ -350,6 +427,38 @@ def test_a_model_is_uploaded_as_one_file(store, monkeypatch):
     assert calls[2] == {"path_or_fileobj": store, "path_in_repo": FILE_NAME, "repo_id": "someone/mine"}
 
 
+def test_a_model_is_loaded_from_a_hub_repository(store, tmp_path):
+    # A repository as the Hub's client keeps it, which is all that it looks at offline.
+    repository = tmp_path / "hub" / "models--someone--ngrams"
+    for revision, commit in (("main", "1" * 40), ("v2", "2" * 40)):
+        (repository / "refs").mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / revision).write_text(commit)
+        folder = repository / "snapshots" / commit / ("inner" if revision == "v2" else "")
+        folder.mkdir(parents=True)
+        (folder / FILE_NAME).write_bytes(store.read_bytes())
+    model = NgramModel.from_pretrained("someone/ngrams", cache_dir=tmp_path / "hub")
+    assert model.info == NgramModel.from_pretrained(store.parent).info
+    options = {"cache_dir": tmp_path / "hub", "revision": "v2"}
+    assert NgramModel.from_pretrained("someone/ngrams", subfolder="inner", **options).path.parent.name == "inner"
+    with pytest.raises(OSError, match="no n-gram model at someone/ngrams"):
+        NgramModel.from_pretrained("someone/ngrams", **options)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"), [({"order": 9}, "order.*2 to 5, got 9"), ({"format": 1}, "another format")]
+)
+def test_a_store_of_another_kind_is_refused(store, facts, message):
+    whole = store.read_bytes()
+    header_end = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:header_end])
+    text = json.dumps({**json.loads(header["__metadata__"][METADATA_KEY]), **facts})
+    header["__metadata__"] = {METADATA_KEY: text, CHECKSUM_KEY: f"{zlib.crc32(text.encode()):08x}"}
+    encoded = json.dumps(header).encode()
+    store.write_bytes(len(encoded).to_bytes(8, "little") + encoded + whole[header_end:])
+    with pytest.raises(ValueError, match=message):
+        NgramModel.from_pretrained(store.parent)
+
+
 # Refusals
 
 
@@ -371,6 +480,7 @@ def test_a_model_is_uploaded_as_one_file(store, monkeypatch):
         ([["a", "b"]], {}, "token ids"),
         ([[0.5]], {}, "token ids"),
         (["text"], {}, "token ids"),
+        ([{"input_ids": [1]}], {}, r"token ids.*row\['input_ids'\]"),
     ],
 )
 def test_bad_input_is_refused(documents, options, message, tmp_path):

@@ -1,13 +1,17 @@
 """Trees with a continuity model leave the text as it is, for every drafter; and the model can be set, saved and swapped."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
 from conftest import tiny_tokenizer
 from hf_pardraft import AutoDrafter, NgramModel
+from hf_pardraft.generation import search
+from hf_pardraft.generation.tree import DART_SCORING, build_tree
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 LONGEST = 24
@@ -26,6 +30,16 @@ def tree_drafter(kind, target, depth=5, **settings):
 
 def ngram_of(*texts, vocab_size=64, **options):
     return NgramModel.from_token_stream(list(texts), vocab_size=vocab_size, **options)
+
+
+@pytest.mark.parametrize("kind", ["dflare", "dart", "pard2"])
+def test_it_does_with_every_other_drafter(kind):
+    target, prompt = tiny_target("qwen3"), random_prompt(2)
+    expected = greedy(target, prompt, max_new_tokens=LONGEST)
+    drafter = make_oracle(tree_drafter(kind, target), expected[0], [0.6] * 5, runner_up=0.8)
+    drafter.ngram = ngram_of(expected[0].flip(0), expected[0])
+    assert torch.equal(greedy(target, prompt, assistant_model=drafter, max_new_tokens=LONGEST), expected)
+    assert drafter.last_stats.tau > 1.5
 
 
 @pytest.mark.parametrize("kind", ["pard", "dflash"])
@@ -98,21 +112,54 @@ def test_what_the_settings_name_goes_before_what_the_drafter_holds(tmp_path):
     seen = []
 
     class Noted(NgramModel):
-        def __call__(self, contexts, candidates):
-            seen.append(contexts.shape)
-            return super().__call__(contexts, candidates)
+        def walk(self, context, candidates):
+            seen.append((context.shape, candidates.shape))
+            return super().walk(context, candidates)
 
     model = ngram_of([1, 2, 3])
-    drafter.ngram = Noted(model.info, model.unigrams[:-1], model.levels)
+    drafter.ngram = Noted(model.info, model.table)
     greedy(target, prompt, assistant_model=drafter, max_new_tokens=8)
-    # From the second level on, and with all of the text that matters: two tokens, and the drafted one.
-    assert seen
-    assert all(shape[0] == 1 and shape[1] <= 20 and shape[2] >= 3 for shape in seen)
+    # One walk a tree, behind all of the text that matters, with the candidates of all levels.
+    assert len(seen) == drafter.last_stats.drafted_per_round.count(14)
+    assert {context for context, _ in seen} == {(1, 2)}
+    assert {(batch, k) for _, (batch, _, k) in seen} == {(1, 25)}
     seen.clear()
     model.save_pretrained(tmp_path)
     drafter.generation_config.ngram_model = str(tmp_path)
     greedy(target, prompt, assistant_model=drafter, max_new_tokens=8)
     assert not seen
+
+
+def test_every_option_of_a_tree_can_be_given_to_a_call(monkeypatch):
+    target, prompt = tiny_target("llama"), random_prompt(5)
+    drafter, searches = tree_drafter("dflash", target, tree_budget=5), []
+    drafter.ngram = ngram_of([1, 2, 3])
+
+    def noted(*args, **kwargs):
+        searches.append((args[1:], kwargs))
+        return build_tree(*args, **kwargs)
+
+    monkeypatch.setattr(search, "build_tree", noted)
+
+    def searched(**settings):
+        searches.clear()
+        config = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=3, **settings)
+        mask = torch.ones_like(prompt)
+        target.generate(prompt, attention_mask=mask, assistant_model=drafter, generation_config=config)
+        # The last rounds draft less than a tree holds.
+        widths, options = searches[0]
+        return widths, options["scoring"], options["end_rule"], options["ngram"].smoothing
+
+    defaults = ((5, 20, 25), DART_SCORING, "stop", "longest_match")
+    assert searched() == defaults
+    assert searched(tree_budget=9, tree_beam_width=4, tree_top_k=6)[0] == (9, 4, 6)
+    assert searched(ngram_weight=0.25)[1] == replace(DART_SCORING, ngram_weight=0.25)
+    assert searched(ngram_first_level=0)[1] == replace(DART_SCORING, first_ngram_level=0)
+    scoring = searched(tree_scoring="probability")[1]
+    assert (scoring.logit_decay, scoring.level_exponent, scoring.ngram_weight) == (1.0, 0.0, 0.5)
+    assert searched(tree_end_rule="last")[2] == "last"
+    assert searched(ngram_smoothing="stupid_backoff")[3] == "stupid_backoff"
+    assert searched() == defaults
 
 
 def test_a_named_model_is_loaded_once(tmp_path, monkeypatch):
@@ -167,3 +214,41 @@ def test_a_model_of_another_vocabulary_or_tokenizer_is_refused_before_the_target
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["<another>"])
     assert_refused(target, drafter, ValueError, "another tokenizer", tokenizer=tokenizer)
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of all operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        is_transfer = func._opname == "_to_copy" and kwargs.get("device") is not None
+        self.names.append("transfer" if is_transfer else func._opname)
+        return func(*args, **kwargs)
+
+
+# What makes the host wait for a device, or depends on what is in a tensor.
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "transfer"}
+
+
+@pytest.mark.parametrize(("order", "limit"), [(2, 38), (3, 53), (5, 58)])
+def test_a_level_takes_few_operations_and_waits_for_nothing(order, limit):
+    model = ngram_of(torch.randint(0, 64, (4000,)), order=order)
+    logits, context = torch.randn(1, 8, 64), random_prompt(order)
+    per_depth = {}
+    for depth in (4, 8):
+        options = {"beam_width": 20, "top_k": 25, "ngram": model, "ngram_context": context, "scoring": DART_SCORING}
+        options["end_token_id"] = torch.tensor([1, 2])
+        # What is made once.
+        build_tree(logits[:, :depth], 16, **options)
+        with Operations() as operations:
+            build_tree(logits[:, :depth], 16, **options)
+        assert not WAITING & set(operations.names)
+        # One a level, one for each token of the context but the first, and one that is not the model's.
+        assert operations.names.count("searchsorted") <= depth + order - 1
+        per_depth[depth] = len(operations.names)
+    # Those of the search itself and of reading its tables are some 20 each; every length looked up by itself took 100.
+    assert (per_depth[8] - per_depth[4]) / 4 <= limit

@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from hf_pardraft import DartDrafter
+from hf_pardraft import DartDrafter, NgramModel
 from hf_pardraft.generation.selection import choose_everywhere
 from hf_pardraft.generation.verify import accept
 from tiny_models import make_oracle, published_tree, tiny_drafter, tiny_target
@@ -129,6 +129,16 @@ def test_sampled_decoding_has_the_target_law(target, kind, setting, proposal):
 def test_other_drafters_have_it_too(target, kind, proposal):
     options, warpers = SETTINGS["temperature"]
     counts = sampled_counts(target, drafter_for(kind, target, **PROPOSALS[proposal]), options)
+    assert p_value(counts, exact_law(target, warpers)) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dflare", "dart", "pard2"])
+def test_trees_with_an_ngram_model_have_it(target, kind):
+    options, warpers = SETTINGS["temperature"]
+    drafter = drafter_for(kind, target, tree_budget=7)
+    # It favours what follows on what, whatever the drafter and the target think of it.
+    drafter.ngram = NgramModel.from_token_stream([list(range(VOCAB_SIZE)) * 2, [3, 3, 3, 1]], vocab_size=VOCAB_SIZE)
+    counts = sampled_counts(target, drafter, options)
     assert p_value(counts, exact_law(target, warpers)) > SIGNIFICANCE
 
 

@@ -14,6 +14,7 @@ from ..evaluation.metrics import ComparisonRow
 RUN_STYLES = ("black on green", "black on cyan")
 RUN_MARKER = "|"
 PROMPT_LINES = 12
+SAME_TEXT = {True: "yes", False: "NO", None: "sampled"}
 
 
 def can_shade(console: Console) -> bool:
@@ -87,6 +88,6 @@ def results_table(rows: list[ComparisonRow]) -> Table:
             f"{row.tokens_per_second:.0f}",
             f"{row.speedup:.2f}x",
             f"{row.tau:.2f}",
-            "yes" if row.identical else "NO",
+            SAME_TEXT[row.identical],
         )
     return table

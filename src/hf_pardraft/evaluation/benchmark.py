@@ -1,6 +1,7 @@
 """Run plain `generate` and several drafters side by side on the same prompts, and time them fairly."""
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,11 +35,17 @@ def compare(
     max_new_tokens: int,
     repeats: int = 3,
     batch_size: int = 1,
+    temperature: float = 0.0,
+    seed: int = 0,
 ) -> list[ComparisonRow]:
-    """Decode every prompt greedily with plain `generate` and with each contender.
+    """Decode every prompt with plain `generate` and with each contender, greedily or sampled.
 
     Every contender is warmed up first. The contenders then take turns on each batch of prompts, so that a machine that
     slows down slows all of them down, and each batch counts with its fastest repeat.
+
+    Sampled, each `generate` call on the n-th batch (from 0) starts from the random seed `seed + n`, whatever the contender and
+    the repeat. So a contender writes the same text in every repeat, and another one writes another text of the same law:
+    texts are not compared, and tau is that of one sample per prompt. The random state of the caller is left as it was.
 
     Args:
         target: the model whose text it is.
@@ -47,13 +54,15 @@ def compare(
         max_new_tokens: tokens to write per prompt; fewer if the target ends its text.
         repeats: how often each contender does each prompt.
         batch_size: prompts to decode at once.
+        temperature: 0 is greedy; above, tokens are sampled from the whole vocabulary.
+        seed: of the first batch.
 
     Returns:
-        One row per contender, plain `generate` first.
+        One row per contender, plain `generate` first; `identical` is `None` where texts are sampled.
 
     Raises:
-        ValueError: if there is no prompt, no repeat or no room in a batch, or a contender bears the name of plain
-            `generate`.
+        ValueError: if there is no prompt, no repeat or no room in a batch, a contender bears the name of plain `generate`, or
+            the temperature is negative.
     """
     if not prompts or repeats < 1 or batch_size < 1:
         raise ValueError(
@@ -62,16 +71,27 @@ def compare(
         )
     if PLAIN in contenders:
         raise ValueError(f"the name {PLAIN!r} is that of generate without a drafter: give the drafter another one")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"a temperature is 0 (greedy) or above, got {temperature}")
     contenders = {PLAIN: Contender(None), **contenders}
     batches = [padded_batch(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)]
-    for contender in contenders.values():
-        timed_run(target, contender, batches[0], min(WARM_UP_TOKENS, max_new_tokens))
     runs: dict[str, list[list[TimedRun]]] = {name: [[] for _ in batches] for name in contenders}
-    for _ in range(repeats):
-        for index, batch in enumerate(batches):
-            for name, contender in contenders.items():
-                runs[name][index].append(timed_run(target, contender, batch, max_new_tokens))
-    return [summarise(name, runs[name], runs[PLAIN]) for name in contenders]
+    with kept_random_state(target.device):
+        for contender in contenders.values():
+            timed_run(target, contender, batches[0], min(WARM_UP_TOKENS, max_new_tokens), temperature)
+        for _ in range(repeats):
+            for index, batch in enumerate(batches):
+                for name, contender in contenders.items():
+                    torch.manual_seed(seed + index)
+                    runs[name][index].append(timed_run(target, contender, batch, max_new_tokens, temperature))
+    return [summarise(name, runs[name], runs[PLAIN], is_sampled=temperature > 0) for name in contenders]
+
+
+def kept_random_state(device: torch.device) -> AbstractContextManager:
+    """A context whose end brings back the random state of the CPU and of `device`."""
+    if device.type == "cpu":
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device], device_type=device.type)
 
 
 def padded_batch(prompts: list[torch.LongTensor]) -> dict[str, torch.LongTensor]:
@@ -85,10 +105,17 @@ def padded_batch(prompts: list[torch.LongTensor]) -> dict[str, torch.LongTensor]
 
 
 def timed_run(
-    target: PreTrainedModel, contender: Contender, batch: dict[str, torch.LongTensor], max_new_tokens: int
+    target: PreTrainedModel,
+    contender: Contender,
+    batch: dict[str, torch.LongTensor],
+    max_new_tokens: int,
+    temperature: float = 0.0,
 ) -> TimedRun:
-    """One greedy `generate` call on a batch, see [`padded_batch`], by the clock."""
-    config = GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens, **contender.settings)
+    """One `generate` call on a batch, see [`padded_batch`], by the clock; greedy at temperature 0."""
+    # All that may cut the law short is switched off, also where the target's own settings have it.
+    sampling = {"do_sample": True, "temperature": float(temperature), "top_k": 0, "top_p": 1.0}
+    law = sampling if temperature else {"do_sample": False}
+    config = GenerationConfig(**law, max_new_tokens=max_new_tokens, **contender.settings)
     wait_for_device(target.device)
     started = time.perf_counter()
     output_ids = target.generate(**batch, assistant_model=contender.drafter, generation_config=config)

@@ -27,14 +27,14 @@ class ComparisonRow:
         tokens_per_second: new tokens over wall-clock seconds, summed over the prompts.
         speedup: `tokens_per_second` over that of plain `generate`.
         tau: mean tokens committed per round, the bonus token counted; 1 for plain `generate`.
-        identical: whether every run wrote exactly the tokens of plain `generate`.
+        identical: whether every run wrote exactly the tokens of plain `generate`; `None` where the text was sampled.
     """
 
     name: str
     tokens_per_second: float
     speedup: float
     tau: float
-    identical: bool
+    identical: bool | None
 
 
 def tokens_per_second(runs: list[list[TimedRun]]) -> float:
@@ -59,7 +59,9 @@ def same_text(runs: list[list[TimedRun]], reference: list[list[TimedRun]]) -> bo
     )
 
 
-def summarise(name: str, runs: list[list[TimedRun]], plain: list[list[TimedRun]]) -> ComparisonRow:
+def summarise(
+    name: str, runs: list[list[TimedRun]], plain: list[list[TimedRun]], is_sampled: bool = False
+) -> ComparisonRow:
     """The row of one contender; `runs` and `plain` (runs without a drafter) are indexed `[prompt][repeat]`."""
     speed = tokens_per_second(runs)
     return ComparisonRow(
@@ -67,5 +69,5 @@ def summarise(name: str, runs: list[list[TimedRun]], plain: list[list[TimedRun]]
         tokens_per_second=speed,
         speedup=speed / tokens_per_second(plain),
         tau=acceptance_length(runs),
-        identical=same_text(runs, plain),
+        identical=None if is_sampled else same_text(runs, plain),
     )

@@ -8,11 +8,13 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.generation.streamers import BaseStreamer
 
 from ..models.drafting import DraftContext, counting, last_columns
-from .cache import Entries, Snapshot, attended_layers, export_entries, without_last
+from .cache import Snapshot, attended_layers
 from .candidates import ParallelCandidateGenerator
 from .depth import DepthSchedule
+from .finished import FinishedRows
 from .outputs import OutputRecorder, RowRead
-from .reading import Prompt, TargetReader, Unread, read_prompt
+from .prompt import Prompt, Unread, read_prompt
+from .reading import TargetReader
 from .search import TreeSearch
 from .selection import (
     DrawnChain,
@@ -22,11 +24,11 @@ from .selection import (
     draw_chain,
     is_prefix_free,
 )
-from .stats import Stopwatch
+from .stats import Stopwatch, synchronizer
 from .stopping import StopChecks
-from .text import Texts, stack_padded
+from .text import Texts
 from .tree import TokenTree, chain_tree, draft_chain
-from .verify import Acceptance, accept, plain_step
+from .verify import Acceptance, accept, paths_on_host, plain_step
 
 
 class SpeculativeDecoding:
@@ -63,7 +65,7 @@ class SpeculativeDecoding:
         self.stop = StopChecks(stopping_criteria, batch)
         self.streamer = streamer
         padding = generation_config._pad_token_tensor
-        self.padding = 0 if padding is None else int(padding)
+        self.finished = FinishedRows(0 if padding is None else int(padding))
         text_config = target.config.get_text_config(decoder=True)
         layer_kwargs = get_layer_types_and_kwargs(text_config)[1]
         windows = [layer_kwargs[source].get("sliding_window") for source in attended_layers(text_config)]
@@ -76,10 +78,8 @@ class SpeculativeDecoding:
             requested["output_attentions"] = True
         self.reader = TargetReader(target, model_kwargs, requested)
         self.schedule = DepthSchedule(candidates.depth, self.settings.adaptive_depth)
-        self.stopwatch = Stopwatch(candidates.stats, self.settings.time_rounds, _synchronizer(target.device))
+        self.stopwatch = Stopwatch(candidates.stats, self.settings.time_rounds, synchronizer(target.device))
         self.rows = list(range(batch))
-        self.finished_texts: dict[int, torch.LongTensor] = {}
-        self.finished_entries: dict[int, Entries] = {}
 
     def run(self, input_ids: torch.LongTensor) -> Any:
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""
@@ -294,9 +294,8 @@ class SpeculativeDecoding:
             self._catch_up()
         for index, row in enumerate(self.rows):
             if over[index]:
-                self.finished_texts[row] = self.texts.row(index).clone()
-                if self._returns_cache():
-                    self.finished_entries[row] = self.reader.cache.entries_of(index)
+                entries = self.reader.cache.entries_of(index) if self._returns_cache() else None
+                self.finished.add(row, self.texts.row(index), entries)
         kept = [index for index, is_over in enumerate(over) if not is_over]
         self.rows = [self.rows[index] for index in kept]
         if self.rows:
@@ -312,32 +311,8 @@ class SpeculativeDecoding:
     def _result(self) -> Any:
         """What `generate` returns, rows in the caller's order; its cache is the kind that plain `generate` leaves."""
         length = self.stop.common_length()
-        texts = [self.finished_texts[row][:, :length] for row in sorted(self.finished_texts)]
-        cache = None
+        text, cache = self.finished.text(length), None
         if self._returns_cache():
-            places = [self._places(row, text.shape[1])[:-1] for row, text in enumerate(texts)]
-            num_cut = [self.finished_texts[row].shape[1] - text.shape[1] for row, text in enumerate(texts)]
-            entries = [without_last(self.finished_entries[row], num_cut[row]) for row in range(len(texts))]
-            cache = export_entries(entries, places, self.model_kwargs["past_key_values"])
-            self.reader.cache.export_recurrent_to(cache)
-        text = stack_padded(texts, self.padding)
+            given = self.model_kwargs["past_key_values"]
+            cache = self.finished.fill(given, self.reader.cache, self.columns, self.prompt_length, length)
         return self.recorder.result(text, text.shape[1] - self.prompt_length, cache)
-
-
-def paths_on_host(acceptance: Acceptance) -> tuple[list[list[int]], list[list[int]]]:
-    """For each row the accepted slots, the root's first, and the tokens to commit (as many), in one transfer."""
-    parts = [acceptance.num_accepted[:, None], acceptance.tokens]
-    num_slots = acceptance.tokens.shape[1]
-    if acceptance.path is not None:
-        parts.append(acceptance.path)
-    paths, tokens = [], []
-    for num_accepted, *rest in torch.cat(parts, dim=1).tolist():
-        slots = range(num_slots) if acceptance.path is None else rest[num_slots:]
-        paths.append(list(slots[: num_accepted + 1]))
-        tokens.append(rest[: num_accepted + 1])
-    return paths, tokens
-
-
-def _synchronizer(device: torch.device):
-    """A function that waits for `device`, for timing."""
-    return torch.cuda.synchronize if device.type == "cuda" else lambda: None

@@ -9,7 +9,7 @@ from ..models.pairing import warn_if_other_text
 from .cache import is_hybrid
 from .candidates import ParallelCandidateGenerator
 from .decode import SpeculativeDecoding
-from .reading import check_request
+from .request_checks import check_request
 from .search import check_ngram_model
 from .settings import REQUESTED_DEPTH, read_settings
 

@@ -1,5 +1,6 @@
 """The continuity model: how often tokens follow each other, counted once, stored, and looked up for a whole level of a tree."""
 
+import copy
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -13,8 +14,11 @@ from transformers.utils.hub import cached_file
 
 from ..models.pairing import tokenizer_hash
 from .ngram_build import BuildOptions, build_store, checked_count
+from .ngram_lookup import Lookup, NgramWalk
+from .ngram_pairs import NgramTable
+from .ngram_smoothing import SMOOTHINGS, checked_smoothing
 from .ngram_sources import token_documents
-from .ngram_store import FILE_NAME, Level, NgramInfo, read_store
+from .ngram_store import FILE_NAME, NgramInfo, read_store
 from .ngram_trie import convert_trie
 
 # How much larger a target's vocabulary may be than its tokenizer's: rows that only pad the embeddings.
@@ -22,14 +26,13 @@ PADDING_SHARE = 0.01
 
 
 class NgramModel:
-    """Counts of n-grams of token ids, as data: sorted words in a memory-mapped safetensors file ([`Level`]).
+    """Counts of n-grams of token ids, as data: sorted keys in a memory-mapped safetensors file ([`NgramTable`]).
 
     Calling it with contexts and candidates gives the probabilities that `build_tree(..., ngram=model)` asks for.
 
     Args:
         info: what the store says about itself.
-        unigrams: `(vocab_size,)`, the counts of the tokens.
-        levels: of bigrams, trigrams, ...; see [`Level`].
+        table: the counts; see [`NgramTable`].
         smoothing: a name of [`SMOOTHINGS`].
         smoothing_weight: its parameter; by default that of the paper it is from.
     """
@@ -37,17 +40,13 @@ class NgramModel:
     def __init__(
         self,
         info: NgramInfo,
-        unigrams: torch.Tensor,
-        levels: list[Level],
+        table: NgramTable,
         smoothing: str = "longest_match",
         smoothing_weight: float | None = None,
     ) -> None:
-        self.info = info
-        # A token beyond the vocabulary counts as one that was never seen.
-        self.unigrams = torch.nn.functional.pad(unigrams, (0, 1))
-        self.levels = levels
-        self.smoothing = checked_smoothing(smoothing)
-        self.smoothing_weight = smoothing_weight
+        self.info, self.table = info, table
+        self.lookup = Lookup(table, info)
+        self._smooth_by(smoothing, smoothing_weight)
         self.path: Path | None = None
         self._folder: tempfile.TemporaryDirectory | None = None
 
@@ -62,28 +61,26 @@ class NgramModel:
 
     @property
     def device(self) -> torch.device:
-        return self.unigrams.device
+        return self.table.heads.device
 
     def to(self, device: torch.device | str) -> "NgramModel":
-        """This model with its tensors on `device`."""
+        """This model with its tensors on `device`, where trees are then looked up without waiting for it."""
         if torch.device(device) == self.device:
             return self
-        levels = [
-            Level(
-                *(tensor.to(device) for tensor in (level.words, level.large_places, level.large_counts)),
-                level.count_bits,
-            )
-            for level in self.levels
-        ]
-        moved = NgramModel(self.info, self.unigrams[:-1].to(device), levels, self.smoothing, self.smoothing_weight)
-        moved.path, moved._folder = self.path, self._folder
+        moved = copy.copy(self)
+        moved.table = self.table.to(device)
+        moved.lookup = Lookup(moved.table, self.info)
         return moved
 
     def smoothed(self, smoothing: str, smoothing_weight: float | None = None) -> "NgramModel":
         """The same counts under another smoothing; see [`SMOOTHINGS`]."""
-        other = NgramModel(self.info, self.unigrams[:-1], self.levels, smoothing, smoothing_weight)
-        other.path, other._folder = self.path, self._folder
+        other = copy.copy(self)
+        other._smooth_by(smoothing, smoothing_weight)
         return other
+
+    def _smooth_by(self, smoothing: str, weight: float | None) -> None:
+        self.smoothing = checked_smoothing(smoothing)
+        self.smoothing_weight = SMOOTHINGS[smoothing].default_weight if weight is None else weight
 
     # Look-up
 
@@ -97,68 +94,27 @@ class NgramModel:
         Returns:
             `(..., contexts, candidates)` float32, on the device of `contexts`.
         """
-        device = contexts.device
-        contexts, candidates = contexts.to(self.device), candidates.to(self.device)
-        frequencies = self.frequencies(contexts, candidates)
-        smooth, default_weight = SMOOTHINGS[self.smoothing]
-        weight = default_weight if self.smoothing_weight is None else self.smoothing_weight
-        return smooth(frequencies, weight).to(device)
+        lookup, smoothing = self.lookup, SMOOTHINGS[self.smoothing]
+        tokens = candidates.to(self.device).clamp(max=self.vocab_size)[..., None, :]
+        known = lookup.contexts_of(contexts.to(self.device))
+        found = lookup.find(known.bases + lookup.keys_of(tokens), lookup.float_values)
+        unigrams = lookup.shares_of(tokens, smoothing)
+        return lookup.probabilities(known, found, unigrams, smoothing, self.smoothing_weight).to(contexts.device)
 
-    def frequencies(
-        self, contexts: torch.LongTensor, candidates: torch.LongTensor
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """For every length of context, shortest first: how often it was seen, and the share of the candidates behind it.
+    def walk(self, context: torch.LongTensor, candidates: torch.LongTensor) -> NgramWalk:
+        """The look-ups of one tree, each going on from what the one before found; see [`WalkingModel`].
 
-        Takes what [`__call__`] takes. The first entry is that of the empty context.
-
-        Returns:
-            Pairs of `(..., contexts, 1)` and `(..., contexts, candidates)`, float32; the share is 0 where the context was
-            never seen.
+        Args:
+            context: `(batch, context)`, the end of the committed text, the root last.
+            candidates: `(batch, depth, k)`, the tokens of all levels.
         """
-        contexts = contexts.clamp(max=self.vocab_size)
-        candidates = candidates.clamp(max=self.vocab_size)[..., None, :]
-        total = torch.full(contexts.shape[:-1], float(self.info.num_tokens), device=contexts.device)[..., None]
-        found = [(total, self.unigrams[candidates] / total.clamp(min=1))]
-        for length in range(1, min(self.order - 1, contexts.shape[-1]) + 1):
-            places = contexts[..., -length, None]
-            seen = self.unigrams[places]
-            for n in range(2, length + 1):
-                places, seen = self._find(n, places, contexts[..., n - length - 1, None])
-            followed = self._find(length + 1, places, candidates)[1]
-            # A context that was not found stands for the place behind the last one, which nothing follows.
-            found.append((seen.float(), followed / seen.clamp(min=1)))
-        return found
+        return NgramWalk(self.lookup, SMOOTHINGS[self.smoothing], self.smoothing_weight, context, candidates)
 
     def count(self, ngrams: torch.LongTensor) -> torch.LongTensor:
         """How often n-grams `(..., n)` of up to `order` tokens were seen: `(...)`."""
         if not 1 <= ngrams.shape[-1] <= self.order:
             raise ValueError(f"this model counts n-grams of 1 to {self.order} tokens, got {ngrams.shape[-1]}")
-        ngrams = ngrams.to(self.device).clamp(max=self.vocab_size)
-        places = ngrams[..., 0]
-        counts = self.unigrams[places].long()
-        for n in range(2, ngrams.shape[-1] + 1):
-            places, counts = self._find(n, places, ngrams[..., n - 1])
-        return counts
-
-    def _find(
-        self, length: int, parents: torch.LongTensor, tokens: torch.LongTensor
-    ) -> tuple[torch.LongTensor, torch.LongTensor]:
-        """Places and counts of the n-grams of a `length` that go on from those one shorter at the places `parents`.
-
-        Both arguments are broadcast. One that was never seen has the place behind the last, and count 0.
-        """
-        level = self.levels[length - 2]
-        keys = parents * (self.vocab_size + 1) + tokens
-        places = torch.searchsorted(level.words, (keys << level.count_bits).to(level.words.dtype))
-        words = level.words[places].long()
-        counts = words & ((1 << level.count_bits) - 1)
-        if len(level.large_places):
-            is_large = counts == (1 << level.count_bits) - 1
-            row = torch.searchsorted(level.large_places, places.to(level.large_places.dtype))
-            large = level.large_counts[row.clamp(max=len(level.large_counts) - 1)].long()
-            counts = torch.where(is_large, large, counts)
-        is_there = words >> level.count_bits == keys
-        return torch.where(is_there, places, len(level.words) - 1), counts * is_there
+        return self.lookup.count(ngrams.to(self.device))
 
     # Building
 
@@ -288,8 +244,8 @@ class NgramModel:
             raise OSError(
                 f"no n-gram model at {name_or_path}: expected a folder or a Hub repository with {FILE_NAME} ({error})"
             ) from error
-        info, unigrams, levels = read_store(path, verify)
-        model = cls(info, unigrams, levels, smoothing, smoothing_weight)
+        info, table = read_store(path, verify)
+        model = cls(info, table, smoothing, smoothing_weight)
         model.path = path
         if tokenizer is not None:
             model.check_tokenizer(tokenizer)
@@ -355,8 +311,8 @@ class NgramModel:
             "min_count": self.info.min_count,
             "bytes": num_bytes,
             f"bytes per {self.order}-gram": round(num_bytes / max(1, self.info.num_ngrams[-1]), 2),
-            "bits per word": [8 * level.words.element_size() for level in self.levels],
-            "bits per count": self.info.count_bits,
+            "bits per pair of n-grams": 8 * (self.table.heads.element_size() + self.table.rests.element_size()),
+            "different counts": int((self.table.values > 0).sum()),
             "tokenizer": self.info.tokenizer_name,
             "tokenizer hash": self.info.tokenizer_hash,
         }
@@ -378,48 +334,3 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, str | No
     name = tokenizer.name_or_path
     name = Path(name).name if Path(name).is_dir() else name
     return {"tokenizer_name": name or None, "tokenizer_hash": tokenizer_hash(tokenizer)}
-
-
-# Smoothing: from what [`NgramModel.frequencies`] found to one probability
-
-Frequencies = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-def longest_match(frequencies: Frequencies, weight: float) -> torch.Tensor:
-    """The share behind the longest context that the candidate was ever seen behind, as in DART's code; else 0.
-
-    A context has at least one token: how frequent a token is as such does not count. The weight is unused.
-    """
-    probability = torch.zeros_like(frequencies[0][1])
-    for _, share in frequencies[1:]:
-        probability = torch.where(share > 0, share, probability)
-    return probability
-
-
-def stupid_backoff(frequencies: Frequencies, weight: float) -> torch.Tensor:
-    """The same, times `weight` for each token by which the context had to be shortened, down to none (Brants et al., 2007)."""
-    probability = frequencies[0][1]
-    for _, share in frequencies[1:]:
-        probability = torch.where(share > 0, share, weight * probability)
-    return probability
-
-
-def interpolated(frequencies: Frequencies, weight: float) -> torch.Tensor:
-    """`weight` times the share behind a context, and the rest from the context without its first token (Jelinek, Mercer)."""
-    probability = frequencies[0][1]
-    for seen, share in frequencies[1:]:
-        probability = torch.where(seen > 0, weight * share + (1 - weight) * probability, probability)
-    return probability
-
-
-SMOOTHINGS: dict[str, tuple[Callable[[Frequencies, float], torch.Tensor], float]] = {
-    "longest_match": (longest_match, 1.0),
-    "stupid_backoff": (stupid_backoff, 0.4),
-    "interpolated": (interpolated, 0.7),
-}
-
-
-def checked_smoothing(name: str) -> str:
-    if name not in SMOOTHINGS:
-        raise ValueError(f"smoothing must be one of {tuple(SMOOTHINGS)}, got {name!r}")
-    return name

@@ -15,7 +15,8 @@ from accelerate.utils import convert_file_size_to_int
 from tqdm.auto import tqdm
 
 from .ngram_count import ArrayFile, CountJob, Packing, Run, RunWriter, count_windows, first_of_equals, mapped
-from .ngram_store import Counts, blocks_of, check_order, write_store
+from .ngram_pairs import Counts, blocks_of
+from .ngram_store import check_order, write_store
 
 LEAST_MEMORY = 1 << 20
 # What a token of a chunk takes while it is counted (ids, keys, sorted keys, counts), and an entry while runs are merged.
@@ -103,11 +104,11 @@ def as_ids(document: Any) -> np.ndarray:
     Raises:
         ValueError: if it is none.
     """
-    ids = np.asarray(document)
+    ids = np.asarray(document.cpu() if isinstance(document, torch.Tensor) else document)
     if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         raise ValueError(
             f"a document is a one-dimensional sequence of token ids, got {ids.ndim} dimensions of {ids.dtype}: pass ids, as "
-            "a tokenizer gives them for one text"
+            "a tokenizer gives them for one text, and of a data set's rows its column (row['input_ids'])"
         )
     return ids
 

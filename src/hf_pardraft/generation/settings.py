@@ -6,7 +6,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ..models.drafting import ParallelDrafter
-from .ngram import SMOOTHINGS
+from .ngram_smoothing import SMOOTHINGS
 from .tree import END_RULES
 
 DECODE_LOOPS = ("native", "stock")

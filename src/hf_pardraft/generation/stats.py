@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
+import torch
+
 
 @dataclass
 class DecodeStats:
@@ -70,3 +72,8 @@ class Stopwatch:
         yield
         self.synchronize()
         self.stats.seconds[name] = self.stats.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def synchronizer(device: torch.device):
+    """A function that waits for `device`, for timing."""
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None

@@ -1,16 +1,23 @@
 """Token trees: what a round proposes. A chain is a tree with one branch. Pure: tensors in, tensors out."""
 
-import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
-# Continuation probabilities `(batch, prefixes, candidates)`, from contexts `(batch, prefixes, context)` (the root and what
-# was committed before it, then a drafted prefix) and candidate tokens `(batch, candidates)`.
-ContinuityModel = Callable[[torch.LongTensor, torch.LongTensor], torch.Tensor]
+from .continuity import ContinuityModel, WalkingModel, walk_of
+from .prefix_search import DART_SCORING as DART_SCORING  # (for those who build trees)
+from .prefix_search import (
+    LOG_PROBABILITY,
+    Beam,
+    TreeScoring,
+    candidate_gains,
+    level_of_entries,
+    search_marginals,
+    search_prefixes,
+    width_of,
+)
 
 
 @dataclass(frozen=True)
@@ -65,33 +72,6 @@ def draft_chain(draft_logits: torch.Tensor) -> TokenTree:
     return chain_tree(draft_logits.argmax(dim=-1))
 
 
-@dataclass(frozen=True)
-class TreeScoring:
-    """How much a drafted token adds to the score of its prefix (dart.txt, appendix D, eq. Combine).
-
-    At level 0, 1, ... (level 0 is the first drafted token), with p the drafter's probability and g the n-gram model's:
-
-        (logit_decay^level log(p + epsilon) + ngram_weight log(g + epsilon)) (level + 1)^-level_exponent
-
-    The defaults leave log p, whose best prefixes are DDTree's; DART's values are [`DART_SCORING`], with the n-gram term from
-    the second token on, as in its code: the drafter knows the first one well enough.
-
-    Attributes:
-        logit_decay, ngram_weight, level_exponent, epsilon: as in the formula; with epsilon 0, p alone is exact.
-        first_ngram_level: the n-gram term is absent before this level (DART's code has 1, its paper 0).
-        softmax_over_top_k: p is the softmax over the `top_k` kept logits, as in DART's code; else over the vocabulary.
-    """
-
-    logit_decay: float = 1.0
-    ngram_weight: float = 0.5
-    level_exponent: float = 0.0
-    epsilon: float = 0.0
-    first_ngram_level: int = 0
-    softmax_over_top_k: bool = False
-
-
-LOG_PROBABILITY = TreeScoring()
-DART_SCORING = TreeScoring(logit_decay=0.9, ngram_weight=0.5, level_exponent=0.7, epsilon=1e-10, first_ngram_level=1)
 # What happens to a prefix that ends the text: "stop" extends it by nothing, "last" after all others (DART's code), and
 # "ignore" like any other (DART's paper, DDTree).
 END_RULES = ("stop", "last", "ignore")
@@ -102,7 +82,7 @@ def build_tree(
     budget: int,
     beam_width: int | None = None,
     top_k: int | None = None,
-    ngram: ContinuityModel | None = None,
+    ngram: ContinuityModel | WalkingModel | None = None,
     ngram_context: torch.LongTensor | None = None,
     scoring: TreeScoring = LOG_PROBABILITY,
     end_token_id: int | torch.LongTensor | None = None,
@@ -120,7 +100,7 @@ def build_tree(
         budget: nodes besides the root; fewer if there are not as many. 0 asks for the chain of most probable tokens.
         beam_width: prefixes to extend at each level; by default `budget`.
         top_k: tokens to extend each prefix by; by default `budget`.
-        ngram: continuity model; its share of the score is `scoring`'s.
+        ngram: continuity model; its share of the score is `scoring`'s. An [`NgramModel`], or any function of that kind.
         ngram_context: `(batch, context)`, the end of the committed text, the root last; needed with `ngram`.
         scoring: weights of the score.
         end_token_id: the token that ends a text, or several, `(ends,)`.
@@ -144,169 +124,10 @@ def build_tree(
     kept_per_level = budget if ends is None else max(budget, 2 * beam_width)
     gains, tokens = candidate_gains(draft_logits, top_k, scoring)
     if ngram is None and ends is None:
-        return _best_of_pool(*_search_marginals(gains, tokens, beam_width, budget), budget)
-    stops = ends is not None and end_rule == "stop"
-    beam = _Beam(beam_width, kept_per_level, ends, stops)
-    return _best_of_pool(*_search_prefixes(gains, tokens, beam, ngram, ngram_context, scoring), budget)
-
-
-@dataclass(frozen=True)
-class _Beam:
-    """How many prefixes a level leaves, and which of them the next one extends.
-
-    Attributes:
-        width: prefixes to extend.
-        kept_per_level: extensions that go into the pool.
-        ends: `(ends,)`, tokens behind which a prefix is extended last; `None` if there are none.
-        stops: whether such a prefix is extended by nothing that is worth anything.
-    """
-
-    width: int
-    kept_per_level: int
-    ends: torch.LongTensor | None
-    stops: bool
-
-
-def _search_prefixes(
-    gains: torch.Tensor,
-    tokens: torch.LongTensor,
-    beam: _Beam,
-    ngram: ContinuityModel | None,
-    ngram_context: torch.LongTensor | None,
-    scoring: TreeScoring,
-) -> tuple[list[torch.Tensor], torch.LongTensor, torch.LongTensor]:
-    """The search of [`build_tree`] where a prefix itself decides what a token adds behind it, or whether it is extended.
-
-    Takes gains and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
-    """
-    batch, depth, top_k = gains.shape
-    level_scores, level_tokens, level_parents = [], [], []
-    beam_scores = gains.new_zeros(batch, 1)
-    # Pool entries of the prefixes in the beam; the root is -1, so that node i of the pool is slot i + 1.
-    beam_entries = tokens.new_full((batch, 1), -1)
-    beam_prefixes, pool_size = ngram_context[:, None] if ngram is not None else None, 0
-    for level in range(depth):
-        gain = gains[:, level, None, :]
-        if ngram is not None and level >= scoring.first_ngram_level:
-            weight = scoring.ngram_weight * (level + 1) ** -scoring.level_exponent
-            probabilities = ngram(beam_prefixes, tokens[:, level]).to(gains.dtype)
-            gain = gain + weight * (probabilities + scoring.epsilon).log().clamp(max=0)
-        extended = (beam_scores[:, :, None] + gain).flatten(1)
-        scores, order = extended.topk(min(beam.kept_per_level, extended.shape[1]), dim=1)
-        parents = order.div(top_k, rounding_mode="floor")
-        drafted = tokens[:, level].gather(1, order - parents * top_k)
-        level_scores.append(scores)
-        level_tokens.append(drafted)
-        level_parents.append(beam_entries.gather(1, parents))
-        has_ended = torch.zeros_like(drafted, dtype=torch.bool) if beam.ends is None else torch.isin(drafted, beam.ends)
-        # The best ones, those that ended behind all others.
-        chosen = has_ended.long().argsort(dim=1, stable=True)[:, : beam.width]
-        beam_scores = scores.gather(1, chosen)
-        if beam.stops:
-            beam_scores = beam_scores.masked_fill(has_ended.gather(1, chosen), -torch.inf)
-        if ngram is not None:
-            index = parents.gather(1, chosen)[:, :, None].expand(-1, -1, beam_prefixes.shape[2])
-            beam_tokens = drafted.gather(1, chosen)
-            beam_prefixes = torch.cat([beam_prefixes.gather(1, index), beam_tokens[:, :, None]], dim=2)
-        beam_entries = chosen + pool_size
-        pool_size += scores.shape[1]
-    return level_scores, torch.cat(level_tokens, dim=1), torch.cat(level_parents, dim=1)
-
-
-def _search_marginals(
-    gains: torch.Tensor, tokens: torch.LongTensor, beam_width: int, budget: int
-) -> tuple[list[torch.Tensor], torch.LongTensor, torch.LongTensor]:
-    """The search of [`build_tree`] where a token adds the same behind every prefix.
-
-    Then a level needs nothing from the one above but its scores; which tokens and prefixes they belong to is worked out for
-    all levels at once. Takes gains and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
-    """
-    depth, top_k = gains.shape[1:]
-    level_scores, level_orders, widths = [], [], []
-    paired_gains: dict[int, torch.Tensor] = {}
-    beam_scores = None
-    for level in range(depth):
-        width = 1 if beam_scores is None else beam_scores.shape[1]
-        prefixes, choices = _worthwhile_pairs(width, top_k, budget, gains.device)
-        if width not in paired_gains:
-            paired_gains[width] = gains.index_select(2, choices)
-        extended = paired_gains[width][:, level]
-        if beam_scores is not None:
-            extended = extended + beam_scores.index_select(1, prefixes)
-        scores, order = extended.topk(min(budget, extended.shape[1]), dim=1)
-        level_scores.append(scores)
-        level_orders.append(order)
-        widths.append(width)
-        beam_scores = scores[:, :beam_width]
-    sizes = tuple(map(_width, level_scores))
-    first_pairs, parents_of, tokens_of = _pairs_of_levels(tuple(widths), sizes, top_k, budget, gains.device)
-    pairs = torch.cat(level_orders, dim=1) + first_pairs
-    return level_scores, tokens.flatten(1).gather(1, tokens_of.take(pairs)), parents_of.take(pairs)
-
-
-@lru_cache(maxsize=64)
-def _worthwhile_pairs(
-    num_prefixes: int, top_k: int, budget: int, device: torch.device
-) -> tuple[torch.LongTensor, torch.LongTensor]:
-    """Which prefixes to extend by which tokens, both sorted from the best down: `(pairs,)` each.
-
-    The i-th best prefix with the j-th best token is no better than i * j - 1 other extensions, so beyond i * j = budget
-    there is nothing to find: of 60 x 60 extensions, 261 are left.
-    """
-    pairs = [
-        (prefix, token)
-        for prefix in range(min(num_prefixes, budget))
-        for token in range(min(top_k, budget // (prefix + 1)))
-    ]
-    with torch.inference_mode(False):
-        prefixes, tokens = torch.tensor(pairs, device=device).T.contiguous()
-        return prefixes, tokens
-
-
-@lru_cache(maxsize=64)
-def _pairs_of_levels(
-    widths: tuple[int, ...], sizes: tuple[int, ...], top_k: int, budget: int, device: torch.device
-) -> tuple[torch.LongTensor, ...]:
-    """What the pairs of [`_worthwhile_pairs`], those of all levels in a row, stand for.
-
-    Args:
-        widths: number of prefixes that each level extended.
-        sizes: number of pool entries that each level left.
-        top_k, budget, device: as there.
-
-    Returns:
-        `(pool,)`, for every pool entry the first pair of its level; `(pairs,)`, the pool entry of each pair's prefix (-1 for
-        the root); `(pairs,)`, the place of each pair's token among the `top_k`s of all levels.
-    """
-    first_entries = [-1, 0, *itertools.accumulate(sizes)]
-    with torch.inference_mode(False):
-        pairs = [_worthwhile_pairs(width, top_k, budget, device) for width in widths]
-        first_pairs = [0, *itertools.accumulate(len(prefixes) for prefixes, _ in pairs)]
-        counts = torch.tensor(sizes, device=device)
-        starts = torch.tensor(first_pairs[: len(sizes)], device=device).repeat_interleave(counts)
-        parents = torch.cat([prefixes + first_entries[level] for level, (prefixes, _) in enumerate(pairs)])
-        tokens = torch.cat([choices + level * top_k for level, (_, choices) in enumerate(pairs)])
-        return starts, parents, tokens
-
-
-def candidate_gains(
-    draft_logits: torch.Tensor, top_k: int, scoring: TreeScoring
-) -> tuple[torch.Tensor, torch.LongTensor]:
-    """The drafter's share of the score of its `top_k` tokens at each level, and those tokens: `(batch, depth, top_k)` each."""
-    if scoring.softmax_over_top_k:
-        logits, tokens = draft_logits.topk(top_k, dim=-1)
-        log_probabilities = logits.log_softmax(dim=-1)
-    else:
-        # The k best are the same before and after the softmax, and rounding after it can't tie them.
-        log_probabilities, tokens = draft_logits.log_softmax(dim=-1).topk(top_k, dim=-1)
-    if scoring.epsilon:
-        log_probabilities = (log_probabilities.exp() + scoring.epsilon).log().clamp(max=0)
-    depth = draft_logits.shape[1]
-    if scoring.logit_decay == 1.0 and scoring.level_exponent == 0.0:
-        return log_probabilities, tokens
-    levels = torch.arange(depth, device=draft_logits.device, dtype=log_probabilities.dtype)
-    weights = scoring.logit_decay**levels * (levels + 1) ** -scoring.level_exponent
-    return log_probabilities * weights[:, None], tokens
+        return _best_of_pool(*search_marginals(gains, tokens, beam_width, budget), budget)
+    beam = Beam(beam_width, kept_per_level, ends, ends is not None and end_rule == "stop")
+    walk = None if ngram is None else walk_of(ngram, ngram_context, tokens)
+    return _best_of_pool(*search_prefixes(gains, tokens, beam, walk, scoring), budget)
 
 
 def _check_search(budget, beam_width, top_k, ngram, ngram_context, end_rule) -> None:
@@ -343,20 +164,9 @@ def _best_of_pool(
     kept = best.sort(dim=1).values
     # The number of kept entries up to a parent is its slot; the root is entry -1.
     slot_parents = torch.searchsorted(kept, parents.gather(1, kept), right=True)
-    level_of = _levels(tuple(map(_width, level_scores)), scores.device)
+    level_of = level_of_entries(tuple(map(width_of, level_scores)), scores.device)
     ancestors = ancestors_of(slot_parents, len(level_scores))
     return TokenTree(tokens.gather(1, kept), slot_parents, level_of.take(kept), ancestors)
-
-
-def _width(level: torch.Tensor) -> int:
-    return level.shape[1]
-
-
-@lru_cache(maxsize=64)
-def _levels(sizes: tuple[int, ...], device: torch.device) -> torch.LongTensor:
-    """The depth of every pool entry, from the number of entries per level. `(pool,)`."""
-    with torch.inference_mode(False):
-        return torch.cat([torch.full((size,), level + 1, device=device) for level, size in enumerate(sizes)])
 
 
 def ancestors_of(parents: torch.LongTensor, depth: int) -> torch.BoolTensor:

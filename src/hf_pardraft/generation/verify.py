@@ -53,3 +53,17 @@ def accept(tree: TokenTree, choices: torch.LongTensor) -> Acceptance:
 def plain_step(choices: torch.LongTensor) -> Acceptance:
     """The acceptance of a round without a draft: the one token that the target chose, `choices (batch, 1)`."""
     return Acceptance(torch.zeros_like(choices[:, 0]), None, choices)
+
+
+def paths_on_host(acceptance: Acceptance) -> tuple[list[list[int]], list[list[int]]]:
+    """For each row the accepted slots, the root's first, and the tokens to commit (as many), in one transfer."""
+    parts = [acceptance.num_accepted[:, None], acceptance.tokens]
+    num_slots = acceptance.tokens.shape[1]
+    if acceptance.path is not None:
+        parts.append(acceptance.path)
+    paths, tokens = [], []
+    for num_accepted, *rest in torch.cat(parts, dim=1).tolist():
+        slots = range(num_slots) if acceptance.path is None else rest[num_slots:]
+        paths.append(list(slots[: num_accepted + 1]))
+        tokens.append(rest[: num_accepted + 1])
+    return paths, tokens

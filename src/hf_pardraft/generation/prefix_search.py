@@ -1,0 +1,254 @@
+"""Which prefixes of a drafter's marginals are worth the most: beam search, level by level. Pure."""
+
+import itertools
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from .continuity import Walk
+
+
+@dataclass(frozen=True)
+class TreeScoring:
+    """How much a drafted token adds to the score of its prefix (dart.txt, appendix D, eq. Combine).
+
+    At level 0, 1, ... (level 0 is the first drafted token), with p the drafter's probability and g the n-gram model's:
+
+        (logit_decay^level log(p + epsilon) + ngram_weight log(g + epsilon)) (level + 1)^-level_exponent
+
+    The defaults leave log p, whose best prefixes are DDTree's; DART's values are [`DART_SCORING`], with the n-gram term from
+    the second token on, as in its code: the drafter knows the first one well enough.
+
+    Attributes:
+        logit_decay, ngram_weight, level_exponent, epsilon: as in the formula; with epsilon 0, p alone is exact.
+        first_ngram_level: the n-gram term is absent before this level (DART's code has 1, its paper 0).
+        softmax_over_top_k: p is the softmax over the `top_k` kept logits, as in DART's code; else over the vocabulary.
+    """
+
+    logit_decay: float = 1.0
+    ngram_weight: float = 0.5
+    level_exponent: float = 0.0
+    epsilon: float = 0.0
+    first_ngram_level: int = 0
+    softmax_over_top_k: bool = False
+
+
+LOG_PROBABILITY = TreeScoring()
+DART_SCORING = TreeScoring(logit_decay=0.9, ngram_weight=0.5, level_exponent=0.7, epsilon=1e-10, first_ngram_level=1)
+
+
+def candidate_gains(
+    draft_logits: torch.Tensor, top_k: int, scoring: TreeScoring
+) -> tuple[torch.Tensor, torch.LongTensor]:
+    """The drafter's share of the score of its `top_k` tokens at each level, and those tokens: `(batch, depth, top_k)` each."""
+    if scoring.softmax_over_top_k:
+        logits, tokens = draft_logits.topk(top_k, dim=-1)
+        log_probabilities = logits.log_softmax(dim=-1)
+    else:
+        # The k best are the same before and after the softmax, and rounding after it can't tie them.
+        log_probabilities, tokens = draft_logits.log_softmax(dim=-1).topk(top_k, dim=-1)
+    if scoring.epsilon:
+        log_probabilities = (log_probabilities.exp() + scoring.epsilon).log().clamp(max=0)
+    depth = draft_logits.shape[1]
+    if scoring.logit_decay == 1.0 and scoring.level_exponent == 0.0:
+        return log_probabilities, tokens
+    levels = torch.arange(depth, device=draft_logits.device, dtype=log_probabilities.dtype)
+    weights = scoring.logit_decay**levels * (levels + 1) ** -scoring.level_exponent
+    return log_probabilities * weights[:, None], tokens
+
+
+@dataclass(frozen=True)
+class Beam:
+    """How many prefixes a level leaves, and which of them the next one extends.
+
+    Attributes:
+        width: prefixes to extend.
+        kept_per_level: extensions that go into the pool.
+        ends: `(ends,)`, tokens behind which a prefix is extended last; `None` if there are none.
+        stops: whether such a prefix is extended by nothing that is worth anything.
+    """
+
+    width: int
+    kept_per_level: int
+    ends: torch.LongTensor | None
+    stops: bool
+
+    def chosen(
+        self, scores: torch.Tensor, extensions: torch.LongTensor, is_end: torch.BoolTensor | None
+    ) -> tuple[torch.LongTensor | None, torch.Tensor, torch.LongTensor]:
+        """Of a level's best extensions those that the next level extends: the best ones, those that ended behind all others.
+
+        Args:
+            scores, extensions: `(batch, kept)`, the best first.
+            is_end: `(batch, extensions)`, which ones end the text, if any may.
+
+        Returns:
+            Their places `(batch, width)` (`None` for the first ones), scores and extensions.
+        """
+        if is_end is None:
+            return None, scores[:, : self.width], extensions[:, : self.width]
+        has_ended = is_end.gather(1, extensions)
+        if self.stops:
+            scores, places = scores.masked_fill(has_ended, -torch.inf).topk(min(self.width, scores.shape[1]), dim=1)
+        else:
+            places = has_ended.sort(dim=1, stable=True).indices[:, : self.width]
+            scores = scores.gather(1, places)
+        return places, scores, extensions.gather(1, places)
+
+
+def search_prefixes(
+    gains: torch.Tensor, tokens: torch.LongTensor, beam: Beam, walk: Walk | None, scoring: TreeScoring
+) -> tuple[list[torch.Tensor], torch.LongTensor, torch.LongTensor]:
+    """The search of [`build_tree`] where a prefix itself decides what a token adds behind it, or whether it is extended.
+
+    An extension is a number, `prefix * top_k + token`; what it stands for is worked out for all levels at once. Takes gains
+    and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
+    """
+    batch, depth, top_k = gains.shape
+    level_scores, level_extensions, level_places = [], [], []
+    ends = [None] * depth if beam.ends is None else _ending_extensions(tokens, beam)
+    beam_scores = gains.new_zeros(batch, 1)
+    for level, gain in enumerate(gains[:, :, None].unbind(dim=1)):
+        if walk is not None and level >= scoring.first_ngram_level:
+            weight = scoring.ngram_weight * (level + 1) ** -scoring.level_exponent
+            log_continuity = (walk.probabilities().to(gains.dtype) + scoring.epsilon).log_().clamp_(max=0)
+            gain = log_continuity.mul_(weight).add_(gain)
+        extended = (gain + beam_scores[:, :, None]).flatten(1)
+        scores, extensions = extended.topk(min(beam.kept_per_level, extended.shape[1]), dim=1)
+        level_scores.append(scores)
+        level_extensions.append(extensions)
+        if level + 1 < depth:
+            places, beam_scores, chosen = beam.chosen(scores, extensions, ends[level])
+            level_places.append(places)
+            if walk is not None:
+                walk.step(chosen)
+    sizes = tuple(map(width_of, level_scores))
+    first_tokens, first_prefixes, entries = _levels_of_pool(sizes, beam.width, top_k, gains.device)
+    if beam.ends is not None:
+        starts = [0, *itertools.accumulate(sizes)]
+        chosen = [places + start for places, start in zip(level_places, starts, strict=False)]
+        entries = torch.cat([entries[:1].expand(batch, -1), *chosen], dim=1)
+    extensions = torch.cat(level_extensions, dim=1)
+    prefixes = extensions.div(top_k, rounding_mode="floor")
+    drafted = tokens.flatten(1).gather(1, extensions - prefixes * top_k + first_tokens)
+    parents = entries.expand(batch, -1).gather(1, prefixes + first_prefixes)
+    return level_scores, drafted, parents
+
+
+def _ending_extensions(tokens: torch.LongTensor, beam: Beam) -> tuple[torch.BoolTensor, ...]:
+    """For each level which extensions, of as many prefixes as a level may have, end the text: `(batch, width * top_k)`."""
+    is_end = torch.isin(tokens, beam.ends)[:, :, None]
+    return is_end.expand(-1, -1, beam.width, -1).flatten(2).unbind(dim=1)
+
+
+@lru_cache(maxsize=64)
+def _levels_of_pool(
+    sizes: tuple[int, ...], beam_width: int, top_k: int, device: torch.device
+) -> tuple[torch.LongTensor, torch.LongTensor, torch.LongTensor]:
+    """Where the levels of a pool begin, among other things.
+
+    Args:
+        sizes: number of pool entries that each level left; the first `beam_width` of them are the next one's prefixes.
+        beam_width, top_k, device: of the search.
+
+    Returns:
+        `(pool,)`, for every pool entry the place of its level's first token among the `top_k`s of all levels; `(pool,)`,
+        likewise that of its level's first prefix among those of all levels; `(prefixes,)`, the pool entries of those prefixes
+        (-1 for the root).
+    """
+    with torch.inference_mode(False):
+        levels = level_of_entries(sizes, device) - 1
+        prefixes, starts = [[-1]], [0, *itertools.accumulate(sizes)]
+        prefixes += [
+            range(start, start + min(size, beam_width)) for start, size in zip(starts, sizes[:-1], strict=False)
+        ]
+        firsts = torch.tensor([0, *itertools.accumulate(map(len, prefixes))][: len(sizes)], device=device)
+        return levels * top_k, firsts[levels], torch.tensor([*itertools.chain(*prefixes)], device=device)
+
+
+def search_marginals(
+    gains: torch.Tensor, tokens: torch.LongTensor, beam_width: int, budget: int
+) -> tuple[list[torch.Tensor], torch.LongTensor, torch.LongTensor]:
+    """The search of [`build_tree`] where a token adds the same behind every prefix.
+
+    Then a level needs nothing from the one above but its scores; which tokens and prefixes they belong to is worked out for
+    all levels at once. Takes gains and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
+    """
+    depth, top_k = gains.shape[1:]
+    level_scores, level_orders, widths = [], [], []
+    paired_gains: dict[int, torch.Tensor] = {}
+    beam_scores = None
+    for level in range(depth):
+        width = 1 if beam_scores is None else beam_scores.shape[1]
+        prefixes, choices = _worthwhile_pairs(width, top_k, budget, gains.device)
+        if width not in paired_gains:
+            paired_gains[width] = gains.index_select(2, choices)
+        extended = paired_gains[width][:, level]
+        if beam_scores is not None:
+            extended = extended + beam_scores.index_select(1, prefixes)
+        scores, order = extended.topk(min(budget, extended.shape[1]), dim=1)
+        level_scores.append(scores)
+        level_orders.append(order)
+        widths.append(width)
+        beam_scores = scores[:, :beam_width]
+    sizes = tuple(map(width_of, level_scores))
+    first_pairs, parents_of, tokens_of = _pairs_oflevel_of_entries(tuple(widths), sizes, top_k, budget, gains.device)
+    pairs = torch.cat(level_orders, dim=1) + first_pairs
+    return level_scores, tokens.flatten(1).gather(1, tokens_of.take(pairs)), parents_of.take(pairs)
+
+
+@lru_cache(maxsize=64)
+def _worthwhile_pairs(
+    num_prefixes: int, top_k: int, budget: int, device: torch.device
+) -> tuple[torch.LongTensor, torch.LongTensor]:
+    """Which prefixes to extend by which tokens, both sorted from the best down: `(pairs,)` each.
+
+    The i-th best prefix with the j-th best token is no better than i * j - 1 other extensions, so beyond i * j = budget
+    there is nothing to find: of 60 x 60 extensions, 261 are left.
+    """
+    pairs = [
+        (prefix, token)
+        for prefix in range(min(num_prefixes, budget))
+        for token in range(min(top_k, budget // (prefix + 1)))
+    ]
+    with torch.inference_mode(False):
+        prefixes, tokens = torch.tensor(pairs, device=device).T.contiguous()
+        return prefixes, tokens
+
+
+@lru_cache(maxsize=64)
+def _pairs_oflevel_of_entries(
+    widths: tuple[int, ...], sizes: tuple[int, ...], top_k: int, budget: int, device: torch.device
+) -> tuple[torch.LongTensor, ...]:
+    """What the pairs of [`_worthwhile_pairs`], those of all levels in a row, stand for.
+
+    Args:
+        widths: number of prefixes that each level extended.
+        sizes: number of pool entries that each level left.
+        top_k, budget, device: as there.
+
+    Returns:
+        `(pool,)`, for every pool entry the first pair of its level; `(pairs,)`, the pool entry of each pair's prefix (-1 for
+        the root); `(pairs,)`, the place of each pair's token among the `top_k`s of all levels.
+    """
+    first_entries = [-1, 0, *itertools.accumulate(sizes)]
+    with torch.inference_mode(False):
+        pairs = [_worthwhile_pairs(width, top_k, budget, device) for width in widths]
+        first_pairs = [0, *itertools.accumulate(len(prefixes) for prefixes, _ in pairs)]
+        counts = torch.tensor(sizes, device=device)
+        starts = torch.tensor(first_pairs[: len(sizes)], device=device).repeat_interleave(counts)
+        parents = torch.cat([prefixes + first_entries[level] for level, (prefixes, _) in enumerate(pairs)])
+        tokens = torch.cat([choices + level * top_k for level, (_, choices) in enumerate(pairs)])
+        return starts, parents, tokens
+
+
+def width_of(level: torch.Tensor) -> int:
+    return level.shape[1]
+
+
+@lru_cache(maxsize=64)
+def level_of_entries(sizes: tuple[int, ...], device: torch.device) -> torch.LongTensor:
+    """The depth of every pool entry, from the number of entries per level. `(pool,)`."""
+    with torch.inference_mode(False):
+        return torch.cat([torch.full((size,), level + 1, device=device) for level, size in enumerate(sizes)])
