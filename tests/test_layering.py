@@ -21,6 +21,7 @@ ARROWS = {
     "commands": {"auto", "models"},
     "convert_commands": {"hub"},
     "ngram_commands": {"commands", "generation"},
+    "hub_commands": {"auto", "commands", "demo", "hub", "models"},
     "regenerate_commands": {"auto", "commands", "training"},
     "train_commands": {"auto", "commands", "models", "ngram_commands", "training"},
     "eval_arguments": {"eval_commands", "eval_models", "eval_plan"},
@@ -28,7 +29,7 @@ ARROWS = {
     "eval_commands": {"eval_facts", "eval_models", "eval_plan", "evaluation", "generation", "models"},
     "eval_models": {"auto", "commands", "models"},
     "eval_plan": {"eval_models", "evaluation", "generation"},
-    "demo": {"auto", "evaluation", "models"},
+    "demo": {"auto", "evaluation", "hub", "models"},
 }
 # The entry points, which may import everything.
 FREE = {"__init__", "__main__", "cli"}

@@ -4,6 +4,7 @@ Importing it lets every decoder-only model take a drafter: `target.generate(...,
 """
 
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoModel
@@ -17,6 +18,7 @@ from .models.configuration_dart import DartConfig
 from .models.configuration_dflare import DFlareConfig
 from .models.configuration_dflash import DFlashConfig
 from .models.configuration_pard import PardConfig
+from .models.drafting import ParallelDrafter
 from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
@@ -59,7 +61,15 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def _write_card(drafter: ParallelDrafter, folder: Path, name: str) -> None:
+    # Templates are read only when something is saved.
+    from .hub.cards import write_card
+
+    write_card(drafter, folder, name)
+
+
 for drafter_class in (DFlashDrafter, DFlareDrafter, DartDrafter):
     AutoConfig.register(drafter_class.config_class.model_type, drafter_class.config_class, exist_ok=True)
     AutoModel.register(drafter_class.config_class, drafter_class, exist_ok=True)
+ParallelDrafter.card_writer = _write_card
 hooks.install()

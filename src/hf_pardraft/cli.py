@@ -13,6 +13,7 @@ from .convert_commands import LAYOUT_NAMES, convert_drafter
 from .demo.family import SHIPPED_FAMILY
 from .demo.show import DemoOptions, demo_json, show_demo
 from .eval_arguments import ManyValues, evaluate_drafters
+from .hub_commands import CardRequest, PushRequest, push_folder, write_card
 from .ngram_commands import NgramBuild, build_ngram, convert_ngram, describe_ngram
 
 # Commands that hand their settings on, so that each is described in one place.
@@ -232,6 +233,64 @@ def ngram_info(
 ) -> None:
     """Say what an n-gram model holds, and check it."""
     print_facts(describe_ngram(model, tokenizer, verify))
+
+
+@app.command()
+def card(
+    folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Of the drafter.")],
+    results: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Measured results: the JSON of pardraft eval.")
+    ] = None,
+    row: Annotated[
+        list[str] | None, typer.Option(help="Name of a row of the results that is this drafter's; may be repeated.")
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Markdown: how and on what it was trained.")
+    ] = None,
+    usage: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Markdown: how to use it, if not as by default.")
+    ] = None,
+    repo: Annotated[str | None, typer.Option(help="Repository that it is published in.")] = None,
+    base_model: Annotated[str | None, typer.Option(help="The target's repository.")] = None,
+    license: Annotated[str | None, typer.Option(help="Identifier of its licence, such as apache-2.0.")] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Repository of a data set that it was trained on; may be repeated.")
+    ] = None,
+    language: Annotated[list[str] | None, typer.Option(help="ISO code; may be repeated.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write here instead of README.md in the folder.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start from the template, and drop the card that is there.")
+    ] = False,
+) -> None:
+    """Write or renew a drafter's model card, say with measured results, and say what it still lacks."""
+    sources = [folder, results, row or [], recipe, usage]
+    print_facts(
+        write_card(CardRequest(*sources, repo, base_model, license, dataset or [], language or [], output, fresh))
+    )
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Of the drafter.")],
+    repo: Annotated[str, typer.Argument(help="Repository on the Hub, as user/name; made if it does not exist.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be uploaded, and upload nothing.")] = False,
+    allow_unmeasured: Annotated[
+        bool, typer.Option("--allow-unmeasured", help="Even if the card has no measured numbers.")
+    ] = False,
+    private: Annotated[
+        bool | None,
+        typer.Option("--private/--public", help="Who can see a new repository.", show_default="the account's"),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, made if it does not exist.", show_default="main")
+    ] = None,
+    token: Annotated[str | None, typer.Option(help="Access token.", show_default="the one of hf auth login")] = None,
+    commit_message: Annotated[str | None, typer.Option("--message", "-m", help="Of the commit.")] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead of committing.")] = False,
+) -> None:
+    """Publish a drafter's folder on the Hub: it must load, and its card have measured numbers."""
+    conditions = [dry_run, allow_unmeasured, private, revision, token, commit_message, create_pr]
+    print_facts(push_folder(PushRequest(folder, repo, *conditions)))
 
 
 @app.command()

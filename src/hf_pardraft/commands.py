@@ -49,6 +49,8 @@ def complete(request: Completion) -> str:
         assistant_model=drafter,
         max_new_tokens=request.max_new_tokens,
         streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
+        # A drafter that was trained with another tokenizer says so.
+        tokenizer=tokenizer,
         **sampling,
     )
     if drafter is None:

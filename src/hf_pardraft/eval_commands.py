@@ -42,8 +42,9 @@ from .evaluation.report import (
 from .evaluation.runner import evaluate_conditions
 from .evaluation.simulation import Simulation, depth_of, write_script
 from .generation.settings import read_settings
-from .models.drafting import ParallelDrafter, public_name
+from .models.drafting import ParallelDrafter
 from .models.mask_token import special_token_ids
+from .models.pairing import public_name
 
 
 def evaluate(request: EvalRequest, screen: Console, notes: Console) -> Report:

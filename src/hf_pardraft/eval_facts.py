@@ -14,7 +14,8 @@ from .commands import DISTRIBUTIONS, installed_version
 from .eval_models import DrafterSource
 from .eval_plan import EvalRequest, Plan
 from .generation.settings import settings_in
-from .models.drafting import ParallelDrafter, public_name
+from .models.drafting import ParallelDrafter
+from .models.pairing import public_name
 
 
 def facts_of(

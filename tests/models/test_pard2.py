@@ -345,7 +345,8 @@ def test_our_folder_is_a_plain_causal_lm_beside_a_projection(published, tmp_path
     published_folder(tmp_path / "published")
     drafter = AutoDrafter.from_pretrained(tmp_path / "published", dtype=dtype)
     drafter.save_pretrained(tmp_path / "ours")
-    root = {path.name for path in (tmp_path / "ours").iterdir()}
+    code = {"README.md", "custom_generate"}
+    root = {path.name for path in (tmp_path / "ours").iterdir() if path.suffix != ".py"} - code
     assert root == {"config.json", "generation_config.json", "model.safetensors", "target_projection"}
     assert [path.name for path in (tmp_path / "ours" / "target_projection").iterdir()] == ["model.safetensors"]
     # vLLM loads every safetensors file of the root into the causal LM and refuses what it doesn't know.
@@ -385,7 +386,8 @@ def test_pushing_uploads_the_projection_too(target, tmp_path, monkeypatch):
 
     monkeypatch.setattr(PardDrafter, "push_to_hub", push_to_hub)
     tiny_drafter("pard2", target).save_pretrained(tmp_path / "mine", push_to_hub=True, private=True)
-    assert pushed == {"repo_id": "mine", "private": True, "token": None}
+    card = tmp_path / "mine" / "README.md"
+    assert pushed == {"repo_id": "mine", "private": True, "token": None, "card": card}
     assert (tmp_path / "uploaded" / "target_projection" / "model.safetensors").exists()
 
 

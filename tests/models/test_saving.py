@@ -33,7 +33,7 @@ def test_a_drafter_round_trips_bit_exactly(target, tmp_path, kind, dtype):
     drafter = tiny_drafter(kind, target).to(dtype)
     drafter.generation_config.num_assistant_tokens = 3
     drafter.generation_config.tree_budget = 7
-    drafter.save_pretrained(tmp_path)
+    drafter.save_pretrained(tmp_path, with_code=False)
     files = ["config.json", "generation_config.json", "model.safetensors"]
     if kind == "pard2":
         files.append("target_projection")
@@ -51,6 +51,77 @@ def test_a_drafter_round_trips_bit_exactly(target, tmp_path, kind, dtype):
     assert {name: value for name, value in loaded.config.to_dict().items() if name not in changing} == {
         name: value for name, value in drafter.config.to_dict().items() if name not in changing
     }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_to_publish_carries_the_code_that_loads_it(target, tmp_path, kind):
+    drafter = tiny_drafter(kind, target)
+    drafter.config.auto_map = {"AutoModel": "someone/drafter--dflash.DFlashDraftModel", "AutoTokenizer": "of.Another"}
+    drafter.save_pretrained(tmp_path)
+    auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    expected = {"AutoConfig": type(drafter.config), "AutoModel": type(drafter)}
+    if kind.startswith("pard"):
+        expected["AutoModelForCausalLM"] = type(drafter)
+    assert {auto: path.split(".")[1] for auto, path in auto_map.items()} == {
+        auto: cls.__name__ for auto, cls in expected.items()
+    }
+    for path in auto_map.values():
+        assert (tmp_path / f"{path.split('.')[0]}.py").exists()
+    source = Path(__file__).parents[2] / "src" / "hf_pardraft" / "models"
+    code = {path.name: path.read_text() for path in tmp_path.glob("*.py")}
+    assert code == {name: (source / name).read_text() for name in code}
+    assert (tmp_path / "custom_generate" / "generate.py").read_text() == code["generate_anywhere.py"]
+    drafter.save_pretrained(tmp_path / "bare", with_code=False)
+    assert "auto_map" not in json.loads((tmp_path / "bare" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ["dflash", "pard2"])
+@pytest.mark.parametrize(
+    "step", ["hf_pardraft.models.drafting.write_code", "transformers.modeling_utils.safe_save_file"]
+)
+def test_a_save_that_fails_leaves_the_folder_as_it_was(target, tmp_path, monkeypatch, kind, step):
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    tiny_drafter(kind, target).save_pretrained(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.setattr(step, fail)
+    with pytest.raises(OSError, match="No space left"):
+        tiny_drafter(kind, target, seed=7).save_pretrained(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_weights_of_an_earlier_save_in_other_shards_do_not_stay(target, tmp_path):
+    first, second = tiny_drafter("dflash", target), tiny_drafter("dflash", target, seed=7)
+    first.save_pretrained(tmp_path)
+    second.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert not (tmp_path / "model.safetensors").exists()
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    loaded = AutoDrafter.from_pretrained(tmp_path)
+    assert all(torch.equal(w, second.state_dict()[name]) for name, w in loaded.state_dict().items())
+    first.save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.glob("model*safetensors*")] == ["model.safetensors"]
+    loaded = AutoDrafter.from_pretrained(tmp_path)
+    assert all(torch.equal(w, first.state_dict()[name]) for name, w in loaded.state_dict().items())
+
+
+def test_the_class_that_fsdp_makes_is_saved_as_the_drafters_own(target, tmp_path):
+    drafter = tiny_drafter("dflash", target)
+    drafter.__class__ = type("FSDPDFlashDrafter", (DFlashDrafter,), {"__module__": "torch.distributed.fsdp"})
+    drafter.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["auto_map"]["AutoModel"] == "modeling_dflash.DFlashDrafter"
+    assert (tmp_path / "modeling_dflash.py").exists()
+
+
+def test_a_class_of_a_script_is_saved_without_code(target, tmp_path):
+    class Mine(DFlashDrafter):
+        pass
+
+    Mine.__module__ = "__main__"
+    Mine(tiny_drafter("dflash", target).config).save_pretrained(tmp_path)
+    assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
+    assert not list(tmp_path.glob("*.py"))
 
 
 def test_a_dart_folder_has_the_published_names_and_no_embedding(target, tmp_path):

@@ -5,6 +5,7 @@ from typing import Any
 from transformers import GenerationMixin
 from transformers.generation import GenerationMode
 
+from ..models.pairing import warn_if_other_text
 from .cache import is_hybrid
 from .candidates import ParallelCandidateGenerator
 from .decode import SpeculativeDecoding
@@ -130,6 +131,8 @@ def _assisted_decoding(
     settings = (
         read_settings(assistant_model, generation_config) if is_ours(assistant_model, generation_config) else None
     )
+    if settings is not None:
+        warn_if_other_text(assistant_model, input_ids, tokenizer)
     if settings is None or settings.decode_loop == "stock":
         return _originals["_assisted_decoding"](
             self,

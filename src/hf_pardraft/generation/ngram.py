@@ -1,7 +1,6 @@
 """The continuity model: how often tokens follow each other, counted once, stored, and looked up for a whole level of a tree."""
 
 import copy
-import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -13,6 +12,7 @@ from huggingface_hub import HfApi
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
+from ..models.pairing import tokenizer_hash
 from .ngram_build import BuildOptions, build_store, checked_count
 from .ngram_lookup import Lookup, NgramWalk
 from .ngram_pairs import NgramTable
@@ -333,6 +333,4 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, str | No
         return {"tokenizer_name": None, "tokenizer_hash": None}
     name = tokenizer.name_or_path
     name = Path(name).name if Path(name).is_dir() else name
-    entries = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
-    digest = hashlib.sha256("\0".join(f"{token_id}\0{token}" for token_id, token in entries).encode())
-    return {"tokenizer_name": name or None, "tokenizer_hash": digest.hexdigest()}
+    return {"tokenizer_name": name or None, "tokenizer_hash": tokenizer_hash(tokenizer)}

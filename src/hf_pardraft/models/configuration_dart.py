@@ -4,6 +4,8 @@ from typing import Any, ClassVar
 
 from transformers import LlamaConfig
 
+from .pairing import PairedConfig
+
 
 def default_tapped_hidden_states(num_target_layers: int) -> list[int]:
     """Which of a target's hidden states are read: a low, a middle and a high one, as indices into `hidden_states`.
@@ -23,7 +25,7 @@ def default_tapped_hidden_states(num_target_layers: int) -> list[int]:
     return sorted({1, (1 + last) // 2, last})
 
 
-class DartConfig(LlamaConfig):
+class DartConfig(PairedConfig, LlamaConfig):
     """A Llama configuration of the drafter's one layer, and how it is tied to its target.
 
     The published layout (a flat Llama config with `draft_length` and `draft_vocab_size`) loads as it is.
@@ -37,7 +39,7 @@ class DartConfig(LlamaConfig):
             for whatever target the drafter is used with, as the published layout does.
         double_norm: apply the final norm twice before the lm_head, as the published implementation does.
         shifted: whether a row predicts the token behind its own place, or the one at its place (dart.txt, table 3).
-        target_name_or_path, target_model_type, target_fingerprint: the target that it was made for, to warn about another.
+        **kwargs: as for [`PairedConfig`], what it was trained with, and for the base configuration.
     """
 
     model_type = "dart"
@@ -50,9 +52,6 @@ class DartConfig(LlamaConfig):
     tapped_hidden_states: list[int] | None = None
     double_norm: bool = False
     shifted: bool = True
-    target_name_or_path: str | None = None
-    target_model_type: str | None = None
-    target_fingerprint: list[float] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.draft_vocab_size is None:

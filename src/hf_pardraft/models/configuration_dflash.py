@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from transformers import Qwen3Config
 
+from .pairing import PairedConfig
 from .published_dflash import native_fields
 
 
@@ -26,7 +27,7 @@ def default_target_layer_ids(num_target_layers: int, num_taps: int) -> list[int]
     return sorted({round(start + step * i) for i in range(num_taps)})
 
 
-class DFlashConfig(Qwen3Config):
+class DFlashConfig(PairedConfig, Qwen3Config):
     """A Qwen3 configuration of the drafter's own layers, and how it is tied to its target.
 
     The published layout (a flat Qwen3 config with a nested `dflash_config`) loads as it is.
@@ -38,7 +39,7 @@ class DFlashConfig(Qwen3Config):
         num_target_layers: depth of the target.
         vocab_size: the target's; 0 where the checkpoint does not say, until the drafter meets its target.
         target_hidden_size: width of the target's hidden states; `None` for `hidden_size`.
-        target_name_or_path, target_model_type, target_fingerprint: the target that it was made for, to warn about another.
+        **kwargs: as for [`PairedConfig`], what it was trained with, and for the base configuration.
     """
 
     model_type = "dflash"
@@ -49,9 +50,6 @@ class DFlashConfig(Qwen3Config):
     target_layer_ids: list[int] | None = None
     num_target_layers: int | None = None
     target_hidden_size: int | None = None
-    target_name_or_path: str | None = None
-    target_model_type: str | None = None
-    target_fingerprint: list[float] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         nested = kwargs.pop("dflash_config", None) or {}

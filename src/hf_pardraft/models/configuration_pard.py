@@ -2,7 +2,9 @@
 
 from typing import Any, ClassVar
 
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+
+from .pairing import PairedConfig
 
 
 def default_target_layers(num_target_layers: int) -> list[int]:
@@ -14,7 +16,7 @@ def default_target_layers(num_target_layers: int) -> list[int]:
     return [-1] + [-step * k for k in range(1, 4) if 1 < step * k <= num_target_layers]
 
 
-class PardConfig(PreTrainedConfig):
+class PardConfig(PairedConfig):
     """What makes an ordinary causal LM's configuration a PARD drafter's (arXiv 2504.18583).
 
     `PardConfig(model_type="qwen3", pard_token=..., **qwen3_fields)` gives the class that belongs to the base
@@ -24,26 +26,23 @@ class PardConfig(PreTrainedConfig):
     Args:
         pard_token: id of the mask token that stands for every token not yet known.
         spd_type: "pard" or "pard2", as the published checkpoints have it.
-        target_model_type: model type of the targets that it was trained for, or `None` if unknown.
         pard2_target_layers: PARD-2: which hidden states of the target it reads, as indices into its `hidden_states` tuple;
             negative ones count from the end, and -1 is taken after the final norm. `None` for PARD.
         pard2_target_dim: PARD-2: their width, side by side.
         pard2_scale: PARD-2: what the projected states are multiplied with (0.02, as published).
         pard2_proj_bias: PARD-2: whether the projection has a bias.
-        target_name_or_path, target_fingerprint: PARD-2: the target that it was made for, to warn about another.
+        **kwargs: as for [`PairedConfig`], what it was trained with, and for the base configuration. A PARD drafter serves every
+            target of one model type, so it remembers no fingerprint of a target.
     """
 
     drafter_kind: ClassVar[str] = "pard"
 
     pard_token: int | None = None
     spd_type: str = "pard"
-    target_model_type: str | None = None
     pard2_target_layers: list[int] | None = None
     pard2_target_dim: int | None = None
     pard2_scale: float | None = None
     pard2_proj_bias: bool | None = None
-    target_name_or_path: str | None = None
-    target_fingerprint: list[float] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         # Published configs say it twice.
@@ -89,7 +88,6 @@ PARD2_FIELDS = (
     "pard2_target_dim",
     "pard2_scale",
     "pard2_proj_bias",
-    "target_name_or_path",
     "target_fingerprint",
 )
 

@@ -3,8 +3,7 @@
 This file travels with every drafter that is pushed to the Hub, so it imports torch, transformers and siblings only.
 """
 
-import warnings
-import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -12,11 +11,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .checked_loading import hub_arguments, load_checked
 from .checksums import add_checksums
 from .draft_cache import GrowingCache
+from .pairing import note_pairing, warn_if_other_target
+from .saving import CARD, PUSH_ARGUMENTS, push_drafter, set_auto_map, staged, write_code
 
 
 @dataclass
@@ -118,6 +119,7 @@ class ParallelDrafter:
             rows with masks behind many of its prefixes.
         training_objective: "cross_entropy" with the text, or "annealed_kl" to the target's law.
         last_stats: how the latest `generate` call went.
+        card_writer: writes a drafter's card, under a name, into a folder; set by the package, `None` where only this code is.
         ngram: a continuity model for its token trees, set by the user; never saved.
     """
 
@@ -131,6 +133,7 @@ class ParallelDrafter:
     renamed_weights: ClassVar[dict[str, str]] = {}
     ignored_weights: ClassVar[dict[str, str]] = {r"rotary_emb\.inv_freq$": "computed from the config"}
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [*ignored_weights]
+    card_writer: ClassVar[Callable[["ParallelDrafter", Path, str], None] | None] = None
     vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
 
     @property
@@ -240,25 +243,71 @@ class ParallelDrafter:
         """Why `target` is not the one that this drafter was trained for; `None` if nothing says so."""
         return None
 
-    def note_target(self, target: PreTrainedModel) -> None:
-        """Remember, in the config, the target that training is for."""
-        facts = describe_target(target)
-        for name in facts.keys() & self.config.to_dict().keys():
-            setattr(self.config, name, facts[name])
+    def note_target(
+        self,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Remember, in the config, what training is for; see [`note_pairing`]."""
+        note_pairing(self, target, tokenizer, chat_template_kwargs)
 
     def adopt_training(self, draft_tokens: int) -> None:
         """Draft as many tokens as training teaches, unless the drafter has a block size of its own."""
         if self.max_draft_depth is None:
             self.generation_config.num_assistant_tokens = draft_tokens
 
-    def save_pretrained(self, save_directory, is_main_process: bool = True, *args: Any, **kwargs: Any) -> None:
-        """As in `PreTrainedModel`; weights are saved with checksums, which are compared when they are loaded."""
+    def save_pretrained(
+        self,
+        save_directory,
+        is_main_process: bool = True,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        push_to_hub: bool = False,
+        with_code: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """As in `PreTrainedModel`, generation config included, and all that makes a folder to publish.
+
+        If anything fails (a full disk, say), the folder is left as it was. Weights are saved with checksums, which are compared
+        when they are loaded.
+
+        Args:
+            with_code: whether to write, too, the code that loads the drafter where this package is not installed
+                (`trust_remote_code=True`), `custom_generate/generate.py`, and a model card. A card that is there is left alone.
+            **kwargs: as in `PreTrainedModel`, for `push_to_hub` too.
+        """
+        pushed = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
         # What bears this mark is derived anew from config.json when it is loaded, and the drafting settings would be lost.
         self.generation_config._from_model_config = False
-        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
-        if is_main_process:
-            for path in Path(save_directory).glob("model*.safetensors"):
+        set_auto_map(self, with_code)
+        if not self.should_save_on_this_rank(is_main_process):
+            # It takes part in gathering the weights of a sharded drafter, and writes nothing.
+            self.save_weights(save_directory, is_main_process, state_dict, **kwargs)
+            return
+        folder = Path(save_directory)
+        with staged(folder) as workspace:
+            # A distributed checkpoint is written by all processes, each to the folder itself.
+            weights_folder = folder if kwargs.get("distributed_checkpoint") else workspace
+            self.save_weights(weights_folder, is_main_process, state_dict, **kwargs)
+            for path in weights_folder.glob("model*.safetensors"):
                 add_checksums(path)
+            self.generation_config.save_pretrained(workspace)
+            if with_code:
+                write_code(self, workspace)
+                if ParallelDrafter.card_writer is not None and not (folder / CARD).exists():
+                    ParallelDrafter.card_writer(self, workspace, pushed.get("repo_id") or folder.resolve().name)
+        if push_to_hub:
+            self.push_to_hub(
+                pushed.pop("repo_id", folder.name), card=folder / CARD, token=kwargs.get("token"), **pushed
+            )
+
+    def save_weights(self, save_directory, is_main_process: bool, state_dict: dict[str, torch.Tensor] | None, **kwargs):
+        """Write all weights, and the config."""
+        super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
+        """As in `PreTrainedModel`; see [`push_drafter`]. The repository keeps the model card that it has."""
+        return push_drafter(self, repo_id, **kwargs)
 
     def load_separate_weights(self, folder: str) -> None:
         """Load, from a folder that `save_pretrained` wrote, the weights that it keeps outside the main file; none by default."""
@@ -315,75 +364,6 @@ def check_taps(drafter: ParallelDrafter, target: PreTrainedModel, taps: list[int
             "entry is taken after the final norm, so it is not the layer's output: tap layers 0 to "
             f"{num_layers - 2} only"
         )
-
-
-def target_fingerprint(target: PreTrainedModel) -> list[float] | None:
-    """A few of the target's weights, enough to tell it from another; `None` if they can't be read (quantised, offloaded).
-
-    Rounding to another dtype leaves them within the tolerance of [`warn_if_other_target`].
-    """
-    matrices = [parameter for parameter in target.parameters() if parameter.ndim == 2]
-    chosen = [matrices[i * (len(matrices) - 1) // 7] for i in range(8)] if matrices else []
-    if not chosen or any(matrix.is_meta or not matrix.is_floating_point() for matrix in chosen):
-        return None
-    samples = torch.stack([matrix.detach()[0, :2].float().cpu() for matrix in chosen if matrix.shape[1] > 1])
-    return [round(value, 6) for value in samples.flatten().tolist()]
-
-
-def public_name(model: PreTrainedModel) -> str | None:
-    """What `model` was loaded from; of a local folder only its own name, since configs are published."""
-    path = Path(model.name_or_path)
-    return path.name if model.name_or_path and path.is_dir() else model.name_or_path or None
-
-
-def describe_target(target: PreTrainedModel) -> dict[str, Any]:
-    """What a drafter's config remembers about the target that it was made for."""
-    return {
-        "target_name_or_path": public_name(target),
-        "target_model_type": target.config.get_text_config(decoder=True).model_type,
-        "target_fingerprint": target_fingerprint(target),
-    }
-
-
-# Pairs that were compared already, so that a loop of generate calls pays (and warns) once.
-_compared: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet]" = weakref.WeakKeyDictionary()
-
-
-def warn_if_other_target(drafter: ParallelDrafter, target: PreTrainedModel) -> None:
-    """Warn, once per pair, if the drafter's config remembers another target than this one."""
-    seen = _compared.setdefault(drafter, weakref.WeakSet())
-    if target in seen:
-        return
-    seen.add(target)
-    reason = drafter.other_target_reason(target)
-    if reason:
-        warnings.warn(
-            f"this {type(drafter).__name__} was not trained for this target: {reason}. The text stays right, but few drafts "
-            "will be accepted. Use the drafter's own target, or train it for this one",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-def differing_weights(remembered: list[float] | None, target: PreTrainedModel) -> bool:
-    """Whether the fingerprint in a config and this target's differ by more than a change of dtype explains."""
-    found = target_fingerprint(target) if remembered else None
-    if found is None:
-        return False
-    if len(found) != len(remembered):
-        return True
-    close = torch.isclose(torch.tensor(found), torch.tensor(remembered), rtol=0.02, atol=1e-5)
-    return not bool(close.all())
-
-
-def other_weights_reason(config: PreTrainedConfig, target: PreTrainedModel) -> str | None:
-    """Why `target` is not the model whose hidden states a drafter of this configuration was trained on, if something says so."""
-    trained_for, name = config.target_name_or_path, public_name(target)
-    if differing_weights(config.target_fingerprint, target):
-        return f"its weights differ from those of {trained_for or 'the target it was made for'}"
-    if config.target_fingerprint is None and trained_for and name and trained_for != name:
-        return f"it was trained for {trained_for}, and this one is {name}"
-    return None
 
 
 def load_generation_config(path, **kwargs) -> GenerationConfig:

@@ -22,7 +22,8 @@ from transformers.models.llama.modeling_llama import (
 
 from .configuration_dart import DartConfig, default_tapped_hidden_states
 from .draft_cache import GrowingCache
-from .drafting import DraftContext, DraftState, are_real, counting, describe_target, input_device, last_columns
+from .drafting import DraftContext, DraftState, are_real, counting, input_device, last_columns
+from .pairing import describe_target
 from .row_masks import causal_row_masks
 from .target_bound import TargetBoundDrafter, architecture_like, with_common_names
 

@@ -26,12 +26,12 @@ from .drafting import (
     DraftState,
     are_real,
     counting,
-    describe_target,
     input_device,
     last_columns,
     mask_ids,
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
+from .pairing import describe_target, tokenizer_hash
 from .published_dflash import IGNORED_WEIGHTS, RENAMED_WEIGHTS
 from .row_masks import additive, token_indices, visible_columns
 from .tap_indices import layer_ids_to_hidden_state_indices
@@ -220,6 +220,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         fields = {
             **architecture_like(with_common_names(text_config)),
             **describe_target(target),
+            "tokenizer_hash": None if tokenizer is None else tokenizer_hash(tokenizer),
             "num_hidden_layers": num_layers,
             "block_size": block_size,
             "mask_token_id": mask_token_id,

@@ -40,10 +40,11 @@ from .drafting import (
     hub_arguments,
     last_columns,
     mask_ids,
-    other_weights_reason,
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
+from .pairing import other_weights_reason, tokenizer_hash
 from .row_masks import attention_windows, causal_row_masks
+from .stock_assistant import draft_as_assistant
 from .target_projection import (
     PROJECTION,
     PROJECTION_FILES,
@@ -128,28 +129,22 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         load_projection((loaded[0] if isinstance(loaded, tuple) else loaded).target_proj, projection)
         return loaded
 
-    def save_pretrained(
+    def save_weights(
         self,
         save_directory,
-        is_main_process: bool = True,
-        state_dict: dict[str, torch.Tensor] | None = None,
-        push_to_hub: bool = False,
+        is_main_process: bool,
+        state_dict: dict[str, torch.Tensor] | None,
         **kwargs: Any,
     ) -> None:
-        """As in `PreTrainedModel`; the projection goes into a folder of its own, and the rest is an ordinary causal LM."""
+        """See [`ParallelDrafter.save_weights`]; the projection goes into a folder of its own: the rest is a plain causal LM."""
         if self.target_proj is None:
-            super().save_pretrained(save_directory, is_main_process, state_dict, push_to_hub, **kwargs)
+            super().save_weights(save_directory, is_main_process, state_dict, **kwargs)
             return
         weights = dict(self.state_dict() if state_dict is None else state_dict)
         projection = {name: weights[name] for name in weights if name.startswith(f"{PROJECTION}.")}
-        pushed = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
-        super().save_pretrained(save_directory, is_main_process, weights, **kwargs)
-        if is_main_process:
+        super().save_weights(save_directory, is_main_process, weights, **kwargs)
+        if self.should_save_on_this_rank(is_main_process):
             save_projection(projection, save_directory)
-        if is_main_process and push_to_hub:
-            # Only now is everything there that has to be uploaded.
-            repo_id = pushed.pop("repo_id", Path(save_directory).name)
-            self.push_to_hub(repo_id, token=kwargs.get("token"), **pushed)
 
     def load_separate_weights(self, folder: str) -> None:
         """See [`ParallelDrafter.load_separate_weights`]: the projection."""
@@ -197,6 +192,8 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             base.config, trained_mask if mask_token_id is None else mask_token_id, tokenizer
         )
         fields["pard_token"] = mask_token_id
+        if tokenizer is not None:
+            fields["tokenizer_hash"] = tokenizer_hash(tokenizer)
         if target is not None:
             fields |= projection_fields(target, target_layers, target_scale)
         config = config_class.from_dict(fields)
@@ -253,6 +250,25 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         if trained_for in (None, found):
             return None
         return f"it was trained for targets of model type {trained_for!r}, and this one is {found!r}"
+
+    def generate(self, inputs: torch.LongTensor | None = None, generation_config=None, **kwargs: Any) -> Any:
+        """As in `GenerationMixin`; asked as an assistant, which transformers' own loop does, it drafts in one forward.
+
+        This is how a PARD drafter works where this package is not installed; see [`draft_as_assistant`].
+        """
+        if generation_config is None or not generation_config.is_assistant:
+            return super().generate(inputs, generation_config, **kwargs)
+        end_ids = generation_config.eos_token_id
+        return draft_as_assistant(
+            self,
+            kwargs["input_ids"] if inputs is None else inputs,
+            kwargs.get("max_new_tokens") or self.draft_depth,
+            kwargs.get("logits_processor") or (),
+            kwargs.get("attention_mask"),
+            kwargs.get("past_key_values"),
+            bool(generation_config.do_sample),
+            () if end_ids is None else end_ids if isinstance(end_ids, list) else (end_ids,),
+        )
 
     def draft(self, context: DraftContext, state: DraftState, depth: int) -> torch.Tensor:
         """Feed the new tokens and `depth - 1` masks (eq. 7); the last `depth` rows are the candidates' logits.
@@ -357,8 +373,6 @@ class PardQwen3(PardDrafter, Qwen3ForCausalLM):
     config: PardQwen3Config
 
 
-# Arguments of save_pretrained that are for push_to_hub alone.
-PUSH_ARGUMENTS = ("repo_id", "commit_message", "private", "revision", "create_pr", "tags")
 PARD_DRAFTERS = {"llama": PardLlama, "qwen2": PardQwen2, "qwen3": PardQwen3}
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .drafting import ParallelDrafter, load_generation_config, other_weights_reason
+from .drafting import ParallelDrafter, load_generation_config
+from .pairing import other_weights_reason
 
 
 class TargetBoundDrafter(ParallelDrafter):
@@ -41,11 +42,6 @@ class TargetBoundDrafter(ParallelDrafter):
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.generation_config = load_generation_config(pretrained_model_name_or_path, **kwargs)
         return loaded
-
-    def save_pretrained(self, save_directory, *args: Any, **kwargs: Any) -> None:
-        """As in `PreTrainedModel`, generation config included."""
-        super().save_pretrained(save_directory, *args, **kwargs)
-        self.generation_config.save_pretrained(save_directory)
 
 
 def with_common_names(config: PreTrainedConfig) -> dict[str, Any]:

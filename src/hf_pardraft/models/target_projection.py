@@ -18,7 +18,8 @@ from .checkpoint_files import describe_tensors, is_safetensors, read_tensors
 from .checkpoint_weights import all_finite
 from .checksums import add_checksums, check_checksums
 from .configuration_pard import PardConfig, default_target_layers
-from .drafting import DraftContext, are_real, counting, describe_target, hub_arguments
+from .drafting import DraftContext, are_real, counting, hub_arguments
+from .pairing import describe_target
 
 PROJECTION = "target_proj"
 # A folder of its own: what stays in the root is an ordinary causal LM, of which other tools load every safetensors file.

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,11 +111,27 @@ def prepare_all(drafter: PreTrainedModel, args: DraftTrainingArguments, kwargs: 
     return prepared
 
 
+def tokenizer_of(processing_class: Any) -> Any:
+    """A tokenizer, or the one inside a processor."""
+    return processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
+
+
+def chat_arguments(data: Any, args: DraftTrainingArguments) -> dict[str, Any] | None:
+    """What a chat template got besides the messages of raw training data; `None` if the data are no conversations."""
+    if data is None or isinstance(data, str | Path):
+        return None
+    row = next(iter(one_split(data, "train")), None)
+    if not isinstance(row, dict) or "input_ids" in row:
+        return None
+    talks = any(name in row for name in ("messages", "conversations")) or isinstance(row.get("prompt"), list)
+    return dict(args.chat_template_kwargs or {}) if talks else None
+
+
 def prepare_for_training(
     drafter: PreTrainedModel, args: DraftTrainingArguments, processing_class: Any, data: Any
 ) -> Any:
     """A data set as [`prepare_data`] makes it with the training arguments."""
-    tokenizer = processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
+    tokenizer = tokenizer_of(processing_class)
     with args.main_process_first(desc="preparing a data set"):
         return prepare_data(
             data,

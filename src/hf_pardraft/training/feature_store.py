@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
-from ..models.drafting import differing_weights
+from ..models.pairing import differing_weights
 from .documents import split_documents
 from .features import TargetReading
 from .masks import PADDING

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..models.drafting import public_name, target_fingerprint
+from ..models.pairing import public_name, target_fingerprint
 from .documents import checked, split_documents
 from .feature_store import INDEX, FeatureSource, FeatureStore, text_key
 from .features import freeze, read_target

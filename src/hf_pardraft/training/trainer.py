@@ -17,7 +17,7 @@ from .arguments import DraftTrainingArguments
 from .attention import training_attention
 from .checkpoints import UNFINISHED, StagedCheckpoint, checkpoint_to_resume, not_finite
 from .collators import COLLATORS
-from .data import prepare_all
+from .data import chat_arguments, prepare_all, tokenizer_of
 from .feature_store import StoredStatesCollator, store_for
 from .features import freeze
 from .forwards import documents_in
@@ -94,7 +94,6 @@ class DraftTrainer(Trainer):
             raise ValueError(f"a {type(model).__name__} reads the target's hidden states: pass target=")
         if target is not None:
             model.check_target(target)
-            model.note_target(target)
             freeze(target)
         self.target = target
         self.drafter = model
@@ -111,7 +110,9 @@ class DraftTrainer(Trainer):
             attention=training_attention(model, args.training_attention, args.device),
         )
         check_one_device(args)
-        kwargs = prepare_all(model, args, kwargs)
+        raw_data, kwargs = kwargs.get("train_dataset"), prepare_all(model, args, kwargs)
+        if target is not None:
+            model.note_target(target, tokenizer_of(kwargs.get("processing_class")), chat_arguments(raw_data, args))
         if args.features_folder is not None:
             store = store_for(model, target, args.features_folder, with_logits=self.learner.reads_logits)
             data_collator = StoredStatesCollator(data_collator, store, documents_in)

@@ -1,0 +1,200 @@
+"""Publish a drafter's folder: what would be uploaded, what stands against it, and the upload itself."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
+from huggingface_hub.errors import HTTPError
+from huggingface_hub.utils import validate_repo_id
+from transformers.dynamic_module_utils import get_relative_import_files
+
+from .cards import FILE_NAME, card_gaps, has_measured_numbers
+
+# Folders and files that lie beside a drafter and are no part of it.
+LEFT_OUT_FOLDERS = {
+    "checkpoint-*": "a checkpoint of training",
+    "runs": "logs of training",
+    "__pycache__": "compiled code",
+}
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
+PICKLED_WEIGHTS = ("pytorch_model*.bin", "warp_model.bin")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a folder would become on the Hub.
+
+    Attributes:
+        folder: on this machine.
+        files: what would be uploaded, and how many bytes each has, by path in the repository.
+        left_out: what lies in the folder and would not be, and why.
+        gaps: what the model card does not say, and other things that a reader would miss.
+        is_measured: whether the card has measured numbers.
+    """
+
+    folder: Path
+    files: dict[str, int]
+    left_out: dict[str, str]
+    gaps: list[str]
+    is_measured: bool
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.files.values())
+
+
+def plan_upload(folder: Path, load: Callable[[Path], Any]) -> Upload:
+    """Look at a folder and load the drafter in it; nothing leaves this machine.
+
+    Args:
+        folder: what `save_pretrained` wrote.
+        load: loads a drafter without any code from the folder, and raises if that can't be done.
+
+    Raises:
+        FileNotFoundError: if the folder holds no drafter.
+        ValueError: if its weights are pickled, its code is incomplete, or it does not load.
+    """
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no drafter: expected a folder with config.json, as save_pretrained writes it"
+        )
+    pickled = sorted(path.name for pattern in PICKLED_WEIGHTS for path in folder.glob(pattern))
+    if pickled:
+        raise ValueError(
+            f"{folder} has pickled weights ({', '.join(pickled)}), which can run code where they are loaded and are not "
+            "published: write safetensors with AutoDrafter.from_pretrained(FOLDER).save_pretrained(OTHER)"
+        )
+    check_code(folder)
+    load(folder)
+    files, left_out = folder_contents(folder)
+    card = read_card(folder)
+    gaps = ["no model card (README.md): pardraft card FOLDER"] if card is None else card_gaps(card)
+    if not auto_map_of(folder):
+        gaps.append(
+            "no code: it loads only where hf_pardraft is installed; AutoDrafter.from_pretrained(FOLDER).save_pretrained(FOLDER) "
+            "writes it"
+        )
+    return Upload(folder, files, left_out, gaps, card is not None and has_measured_numbers(card))
+
+
+def folder_contents(folder: Path) -> tuple[dict[str, int], dict[str, str]]:
+    """The files to upload with their sizes, and what is left out with the reason; by path below `folder`, sorted."""
+    files, left_out = {}, {}
+    for path in sorted(folder.iterdir()):
+        reason = reason_to_leave_out(path)
+        if reason:
+            left_out[path.name] = reason
+        elif path.is_dir():
+            below, below_out = folder_contents(path)
+            files |= {f"{path.name}/{name}": size for name, size in below.items()}
+            left_out |= {f"{path.name}/{name}": why for name, why in below_out.items()}
+        else:
+            files[path.name] = path.stat().st_size
+    return files, left_out
+
+
+def reason_to_leave_out(path: Path) -> str | None:
+    """Why a file or folder is not published; `None` if it is."""
+    if path.name.startswith("."):
+        return "hidden"
+    if path.is_dir():
+        return next((why for pattern, why in LEFT_OUT_FOLDERS.items() if path.match(pattern)), None)
+    if any(path.match(pattern) for pattern in PICKLES):
+        return "a pickle, which can run code where it is loaded"
+    return None if path.is_file() else "no file"
+
+
+def auto_map_of(folder: Path) -> dict[str, str]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{folder / 'config.json'} is no JSON ({error}): save the drafter again") from error
+    auto_map = config.get("auto_map") if isinstance(config, dict) else None
+    return auto_map if isinstance(auto_map, dict) else {}
+
+
+def check_code(folder: Path) -> None:
+    """Raise a `ValueError` if a file of code is missing that config.json, or another one, refers to."""
+    modules = {str(path).rsplit(".", 1)[0] for path in auto_map_of(folder).values() if "--" not in str(path)}
+    for module in sorted(modules):
+        try:
+            for needed in (folder / f"{module}.py", *get_relative_import_files(folder / f"{module}.py")):
+                Path(needed).read_bytes()
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"the code in {folder} is incomplete: {Path(error.filename).name} is missing, so that it can't be loaded with "
+                "trust_remote_code=True. Save it again: AutoDrafter.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            ) from error
+
+
+def read_card(folder: Path) -> ModelCard | None:
+    """The folder's model card, or `None`.
+
+    Raises:
+        ValueError: if its metadata can't be read.
+    """
+    if not (folder / FILE_NAME).is_file():
+        return None
+    try:
+        return ModelCard.load(folder / FILE_NAME)
+    except Exception as error:
+        raise ValueError(
+            f"the metadata of {folder / FILE_NAME} can't be read ({error}): mend its YAML block"
+        ) from error
+
+
+def check_publishable(upload: Upload, repo_id: str, allow_unmeasured: bool) -> None:
+    """Raise a `ValueError` for a repository that can't exist, or a card without measured numbers unless that is allowed."""
+    validate_repo_id(repo_id)
+    if not upload.is_measured and not allow_unmeasured:
+        raise ValueError(
+            f"the card of {upload.folder} has no measured numbers, and a drafter is worth what it measures: run pardraft eval "
+            "and pardraft card FOLDER --results FILE, or pass --allow-unmeasured"
+        )
+
+
+def push(
+    upload: Upload,
+    repo_id: str,
+    private: bool | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    commit_message: str | None = None,
+    create_pr: bool = False,
+) -> str:
+    """Upload, in one commit, exactly the files of an [`Upload`].
+
+    Args:
+        upload: what [`plan_upload`] found.
+        repo_id: the repository, made if it does not exist.
+        private: who can see it, if it is made; `None` leaves that to the account's default.
+        revision: the branch, made if it does not exist; by default `main`.
+        token: by default the one that `hf auth login` stored.
+        commit_message: of the commit.
+        create_pr: open a pull request instead.
+
+    Returns:
+        Where the commit, or the pull request, can be seen.
+
+    Raises:
+        OSError: if the Hub can't be reached or refuses.
+    """
+    api = HfApi(token=token, library_name="hf_pardraft")
+    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=upload.folder / name) for name in upload.files]
+    try:
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if revision is not None and not create_pr:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        commit = api.create_commit(
+            repo_id,
+            operations=operations,
+            commit_message=commit_message or "Upload drafter",
+            revision=revision,
+            create_pr=create_pr,
+        )
+    except HTTPError as error:
+        raise OSError(f"can't upload to {repo_id} at {api.endpoint}: {error}") from error
+    return commit.pr_url or commit.commit_url

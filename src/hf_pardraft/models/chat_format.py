@@ -1,0 +1,81 @@
+"""How the chats that a drafter learned from were rendered, and how to see from a prompt's last tokens whether it is one of them.
+
+Chat modes differ in what stands between the user's last word and the answer's first: with Qwen3, `enable_thinking=False` puts an
+empty block of thoughts there. That is what `generate` can see, which gets token ids and no template.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+# Two questions that begin and end with different tokens: what their prompts' ends share is the template's.
+QUESTIONS = ("What is a prime number?", "def add(a, b)")
+
+
+def template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """A hash of a tokenizer's chat template (of all of them, where it has several); `None` without one."""
+    template = tokenizer.chat_template
+    return None if not template else hashlib.sha256(repr(template).encode()).hexdigest()
+
+
+def describe_chats(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a drafter's config remembers of the chats that it learned from.
+
+    Args:
+        tokenizer: the target's, with a chat template.
+        template_kwargs: what `apply_chat_template` was given besides the messages.
+
+    Returns:
+        `template_hash`, `template_kwargs`, and how prompts end: `prompt_end` as text and `prompt_end_ids` as token ids.
+    """
+    end = prompt_end(tokenizer, template_kwargs)
+    ids = prompt_end_ids(tokenizer, template_kwargs, end)
+    return {
+        "template_hash": template_hash(tokenizer),
+        "template_kwargs": dict(template_kwargs),
+        "prompt_end": end,
+        "prompt_end_ids": ids,
+    }
+
+
+def render(tokenizer: PreTrainedTokenizerBase, question: str, template_kwargs: dict[str, Any]) -> str:
+    options = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
+    return tokenizer.apply_chat_template([{"role": "user", "content": question}], **options)
+
+
+def prompt_end(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]) -> str:
+    """What the template puts behind the user's last message to make the model answer; may be empty."""
+    with_end = render(tokenizer, QUESTIONS[0], template_kwargs)
+    without = render(tokenizer, QUESTIONS[0], {**template_kwargs, "add_generation_prompt": False})
+    return with_end[num_shared(with_end, without) :]
+
+
+def prompt_end_ids(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any], end: str) -> list[int]:
+    """The last token ids of every rendered prompt, no more than `end` has: tokens that reach into a message are left out."""
+    first, second = (
+        tokenizer(render(tokenizer, question, template_kwargs), add_special_tokens=False)["input_ids"]
+        for question in QUESTIONS
+    )
+    length = num_shared(first[::-1], second[::-1])
+    length = min(length, len(tokenizer(end, add_special_tokens=False)["input_ids"]))
+    return [int(token) for token in first[len(first) - length :]]
+
+
+def num_shared(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """How many entries at the beginning of two sequences are the same."""
+    pairs = zip(first, second, strict=False)
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+
+
+def ends_otherwise(input_ids: torch.LongTensor, chats: dict[str, Any]) -> bool:
+    """Whether any prompt of `input_ids (batch, length)`, padded on the left, ends in other tokens than those chats do."""
+    end = chats["prompt_end_ids"]
+    # Without ids (a prompt of embeddings) there is nothing to compare.
+    if not end or input_ids.shape[1] == 0:
+        return False
+    if input_ids.shape[1] < len(end):
+        return True
+    return not bool((input_ids[:, -len(end) :] == input_ids.new_tensor(end)).all())
