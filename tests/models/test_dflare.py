@@ -12,7 +12,7 @@ from transformers import AutoModel
 from hf_pardraft import AutoDrafter, DFlareConfig, DFlareDrafter, DFlashDrafter
 from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.training.collators import BlockCollator
-from hf_pardraft.training.forwards import block_forward, target_reading
+from hf_pardraft.training.forwards import block_forward, block_rows, target_reading
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_target
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "dflare"
@@ -89,13 +89,19 @@ def test_with_dflashs_switches_it_drafts_bit_for_bit_as_dflash(target, dtype):
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
+def learn_once(drafter, target, batch) -> None:
+    """Leave the gradients of one batch's cross-entropy."""
+    features = target_reading(drafter, target, batch).features
+    logits = block_forward(drafter, drafter, target, batch, features, lambda head, states: head(states))
+    torch.nn.functional.cross_entropy(logits, block_rows(drafter, batch).labels).backward()
+
+
 def test_with_dflashs_switches_it_learns_bit_for_bit_as_dflash(target):
     ids = random_prompt(20)[0].tolist()
     batch = BlockCollator(MASK_TOKEN_ID, block_size=5)([{"input_ids": ids, "labels": [-100] * 4 + ids[4:]}])
     gradients = []
     for drafter in twins(target):
-        rows = block_forward(drafter, drafter, target, batch, target_reading(drafter, target, batch).features)
-        torch.nn.functional.cross_entropy(rows.logits, rows.labels).backward()
+        learn_once(drafter, target, batch)
         gradients.append([parameter.grad for parameter in drafter.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
     assert any(gradient.abs().max() > 0 for gradient in gradients[0])
@@ -278,8 +284,7 @@ def test_every_weight_of_every_ablation_learns(target, name):
     drafter = shaken(dflare(target, **ABLATIONS[name]))
     ids = random_prompt(16)[0].tolist()
     batch = BlockCollator(MASK_TOKEN_ID, block_size=5)([{"input_ids": ids, "labels": ids}])
-    rows = block_forward(drafter, drafter, target, batch, target_reading(drafter, target, batch).features)
-    torch.nn.functional.cross_entropy(rows.logits, rows.labels).backward()
+    learn_once(drafter, target, batch)
     still = [name for name, parameter in drafter.named_parameters() if not parameter.grad.abs().max() > 0]
     assert still == []
 
