@@ -114,7 +114,7 @@ def test_a_drafter_that_reads_no_states_has_none_to_store(tiny_family, text, tmp
 def test_a_column_that_can_not_be_learned_from_is_named(tiny_family, tmp_path):
     path = tmp_path / "other.jsonl"
     path.write_text('{"code": "x = 1"}\n')
-    with pytest.raises(ValueError, match="expected examples with .* got columns code"):
+    with pytest.raises(ValueError, match=r"expected examples with .* got columns code"):
         train_drafter(words("dflare", tiny_family, path, tmp_path / "out"))
     with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):
         train_drafter(words("dflare", tiny_family, tmp_path / "nowhere.jsonl", tmp_path / "out"))
