@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers.utils import logging
-from typer.testing import CliRunner
 
-from hf_pardraft.cli import app
+import in_process
 
 TRIE = Path(__file__).parent / "fixtures" / "trees" / "ngram_plain2.trie"
 
@@ -43,27 +41,18 @@ def test_env_names_versions():
     }
 
 
-def invoke(*arguments):
-    """The same command without a process of its own, which takes seconds to start."""
-    verbosity = logging.get_verbosity()
-    try:
-        return CliRunner().invoke(app, [*map(str, arguments)])
-    finally:
-        # What the command silences would stay silent for other tests.
-        logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()
-
-
 def test_an_ngram_model_is_built_from_text_and_described(tiny_family, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("def add(a, b):\n\ndef add(a, c):\n")
     tokenizer = ["--tokenizer", tiny_family / "target"]
-    done = invoke("ngram", "build", tmp_path / "ngram", *tokenizer, "--text-file", text, "--separator", "\\n\\n")
+    done = in_process.pardraft(
+        "ngram", "build", tmp_path / "ngram", *tokenizer, "--text-file", text, "--separator", "\\n\\n"
+    )
     assert done.exit_code == 0
     assert "3-grams: " in done.stdout
-    info = invoke("ngram", "info", tmp_path / "ngram", *tokenizer, "--verify")
+    info = in_process.pardraft("ngram", "info", tmp_path / "ngram", *tokenizer, "--verify")
     assert (info.exit_code, info.stdout) == (0, done.stdout)
-    converted = invoke("ngram", "convert", TRIE, tmp_path / "converted", *tokenizer)
+    converted = in_process.pardraft("ngram", "convert", TRIE, tmp_path / "converted", *tokenizer)
     assert (converted.exit_code, "order: 2" in converted.stdout) == (0, True)
 
 
@@ -73,23 +62,25 @@ def test_an_ngram_model_is_built_from_a_data_set_within_limits(tiny_family, tmp_
     rows.write_text("\n".join(json.dumps({"body": f"def add(a, b{n % 7}):"}) for n in range(300)))
     source = ["--tokenizer", tiny_family / "target", "--dataset", rows, "--column", "body"]
     limits = ["--order", 4, "--min-count", 50, "--max-memory", "1MiB", "--num-proc", 2, "--vocab-size", 300]
-    done = invoke("ngram", "build", tmp_path / "limited", *source, *limits, "--add-end-token")
+    done = in_process.pardraft("ngram", "build", tmp_path / "limited", *source, *limits, "--add-end-token")
     assert done.exit_code == 0
     facts = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
     assert (facts["order"], facts["min_count"], facts["vocab_size"]) == ("4", "50", "300")
-    whole = invoke("ngram", "build", tmp_path / "whole", *source)
+    whole = in_process.pardraft("ngram", "build", tmp_path / "whole", *source)
     kept = dict(line.split(": ", 1) for line in whole.stdout.splitlines() if ": " in line)
     # Each of the seven endings was seen 42 or 43 times. The ends of the texts are tokens, too.
     assert int(facts["3-grams"]) < int(kept["3-grams"])
     assert int(facts["tokens counted"]) == int(kept["tokens counted"]) + 300
-    assert "1048576" in str(invoke("ngram", "build", tmp_path / "x", *source, "--max-memory", "1KB").exception)
+    assert "1048576" in str(
+        in_process.pardraft("ngram", "build", tmp_path / "x", *source, "--max-memory", "1KB").exception
+    )
 
 
 def test_what_an_ngram_model_can_not_be_built_from_is_an_error(tiny_family, tmp_path):
-    neither = invoke("ngram", "build", tmp_path / "out", "--tokenizer", tiny_family / "target")
+    neither = in_process.pardraft("ngram", "build", tmp_path / "out", "--tokenizer", tiny_family / "target")
     assert isinstance(neither.exception, ValueError)
     assert "--text-file or --dataset" in str(neither.exception)
-    assert "nowhere" in str(invoke("ngram", "info", "nowhere").exception)
+    assert "nowhere" in str(in_process.pardraft("ngram", "info", "nowhere").exception)
 
 
 @pytest.mark.parametrize("arguments", [["demo", "--family", "nowhere"], ["generate", "--target", "nowhere", "x"]])

@@ -9,9 +9,10 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from .auto import AutoDrafter
+from .models.drafting import ParallelDrafter
 
 DISTRIBUTIONS = ("hf-pardraft", "torch", "transformers", "tokenizers", "accelerate", "datasets")
 
@@ -35,14 +36,7 @@ def complete(request: Completion) -> str:
     Raises:
         OSError, ValueError: if a model can't be loaded, or the drafter does not fit the target.
     """
-    options = {"dtype": request.dtype, "device_map": request.device}
-    with naming(request.target):
-        tokenizer = AutoTokenizer.from_pretrained(request.target)
-        target = AutoModelForCausalLM.from_pretrained(request.target, **options)
-    drafter = None
-    if request.drafter:
-        with naming(request.drafter):
-            drafter = AutoDrafter.from_pretrained(request.drafter, **options)
+    tokenizer, target, drafter = load_models(request.target, request.drafter, request.dtype, request.device)
     sampling = {"do_sample": True, "temperature": request.temperature} if request.temperature else {"do_sample": False}
     target.generate(
         **tokenizer(request.prompt, return_tensors="pt").to(target.device),
@@ -57,6 +51,29 @@ def complete(request: Completion) -> str:
         return ""
     stats = drafter.last_stats
     return f"{sum(stats.tokens_per_round)} tokens in {stats.rounds} rounds, {stats.tau:.2f} a round (tau)"
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    with naming(name):
+        return AutoTokenizer.from_pretrained(name)
+
+
+def load_models(
+    target: str, drafter: str | None, dtype: str, device: str
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, ParallelDrafter | None]:
+    """The target's tokenizer, the target, and its drafter if one is named.
+
+    Raises:
+        OSError, ValueError: if one can't be loaded.
+    """
+    options = {"dtype": dtype, "device_map": device}
+    tokenizer = load_tokenizer(target)
+    with naming(target):
+        loaded = AutoModelForCausalLM.from_pretrained(target, **options)
+    if not drafter:
+        return tokenizer, loaded, None
+    with naming(drafter):
+        return tokenizer, loaded, AutoDrafter.from_pretrained(drafter, **options)
 
 
 @contextmanager

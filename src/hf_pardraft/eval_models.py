@@ -9,14 +9,13 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from .auto import AutoDrafter
-from .commands import naming
+from .commands import load_tokenizer, naming
 from .models.drafting import ParallelDrafter
 from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
@@ -131,11 +130,6 @@ def read_value(text: str) -> Any:
 def load_config(name: str) -> PreTrainedConfig:
     with naming(name):
         return AutoConfig.from_pretrained(name)
-
-
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    with naming(name):
-        return AutoTokenizer.from_pretrained(name)
 
 
 def load_drafter(source: DrafterSource, placement: Placement, vocab_size: int) -> ParallelDrafter:

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
-from .commands import naming
+from .commands import load_tokenizer, naming
 from .generation.ngram import NgramModel
 from .generation.ngram_sources import texts_of_dataset, texts_of_files
 
@@ -64,8 +62,3 @@ def describe_ngram(model: str, tokenizer: str | None, verify: bool) -> dict[str,
     if tokenizer is not None:
         loaded.check_tokenizer(load_tokenizer(tokenizer))
     return loaded.describe()
-
-
-def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
-    with naming(name_or_path):
-        return AutoTokenizer.from_pretrained(name_or_path)

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .auto import AutoDrafter
-from .commands import naming
+from .commands import load_models
 from .training.local_writer import LocalWriter
 from .training.regenerate import Regeneration, Shard, regenerate
 from .training.server_writer import ServerWriter
@@ -99,14 +97,8 @@ def parse_template_kwargs(text: str | None) -> dict[str, Any]:
 
 
 def local_writer(request: RegenerateRequest, sampling: dict[str, Any]) -> LocalWriter:
-    options = {"dtype": request.dtype, "device_map": device_of_this_process(request.device)}
-    with naming(request.target):
-        tokenizer = AutoTokenizer.from_pretrained(request.target)
-        target = AutoModelForCausalLM.from_pretrained(request.target, **options)
-    drafter = None
-    if request.drafter:
-        with naming(request.drafter):
-            drafter = AutoDrafter.from_pretrained(request.drafter, **options)
+    device = device_of_this_process(request.device)
+    tokenizer, target, drafter = load_models(request.target, request.drafter, request.dtype, device)
     return LocalWriter(target, tokenizer, drafter, batch_size=request.batch_size, **sampling)
 
 

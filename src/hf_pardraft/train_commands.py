@@ -11,13 +11,12 @@ import yaml
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from .auto import AutoDrafter
-from .commands import naming
+from .commands import load_tokenizer, naming
 from .models.drafting import ParallelDrafter
 from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
-from .ngram_commands import load_tokenizer
 from .training.data import prepare_for_training
 from .training.data_sources import load_data, split_off
 from .training.feature_writing import DTYPES, cache_features, feature_bytes, texts_of

@@ -9,13 +9,11 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
-from typer.testing import CliRunner
 
 from hf_pardraft import PardDrafter
-from hf_pardraft.cli import app
 from hf_pardraft.hub.cards import KIND_NAMES, TEMPLATES, card_gaps, has_measured_numbers
 from hf_pardraft.hub.results import read_results
+from in_process import pardraft
 from tiny_models import tiny_drafter
 
 ROOT = Path(__file__).parents[2]
@@ -35,15 +33,6 @@ RESULTS = {
     "prompts": "humaneval",
     "unheard_of": {"nested": True},
 }
-
-
-def pardraft(*arguments):
-    verbosity = logging.get_verbosity()
-    try:
-        return CliRunner().invoke(app, [*map(str, arguments)])
-    finally:
-        logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()
 
 
 def run_examples(card: ModelCard) -> list[dict]:

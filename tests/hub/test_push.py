@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HTTPError
-from transformers.utils import logging
-from typer.testing import CliRunner
 
-from hf_pardraft.cli import app
 from hf_pardraft.hub import push as push_module
 from hub_stand_in import Hub, serve
+from in_process import pardraft
 from tiny_models import tiny_drafter, tiny_target
 
 RESULTS = {
@@ -23,15 +21,6 @@ RESULTS = {
     "command": "pardraft eval",
     "date": "2026-11-21",
 }
-
-
-def pardraft(*arguments):
-    verbosity = logging.get_verbosity()
-    try:
-        return CliRunner().invoke(app, [*map(str, arguments)])
-    finally:
-        logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()
 
 
 def save_drafter(folder: Path, kind: str = "dflash") -> Path:

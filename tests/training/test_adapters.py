@@ -9,7 +9,7 @@ import torch
 from hf_pardraft import AutoDrafter, PardDrafter
 from tiny_models import tiny_drafter, tiny_target
 from training.processes import in_processes
-from training.tiny_training import losses, trainer_for, written_text
+from training.tiny_training import losses, trainer_for
 
 peft = pytest.importorskip("peft")
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
@@ -19,16 +19,6 @@ METHODS = {
     "ia3": lambda: peft.IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
     "loha": lambda: peft.LoHaConfig(r=4, target_modules=["q_proj", "v_proj"]),
 }
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_target("qwen3")
-
-
-@pytest.fixture(scope="module")
-def text(target):
-    return written_text(target)
 
 
 def saved_drafter(kind, target, folder: Path, **overrides):

@@ -13,21 +13,10 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from hf_pardraft import AutoDrafter
 from hf_pardraft.training.checkpoints import UNFINISHED, publish
-from tiny_models import tiny_target
 from training.processes import in_a_process
-from training.tiny_training import losses, trainer_for, written_text
+from training.tiny_training import losses, trainer_for
 
 SAVING = {"save_strategy": "steps", "save_steps": 1}
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_target("qwen3")
-
-
-@pytest.fixture(scope="module")
-def text(target):
-    return written_text(target)
 
 
 def die() -> None:

@@ -6,9 +6,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_pardraft import AutoDrafter
-from tiny_models import tiny_target
 from training.processes import in_processes
-from training.tiny_training import losses, trainer_for, written_text
+from training.tiny_training import losses, trainer_for
 
 FSDP2 = {
     "ACCELERATE_USE_FSDP": "true",
@@ -23,17 +22,6 @@ SEEN_TOGETHER = [
     *(("pard", "ddp"), ("dflare", "ddp"), ("dart", "ddp")),
     *(("pard", "fsdp2"), ("pard2", "fsdp2"), ("dflash", "fsdp2"), ("dflare", "fsdp2"), ("dart", "fsdp2")),
 ]
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_target("qwen3")
-
-
-@pytest.fixture(scope="module")
-def text(target):
-    """Rows of one length, so that each process has as much to learn from as the other."""
-    return written_text(target)
 
 
 def assert_spread(trainer, way: str) -> None:

@@ -21,11 +21,6 @@ READING = ("pard2", "dflash", "dflare", "dart")
 
 
 @pytest.fixture(scope="module")
-def target():
-    return tiny_target("qwen3")
-
-
-@pytest.fixture(scope="module")
 def text(target):
     """Texts of different lengths, so that batches are padded."""
     rows = written_text(target)

@@ -8,19 +8,9 @@ from hf_pardraft import DraftTrainer, DraftTrainingArguments
 from hf_pardraft.training.held_out import held_out_prompts, prompt_of, tokens_and_rounds
 from tiny_models import make_oracle, tiny_drafter, tiny_target
 from training.processes import in_processes
-from training.tiny_training import trainer_for, written_text
+from training.tiny_training import trainer_for
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_target("qwen3")
-
-
-@pytest.fixture(scope="module")
-def text(target):
-    return written_text(target)
 
 
 @pytest.mark.parametrize(

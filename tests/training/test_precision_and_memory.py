@@ -7,19 +7,9 @@ import pytest
 import torch
 
 from tiny_models import tiny_drafter, tiny_target
-from training.tiny_training import losses, trainer_for, written_text
+from training.tiny_training import losses, trainer_for
 
 KINDS = ("pard", "pard2", "dflash", "dflare", "dart")
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_target("qwen3")
-
-
-@pytest.fixture(scope="module")
-def text(target):
-    return written_text(target)
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import huggingface_hub.constants
 import pytest
 import torch
-from transformers.utils import logging
-from typer.testing import CliRunner
 
-from hf_pardraft.cli import app
+import in_process
 from hf_pardraft.training.data import prepare_data
 from hf_pardraft.training.journal import Journal
 from hf_pardraft.training.local_writer import LocalWriter, RowNoise
@@ -47,16 +45,6 @@ def conversations(count: int) -> list[dict]:
 
 def read(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def pardraft(*arguments):
-    """The command in this process, whose verbosity it leaves as it was."""
-    verbosity = logging.get_verbosity()
-    try:
-        return CliRunner().invoke(app, list(arguments))
-    finally:
-        logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()
 
 
 @pytest.fixture(scope="module")
@@ -228,12 +216,12 @@ def test_a_killed_run_goes_on_without_a_duplicate_or_a_gap(target, tokenizer, tm
         process.send_signal(signal.SIGKILL)
     before = read(path) if path.read_bytes().endswith(b"\n") else []
     assert 0 < len(path.read_bytes().splitlines()) < 60
-    done = pardraft(*command[3:])
+    done = in_process.pardraft(*command[3:])
     assert done.exit_code == 0, done.output
     after = read(path)
     assert sorted(row["index"] for row in after) == list(range(60))
     assert after[: len(before)] == before
-    again = pardraft(*command[3:])
+    again = in_process.pardraft(*command[3:])
     assert "written now: 0" in again.output
 
 
@@ -363,6 +351,6 @@ def test_offline_mode_is_named_as_the_reason(tmp_path):
 )
 def test_arguments_that_contradict_each_other_are_refused(arguments, match, tmp_path):
     output = ["--output", str(tmp_path / "out.jsonl")]
-    done = pardraft("regenerate", "data.jsonl", *output, *arguments)
+    done = in_process.pardraft("regenerate", "data.jsonl", *output, *arguments)
     assert isinstance(done.exception, ValueError)
     assert match in str(done.exception)

@@ -10,20 +10,10 @@ from transformers import TrainerCallback
 from hf_pardraft import AutoDrafter, DartDrafter, DraftTrainer, DraftTrainingArguments
 from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.training.losses import annealed_kl
-from tiny_models import tiny_drafter, tiny_target
-from training.tiny_training import losses, trainer_for, written_text
+from tiny_models import tiny_drafter
+from training.tiny_training import losses, trainer_for
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_target("qwen3")
-
-
-@pytest.fixture(scope="module")
-def text(target):
-    return written_text(target)
 
 
 class StopAt(TrainerCallback):

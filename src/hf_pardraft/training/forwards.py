@@ -50,27 +50,33 @@ def packed_documents(batch: dict) -> torch.LongTensor | None:
     """The document of each token that the target reads, `(batch, length)`, -1 for padding; `None` if no row is packed."""
     if "attention_mask" in batch:
         return batch.get("document_ids")
-    real = text_of_rows(batch)[1].bool()
-    documents = batch["row_document"][:, : real.shape[1]].masked_fill(~real, PADDING)
+    documents = documents_in(batch)[1]
     return documents if int(documents.max()) > 0 else None
 
 
 def documents_in(batch: dict) -> tuple[torch.LongTensor, torch.LongTensor]:
     """What the target reads of a batch: ids, and the document of each, -1 for padding; `(batch, length)` each."""
-    ids, mask = text_of(batch)
-    documents = packed_documents(batch)
-    return ids, torch.where(mask > 0, 0, PADDING) if documents is None else documents
+    if "attention_mask" in batch:
+        return batch["input_ids"], documents_of(batch)
+    ids, mask = text_of_rows(batch)
+    return ids, batch["row_document"][:, : ids.shape[1]].masked_fill(mask == 0, PADDING)
 
 
-def pard_rows(drafter: PreTrainedModel, batch: dict) -> SupervisedRows:
-    """Row (j, p) of a PARD batch drafts the token at p + 1 from the prefix that ends at p - j."""
+def rows_at(places: torch.LongTensor, batch: dict, **vocabulary: Any) -> SupervisedRows:
+    """The supervised ones of rows that lie one behind the other; `places (batch, rows)` of the tokens before the drafted ones."""
     supervised = batch["labels"] != IGNORED
     return SupervisedRows(
         labels=batch["labels"][supervised],
         positions=batch["draft_positions"][supervised],
         samples=supervised.nonzero(as_tuple=True)[0],
-        places=batch["row_index"][supervised],
+        places=places[supervised],
+        **vocabulary,
     )
+
+
+def pard_rows(drafter: PreTrainedModel, batch: dict) -> SupervisedRows:
+    """Row (j, p) of a PARD batch drafts the token at p + 1 from the prefix that ends at p - j."""
+    return rows_at(batch["row_index"], batch)
 
 
 def pard_forward(
@@ -152,15 +158,8 @@ def block_forward(
 
 def shared_prefix_rows(drafter: PreTrainedModel, batch: dict) -> SupervisedRows:
     """Rows of a shared-prefix batch; labels are columns of the drafter's vocabulary, if that is a part of the target's."""
-    supervised = batch["labels"] != IGNORED
-    return SupervisedRows(
-        labels=batch["labels"][supervised],
-        positions=batch["draft_positions"][supervised],
-        samples=supervised.nonzero(as_tuple=True)[0],
-        places=batch["target_index"][supervised],
-        vocabulary=drafter.draft_token_ids,
-        vocab_size=drafter.config.vocab_size,
-    )
+    vocabulary = {"vocabulary": drafter.draft_token_ids, "vocab_size": drafter.config.vocab_size}
+    return rows_at(batch["target_index"], batch, **vocabulary)
 
 
 def shared_prefix_forward(

@@ -1,21 +1,18 @@
 """DraftTrainer: a `Trainer` for drafters, with the target frozen beside it."""
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, Trainer, TrainerCallback
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import rotate_checkpoints
+from transformers import PreTrainedModel, TrainerCallback
 
 from ..models.drafting import ParallelDrafter
 from .adapters import adapted, base_drafter, check_base_is_named, is_adapted, save_drafter_config, save_merged
 from .arguments import DraftTrainingArguments
 from .attention import training_attention
-from .checkpoints import UNFINISHED, StagedCheckpoint, checkpoint_to_resume, not_finite
+from .checkpoints import checkpoint_to_resume
 from .collators import COLLATORS
 from .data import chat_arguments, prepare_all, tokenizer_of
 from .feature_store import StoredStatesCollator, store_for
@@ -35,9 +32,10 @@ from .objectives import (
     total_loss,
 )
 from .sums import Sums, added, denominators_of, mean_of, with_denominators
+from .whole_checkpoints import WholeCheckpointTrainer
 
 
-class DraftTrainer(Trainer):
+class DraftTrainer(WholeCheckpointTrainer):
     """Trains a drafter on text, best on text that the target itself wrote.
 
     Args:
@@ -82,16 +80,7 @@ class DraftTrainer(Trainer):
                 f"DraftTrainer takes DraftTrainingArguments, got {type(args).__name__}: they are a subclass of it"
             )
         trained, model = model, base_drafter(model)
-        if not isinstance(model, ParallelDrafter):
-            raise TypeError(
-                f"DraftTrainer trains a drafter, got a {type(model).__name__}: load one with AutoDrafter.from_pretrained, make "
-                "one for the target with DFlashDrafter.for_target, DFlareDrafter.for_target or DartDrafter.for_target, or adapt "
-                "a causal LM with PardDrafter.from_causal_lm"
-            )
-        if args.metric_for_best_model in ("tau", "eval_tau") and target is None:
-            raise ValueError("metric_for_best_model='tau' needs the model that is drafted for: pass target=")
-        if target is None and model.reads_target:
-            raise ValueError(f"a {type(model).__name__} reads the target's hidden states: pass target=")
+        check_pair(model, target, args)
         if target is not None:
             model.check_target(target)
             freeze(target)
@@ -120,12 +109,7 @@ class DraftTrainer(Trainer):
             trained = adapted(model, peft_config)
         if is_adapted(trained) and args.keep_adapter:
             check_base_is_named(model)
-        recomputing = args.activation_checkpointing_kwargs or {}
-        if recomputing.get("use_reentrant") and (is_adapted(trained) or model.training_layout == "anchored_blocks"):
-            raise ValueError(
-                "activation checkpointing with use_reentrant=True loses gradients where embeddings are frozen, as this "
-                "drafter's are: leave use_reentrant out"
-            )
+        check_recomputing(model, args, is_adapted(trained))
         super().__init__(model=trained, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
             target.to(args.device)
@@ -134,7 +118,6 @@ class DraftTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self._sums: dict[str, dict[str, Sums]] = {"train": {}, "eval": {}}
         self.metrics = {"train": DraftMetrics(), "eval": DraftMetrics()}
-        self._stages_checkpoint = False
         if is_adapted(trained) and self.splits_weights:
             raise ValueError(
                 "adapters are trained with whole drafters, got FSDP or DeepSpeed's stage 3: use DDP or a lower stage"
@@ -199,7 +182,7 @@ class DraftTrainer(Trainer):
         """The sum of a tensor that each process has."""
         if self.accelerator.num_processes == 1:
             return values
-        return self.accelerator.reduce(values, reduction="sum") / self.get_tp_size()
+        return self.accelerator.reduce(values.to(self.args.device), reduction="sum") / self.get_tp_size()
 
     def _num_counted(self, inputs: dict) -> int | None:
         """How many examples of an evaluation batch are no repetitions, which fill up the last one of several processes."""
@@ -230,56 +213,6 @@ class DraftTrainer(Trainer):
         if self.target is not None:
             freeze(self.target)
         return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As in `Trainer`, but a loss that is not finite stops the run before the weights take it in."""
-        loss = super().training_step(*args, **kwargs)
-        if not torch.isfinite(loss):
-            raise not_finite("loss", loss, self.state.global_step + 1, self.args.output_dir)
-        return loss
-
-    def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args: Any, **kwargs: Any) -> None:
-        """As in `Trainer`, but weights that a gradient has spoilt are not saved."""
-        # With a gradient scaler, such a step is left out.
-        is_due = self.control.should_log or self.control.should_save or self.control.should_evaluate
-        if is_due and grad_norm is not None and self.accelerator.scaler is None:
-            grad_norm = torch.as_tensor(grad_norm)
-            if not torch.isfinite(grad_norm):
-                raise not_finite("gradient's norm", grad_norm, self.state.global_step, self.args.output_dir)
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
-
-    def _get_output_dir(self, trial):
-        folder = super()._get_output_dir(trial)
-        return str(Path(folder) / UNFINISHED) if self._stages_checkpoint else folder
-
-    def _push_from_checkpoint(self, checkpoint_folder):
-        if not self._stages_checkpoint:
-            super()._push_from_checkpoint(checkpoint_folder)
-
-    def _save_checkpoint(self, model, trial):
-        """As in `Trainer`, but beside its place, to which it is moved when every process has written its part."""
-        staged = StagedCheckpoint(
-            Path(self._get_output_dir(trial)), self.state.global_step, self.args, self.accelerator
-        )
-        staged.begin()
-        best_before, self._stages_checkpoint = self.state.best_model_checkpoint, True
-        try:
-            super()._save_checkpoint(model, trial)
-            # Trainer looks for the best checkpoint where it writes this one.
-            is_best = self.state.best_global_step == self.state.global_step
-            self.state.best_model_checkpoint = str(staged.final) if is_best else best_before
-            if self.args.should_save:
-                self.state.save_to_json(str(staged.folder / TRAINER_STATE_NAME))
-        except (OSError, RuntimeError) as error:
-            raise staged.failure(error) from error
-        finally:
-            self._stages_checkpoint = False
-        staged.publish()
-        if self.args.should_save:
-            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
-            rotate_checkpoints(str(staged.final.parent), limit, best, use_mtime=True)
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(staged.final))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in `Trainer`; of an adapted drafter the adapter, or, unless a checkpoint is written, all of it.
@@ -333,7 +266,7 @@ class DraftTrainer(Trainer):
             values = self._pop_values("eval")
             found = {"loss": combined(self.learner.coefficients, values)}
             found |= values if len(values) > 1 else {}
-        found |= self.metrics["eval"].pop(self._summed)
+        found |= self.metrics["eval"].pop(self.over_processes)
         if self.args.tau_prompts and self.target is not None:
             found["tau"] = round(self.measured_tau(dataloader.dataset), 4)
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
@@ -351,9 +284,6 @@ class DraftTrainer(Trainer):
         quotients = zip(sums, numerators.split(sizes), denominators.split(sizes), strict=True)
         return {name: mean_of(*parts, OBJECTIVES[name].epsilon).item() for name, *parts in quotients}
 
-    def _summed(self, counts: torch.Tensor) -> torch.Tensor:
-        return self.accelerator.reduce(counts.to(self.args.device))
-
     def measured_tau(self, examples: Any) -> float:
         """Tau over prompts of `examples`, see [`DraftTrainer`]; processes that hold the drafter share them.
 
@@ -369,7 +299,7 @@ class DraftTrainer(Trainer):
             drafter, prompts = self.drafter, prompts[args.process_index :: args.world_size]
         options = {"max_new_tokens": args.tau_new_tokens, "temperature": args.tau_temperature, "seed": args.seed}
         counts = tokens_and_rounds(self.target, drafter, prompts, **options)
-        tokens, rounds = self._summed(torch.tensor(counts)).tolist()
+        tokens, rounds = self.over_processes(torch.tensor(counts)).tolist()
         return tokens / rounds if rounds else 0.0
 
     @property
@@ -387,7 +317,7 @@ class DraftTrainer(Trainer):
         if "loss" in logs:
             values = self._pop_values("train")
             logs.update(values if len(values) > 1 else {})
-            logs.update(self.metrics["train"].pop(self._summed))
+            logs.update(self.metrics["train"].pop(self.over_processes))
         super().log(logs, *args, **kwargs)
 
 
@@ -400,6 +330,30 @@ class _TellTheEpoch(TrainerCallback):
     def on_epoch_begin(self, args, state, control, **kwargs):
         for listener in self.listeners:
             listener.epoch = int(state.epoch or 0)
+
+
+def check_pair(model: Any, target: PreTrainedModel | None, args: DraftTrainingArguments) -> None:
+    """Raise an error unless the model is a drafter, and has the target that it or the settings ask for."""
+    if not isinstance(model, ParallelDrafter):
+        raise TypeError(
+            f"DraftTrainer trains a drafter, got a {type(model).__name__}: load one with AutoDrafter.from_pretrained, make "
+            "one for the target with DFlashDrafter.for_target, DFlareDrafter.for_target or DartDrafter.for_target, or adapt "
+            "a causal LM with PardDrafter.from_causal_lm"
+        )
+    if args.metric_for_best_model in ("tau", "eval_tau") and target is None:
+        raise ValueError("metric_for_best_model='tau' needs the model that is drafted for: pass target=")
+    if target is None and model.reads_target:
+        raise ValueError(f"a {type(model).__name__} reads the target's hidden states: pass target=")
+
+
+def check_recomputing(model: ParallelDrafter, args: DraftTrainingArguments, has_adapter: bool) -> None:
+    """Raise a `ValueError` for a way to recompute activations that would lose gradients."""
+    recomputing = args.activation_checkpointing_kwargs or {}
+    if recomputing.get("use_reentrant") and (has_adapter or model.training_layout == "anchored_blocks"):
+        raise ValueError(
+            "activation checkpointing with use_reentrant=True loses gradients where embeddings are frozen, as this "
+            "drafter's are: leave use_reentrant out"
+        )
 
 
 def check_one_device(args: DraftTrainingArguments) -> None:
