@@ -15,7 +15,7 @@ from .buffers import with_room
 from .cache import Entries
 from .compiling import Compiler
 from .decode import SpeculativeDecoding
-from .moving import moved_cache, moved_news, moved_standing
+from .moving import moved_cache, moved_news, moved_standing, packed
 from .pieces import Standing
 from .selection import DrawnChain
 from .tree import TokenTree, chain_tree
@@ -66,12 +66,12 @@ class CompiledDecoding(SpeculativeDecoding):
             tree, drawn = self._compiled_proposal(draft_logits, chain, depth)
             shown = self._shown(tree)
         with self.stopwatch.part("verify"):
-            packed, scores, logits = self._read_and_commit(tree, drawn, shown)
-            paths, new_tokens = self._on_host(packed, shown)
+            outcome, scores, logits = self._read_and_commit(tree, drawn, shown)
+            paths, new_tokens = self._on_host(outcome, shown)
         with self.stopwatch.part("commit"):
             for index, row in enumerate(self.rows):
                 self.recorder.add_scores(row, index, paths[index], scores, logits)
-            counts = self.cut(new_tokens, self._of_live(packed)[:, 1:])
+            counts = self.cut(new_tokens, self._of_live(outcome)[:, 1:])
             for index, count in zip(self.live, counts, strict=True):
                 self.row_lengths[index] += count
             self.num_news += max(counts)
@@ -155,7 +155,8 @@ class CompiledDecoding(SpeculativeDecoding):
             return (tree if self._all_live else rows_of_tree(tree, self.live)), None
         if settings.tree_budget or (self.do_sample and settings.verification == "rejection"):
             return self._proposal(self._of_live(draft_logits)[:, :depth])
-        return chain_tree(self._of_live(chain)[:, :depth]), None
+        chain = self._of_live(chain)
+        return chain_tree(chain if depth == self.full_depth else packed(chain[:, :depth])), None
 
     def _slots(self, num_nodes: int) -> int:
         """Slots of the compiled forward that has room for so many nodes. Few different ones, since each is compiled."""
@@ -196,21 +197,21 @@ class CompiledDecoding(SpeculativeDecoding):
         reading = (self.target, self.arguments, self.reader.windows, self.candidates.taps, self.cache, self.standing)
         taps = (tuple(self.candidates.taps), self.width)
         if self.is_plain and not self.recorder.enabled:
-            _, packed = self.compiler(pieces.read_and_commit, shape + taps, *reading, shown, self.news)
-            return packed, None, None
+            _, outcome = self.compiler(pieces.read_and_commit, shape + taps, *reading, shown, self.news)
+            return outcome, None, None
         logits, states = self.compiler(pieces.read, shape + taps, *reading, shown)
         num_slots = 1 + (tree.num_nodes if tree else 0)
         own, scores, raw_logits = self.choose(self._of_live(logits)[:, :num_slots], tree, drawn)
         choices = own.new_zeros(len(self.row_lengths), shown.num_nodes + 1)
         choices[self.live, :num_slots] = own
-        packed = self.compiler(
+        outcome = self.compiler(
             pieces.commit, (shape, taps), shown, choices, states, self.cache, self.standing, self.news
         )
-        return packed, scores, raw_logits
+        return outcome, scores, raw_logits
 
-    def _on_host(self, packed: torch.LongTensor, shown: TokenTree) -> tuple[list[list[int]], list[list[int]]]:
+    def _on_host(self, outcome: torch.LongTensor, shown: TokenTree) -> tuple[list[list[int]], list[list[int]]]:
         """For each row that goes on, the accepted slots, the root's first, and the tokens to commit, in one transfer."""
-        rows, num_slots = packed.tolist(), shown.num_nodes + 1
+        rows, num_slots = outcome.tolist(), shown.num_nodes + 1
         paths, tokens = [], []
         for num_accepted, *rest in (rows[index] for index in self.live):
             slots = range(num_slots) if shown.is_chain else rest[num_slots:]

@@ -58,13 +58,18 @@ def moved_standing(
     standing = Standing(
         torch.tensor(lengths, device=device),
         torch.tensor(draft_lengths, device=device),
-        unread.ids.clone(),
-        unread.root_positions.clone(),
+        packed(unread.ids),
+        packed(unread.root_positions),
         torch.ones(len(lengths), dtype=torch.long, device=device),
-        axis_shift,
+        None if axis_shift is None else packed(axis_shift),
     )
     lasting(standing.lengths, standing.draft_lengths, standing.roots, standing.root_positions, standing.growing)
     return standing
+
+
+def packed(values: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides that follow from its shape, on which compiled code depends."""
+    return values.clone(memory_format=torch.contiguous_format)
 
 
 def lasting(*tensors: torch.Tensor | None) -> None:
