@@ -171,22 +171,19 @@ class CompiledDecoding(SpeculativeDecoding):
         if num_nodes == slots - 1 and self._all_live and tree:
             return tree
         device, batch = self.texts.ids.device, len(self.row_lengths)
-        tokens = torch.full((batch, slots - 1), -1, device=device)
-        if tree is None:
-            return chain_tree(tokens)
         live = torch.tensor(self.live, device=device)
-        tokens[live, :num_nodes] = tree.tokens
-        if tree.is_chain:
+        tokens = torch.full((batch, slots - 1), -1, device=device)
+        if tree:
+            tokens[live, :num_nodes] = tree.tokens
+        # Where nothing is proposed, too, the forward is the same as in all other rounds.
+        if not self.settings.tree_budget:
             return chain_tree(tokens)
-        shown = TokenTree(
-            tokens,
-            torch.zeros_like(tokens),
-            torch.ones_like(tokens),
-            torch.eye(slots - 1, dtype=torch.bool, device=device).repeat(batch, 1, 1),
-        )
-        shown.parents[live, :num_nodes] = tree.parents
-        shown.depths[live, :num_nodes] = tree.depths
-        shown.ancestors[live, :num_nodes, :num_nodes] = tree.ancestors
+        ancestors = torch.eye(slots - 1, dtype=torch.bool, device=device).repeat(batch, 1, 1)
+        shown = TokenTree(tokens, torch.zeros_like(tokens), torch.ones_like(tokens), ancestors)
+        if tree:
+            shown.parents[live, :num_nodes] = tree.parents
+            shown.depths[live, :num_nodes] = tree.depths
+            shown.ancestors[live, :num_nodes, :num_nodes] = tree.ancestors
         return shown
 
     def _read_and_commit(
