@@ -44,10 +44,17 @@ class CompiledDecoding(SpeculativeDecoding):
         # The news of a round: all that it accepted, and the bonus token.
         self.width = self.full_depth + 1
         self.most_slots = (self.settings.tree_budget or self.full_depth) + 1
-        # Rows that a draft reads beside the news: masks, or a block.
-        self.draft_rows = max(self.full_depth, getattr(self.drafter.config, "block_size", None) or 0)
+        # Columns that a draft may need behind a text as long as the target's: the news of this round and of one that ran ahead,
+        # and masks, or a block.
+        block_size = getattr(self.drafter.config, "block_size", None) or 0
+        self.draft_room = 3 * self.width + max(self.full_depth, block_size)
         # The target's likeliest token is its choice.
         self.is_plain = not self.processors and not self.do_sample
+        # An accelerator drafts for the next round while the host looks at this one.
+        self.runs_ahead = target.device.type != "cpu" and not (
+            self.settings.adaptive_depth or self.settings.time_rounds
+        )
+        self.queued: tuple[torch.Tensor, torch.LongTensor] | None = None
         self.standing: Standing | None = None
 
     def round(self) -> None:
@@ -67,7 +74,10 @@ class CompiledDecoding(SpeculativeDecoding):
             shown = self._shown(tree)
         with self.stopwatch.part("verify"):
             outcome, scores, logits = self._read_and_commit(tree, drawn, shown)
-            paths, new_tokens = self._on_host(outcome, shown)
+            arrives = HostCopy(outcome)
+            # Whatever the host finds: rows that are over will ignore their draft.
+            self.queued = self._run_draft() if self.runs_ahead else None
+            paths, new_tokens = self._paths(arrives.rows(), shown)
         with self.stopwatch.part("commit"):
             for index, row in enumerate(self.rows):
                 self.recorder.add_scores(row, index, paths[index], scores, logits)
@@ -107,8 +117,7 @@ class CompiledDecoding(SpeculativeDecoding):
         """Move what the first rounds left into buffers."""
         state, batch = self.candidates.state, len(self.rows)
         self.cache, self.row_lengths = moved_cache(self.reader.cache, batch, self.most_slots)
-        # The drafter has never read more than the text.
-        state.cache, draft_lengths = moved_cache(state.cache, batch, 2 * self.width + self.draft_rows)
+        state.cache, draft_lengths = moved_cache(state.cache, batch, self.draft_room)
         self.news, self.num_news = moved_news(self.candidates.take_unread(), self.width)
         self.standing = moved_standing(self.row_lengths, draft_lengths, self.unread, self.reader.axis_shift)
         self.live = list(range(batch))
@@ -118,7 +127,7 @@ class CompiledDecoding(SpeculativeDecoding):
         """Let buffers grow that may be too small for this round."""
         longest, state = max(self.row_lengths), self.candidates.state
         self.cache = with_room(self.cache, longest + self.most_slots)
-        state.cache = with_room(state.cache, longest + 2 * self.width + self.draft_rows)
+        state.cache = with_room(state.cache, longest + self.draft_room)
 
     # The parts of a round.
 
@@ -128,9 +137,14 @@ class CompiledDecoding(SpeculativeDecoding):
         Where none are asked for round after round, the drafter must read the news before there is no room for more.
         """
         is_full = self.num_news + self._slots(0) > self.width
-        if depth == 0 and not is_full:
+        if depth == 0 and not is_full and self.queued is None:
             return None, None
-        logits, chain = self.compiler(
+        drafted, self.queued = self.queued or self._run_draft(), None
+        self.num_news = 0
+        return drafted if depth else (None, None)
+
+    def _run_draft(self) -> tuple[torch.Tensor, torch.LongTensor]:
+        return self.compiler(
             pieces.draft,
             (id(self.drafter), len(self.row_lengths), self.full_depth),
             self.drafter,
@@ -139,8 +153,6 @@ class CompiledDecoding(SpeculativeDecoding):
             self.standing,
             self.full_depth,
         )
-        self.num_news = 0
-        return (logits, chain) if depth else (None, None)
 
     def _compiled_proposal(
         self, draft_logits: torch.Tensor | None, chain: torch.LongTensor | None, depth: int
@@ -206,9 +218,14 @@ class CompiledDecoding(SpeculativeDecoding):
         )
         return outcome, scores, raw_logits
 
-    def _on_host(self, outcome: torch.LongTensor, shown: TokenTree) -> tuple[list[list[int]], list[list[int]]]:
-        """For each row that goes on, the accepted slots, the root's first, and the tokens to commit, in one transfer."""
-        rows, num_slots = outcome.tolist(), shown.num_nodes + 1
+    def _paths(self, rows: list[list[int]], shown: TokenTree) -> tuple[list[list[int]], list[list[int]]]:
+        """For each row that goes on, the accepted slots, the root's first, and the tokens to commit.
+
+        Args:
+            rows: what [`pieces.commit`] has for the host, of the whole batch.
+            shown: the tree of all rows.
+        """
+        num_slots = shown.num_nodes + 1
         paths, tokens = [], []
         for num_accepted, *rest in (rows[index] for index in self.live):
             slots = range(num_slots) if shown.is_chain else rest[num_slots:]
@@ -223,6 +240,23 @@ class CompiledDecoding(SpeculativeDecoding):
     def _of_live(self, values: torch.Tensor) -> torch.Tensor:
         """Of a tensor of the whole batch, the rows that go on."""
         return values if self._all_live else values[torch.tensor(self.live, device=values.device)]
+
+
+class HostCopy:
+    """A tensor on its way to the host, which need not wait for it yet."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values.to("cpu", non_blocking=True)
+        self.event = None
+        if values.device.type == "cuda":
+            self.event = torch.cuda.Event()
+            self.event.record()
+
+    def rows(self) -> list[list[int]]:
+        """The values, once they have arrived."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.values.tolist()
 
 
 def rows_of_tree(tree: TokenTree, rows: list[int]) -> TokenTree:

@@ -44,8 +44,7 @@ def draft(
     logits = drafter.draft_news(news, state, standing.draft_lengths, depth)
     state.cache.columns = None
     standing.draft_lengths.add_(news.counts * standing.growing)
-    # Rows that are over keep theirs: a row without any has no anchor.
-    news.counts.mul_(1 - standing.growing)
+    news.counts.zero_()
     return logits, logits.argmax(dim=-1)
 
 

@@ -60,9 +60,14 @@ class News:
     counts: torch.LongTensor
     features: torch.Tensor | None = None
 
+    @property
+    def anchors(self) -> torch.LongTensor:
+        """`(batch, 1)`, the column of each row's newest token, the anchor; the first of a row that has no news."""
+        return (self.counts[:, None] - 1).clamp(min=0)
+
     def last(self, values: torch.LongTensor) -> torch.LongTensor:
-        """`(batch, 1)`, of `ids` or `positions` those of the newest token, the anchor."""
-        return values.gather(1, self.counts[:, None] - 1)
+        """`(batch, 1)`, of `ids` or `positions` those of the anchor."""
+        return values.gather(1, self.anchors)
 
     def real(self, behind: int = 0) -> torch.BoolTensor:
         """`(batch, width + behind)`, which columns are real, where as many real ones stand behind all."""

@@ -279,7 +279,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         within = causal & news.real(num_masks)[:, None]
         scored = torch.arange(width, num_rows, device=device).expand(batch, -1)
         if self.config.shifted:
-            scored = torch.cat([news.counts[:, None] - 1, scored], dim=1)
+            scored = torch.cat([news.anchors, scored], dim=1)
         cache.columns = lengths[:, None] + torch.arange(num_rows, device=device)
 
         def score(head: nn.Module, states: torch.Tensor) -> torch.Tensor:

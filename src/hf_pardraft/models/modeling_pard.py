@@ -305,8 +305,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         causal = torch.ones(num_rows, num_rows, dtype=torch.bool, device=device).tril()
         within = causal & news.real(num_masks)[:, None]
         state.cache.columns = lengths[:, None] + torch.arange(num_rows, device=device)
-        anchors = news.counts[:, None] - 1
-        scored = torch.cat([anchors, torch.arange(width, num_rows, device=device).expand(batch, -1)], dim=1)
+        scored = torch.cat([news.anchors, torch.arange(width, num_rows, device=device).expand(batch, -1)], dim=1)
 
         def score(head: nn.Module, states: torch.Tensor) -> torch.Tensor:
             return head(states.gather(1, scored[:, :, None].expand(-1, -1, states.shape[2])))

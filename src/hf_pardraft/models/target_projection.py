@@ -109,7 +109,7 @@ def feature_rows_of(news: News, num_masks: int) -> dict[str, torch.Tensor]:
         return {}
     width = news.ids.shape[1]
     rows = torch.arange(width, device=news.ids.device).expand(len(news.ids), -1)
-    anchors = (news.counts[:, None] - 1).expand(-1, num_masks)
+    anchors = news.anchors.expand(-1, num_masks)
     return {"target_features": news.features, "feature_rows": torch.cat([rows, anchors], dim=1)}
 
 
