@@ -52,9 +52,17 @@ class ParallelCandidateGenerator(CandidateGenerator):
         """
         if depth == 0 or (self.taps and all(context.features is None for context in self._pending)):
             return None
-        context = joined(self._pending)
-        self._pending = []
-        return self.drafter.draft(context, self.state, depth)
+        return self.drafter.draft(self.take_unread(), self.state, depth)
+
+    @property
+    def num_unread(self) -> int:
+        """How many tokens, at most, the drafter has yet to read."""
+        return sum(context.new_ids.shape[1] for context in self._pending)
+
+    def take_unread(self) -> DraftContext:
+        """All that was observed since the last draft."""
+        context, self._pending = joined(self._pending), []
+        return context
 
     def select_rows(self, rows: list[int]) -> None:
         """Go on with only some rows of the batch."""

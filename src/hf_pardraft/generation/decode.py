@@ -8,7 +8,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.generation.streamers import BaseStreamer
 
 from ..models.drafting import DraftContext, counting, last_columns
-from .cache import Snapshot, attended_layers
+from .cache import Entries, Snapshot, attended_layers
 from .candidates import ParallelCandidateGenerator
 from .depth import DepthSchedule
 from .finished import FinishedRows
@@ -107,7 +107,7 @@ class SpeculativeDecoding:
         with self.stopwatch.part("commit"):
             for index, row in enumerate(self.rows):
                 self.recorder.add_scores(row, index, paths[index], scores, logits)
-            counts = self.cut(new_tokens, acceptance)
+            counts = self.cut(new_tokens, acceptance.tokens)
             self._note(tree, paths, counts)
             self.commit(outputs, start, [path[:count] for path, count in zip(paths, counts, strict=True)])
             if snapshot is not None and counts[0] <= tree.num_nodes:
@@ -118,6 +118,13 @@ class SpeculativeDecoding:
         self, logits: torch.Tensor, tree: TokenTree | None, drawn: DrawnChain | None
     ) -> tuple[Acceptance, torch.Tensor, torch.Tensor | None]:
         """Choose a token at every slot and accept; also the processed scores and, if they were asked for, raw logits."""
+        choices, scores, raw_logits = self.choose(logits, tree, drawn)
+        return (plain_step(choices) if tree is None else accept(tree, choices)), scores, raw_logits
+
+    def choose(
+        self, logits: torch.Tensor, tree: TokenTree | None, drawn: DrawnChain | None
+    ) -> tuple[torch.LongTensor, torch.Tensor, torch.Tensor | None]:
+        """The target's choices `(batch, slots)`; also the processed scores and, if they were asked for, raw logits."""
         logits = logits.to(device=self.texts.ids.device, dtype=torch.float32)
         raw_logits = logits.clone() if self.recorder.logits is not None else None
         if self.processes_in_bulk:
@@ -126,12 +133,17 @@ class SpeculativeDecoding:
             choices, scores = choose_along_the_path(
                 logits, self.process_row, self.do_sample, self.rows, self.texts, tree, drawn
             )
-        return (plain_step(choices) if tree is None else accept(tree, choices)), scores, raw_logits
+        return choices, scores, raw_logits
 
-    def cut(self, new_tokens: list[list[int]], acceptance: Acceptance) -> list[int]:
-        """Append the new tokens, up to those at which generation stops; returns how many each row got."""
+    def cut(self, new_tokens: list[list[int]], tokens: torch.LongTensor) -> list[int]:
+        """Append the new tokens, up to those at which generation stops; returns how many each row got.
+
+        Args:
+            new_tokens: of each row, on the host.
+            tokens: `(batch, most)`, the same on the device, and anything behind them.
+        """
         before = self.texts.lengths
-        self.texts.append(acceptance.tokens, [len(tokens) for tokens in new_tokens])
+        self.texts.append(tokens, [len(tokens) for tokens in new_tokens])
         counts = [
             self.stop.cut(row, self.texts.row(index), new_tokens[index], self.recorder.scores_of(row))
             for index, row in enumerate(self.rows)
@@ -305,15 +317,23 @@ class SpeculativeDecoding:
             self._catch_up()
         for index, row in enumerate(self.rows):
             if over[index]:
-                entries = self.reader.cache.entries_of(index) if self._returns_cache() else None
+                entries = self.entries_of(index) if self._returns_cache() else None
                 self.finished.add(row, self.texts.row(index), entries)
         kept = [index for index, is_over in enumerate(over) if not is_over]
         self.rows = [self.rows[index] for index in kept]
         if self.rows:
             self.texts.select_rows(kept)
-            self.reader.select_rows(kept)
-            self.candidates.select_rows(kept)
-            self.unread = Unread(self.unread.ids[kept], self.unread.positions[kept])
+            self.select_rows(kept)
+
+    def entries_of(self, index: int) -> Entries:
+        """The cache entries of a row."""
+        return self.reader.cache.entries_of(index)
+
+    def select_rows(self, kept: list[int]) -> None:
+        """Go on with only some rows of the batch."""
+        self.reader.select_rows(kept)
+        self.candidates.select_rows(kept)
+        self.unread = Unread(self.unread.ids[kept], self.unread.positions[kept])
 
     def _returns_cache(self) -> bool:
         """Whether anybody will see the cache: generate marks one that the caller passed in, and so keeps."""

@@ -8,7 +8,7 @@ from transformers.generation import GenerationMode
 from ..models.pairing import warn_if_other_text
 from .cache import is_hybrid
 from .candidates import ParallelCandidateGenerator
-from .decode import SpeculativeDecoding
+from .loops import decoding_for
 from .request_checks import check_request
 from .search import check_ngram_model
 from .settings import REQUESTED_DEPTH, read_settings
@@ -161,14 +161,14 @@ def _assisted_decoding(
         raise ValueError(
             f"a streamer shows one sequence, got a batch of {input_ids.shape[0]}: call generate for each row, or without streamer"
         )
-    decoding = SpeculativeDecoding(
+    decoding = decoding_for(
         self,
-        candidates,
-        logits_processor,
-        stopping_criteria,
-        generation_config,
-        streamer,
-        model_kwargs,
+        candidates=candidates,
+        logits_processor=logits_processor,
+        stopping_criteria=stopping_criteria,
+        generation_config=generation_config,
+        streamer=streamer,
+        model_kwargs=model_kwargs,
         batch=input_ids.shape[0],
     )
     return decoding.run(input_ids)

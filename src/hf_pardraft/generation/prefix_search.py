@@ -193,7 +193,7 @@ def search_marginals(
         widths.append(width)
         beam_scores = scores[:, :beam_width]
     sizes = tuple(map(width_of, level_scores))
-    first_pairs, parents_of, tokens_of = _pairs_oflevel_of_entries(tuple(widths), sizes, top_k, budget, gains.device)
+    first_pairs, parents_of, tokens_of = _pairs_of_levels(tuple(widths), sizes, top_k, budget, gains.device)
     pairs = torch.cat(level_orders, dim=1) + first_pairs
     return level_scores, tokens.flatten(1).gather(1, tokens_of.take(pairs)), parents_of.take(pairs)
 
@@ -218,7 +218,7 @@ def _worthwhile_pairs(
 
 
 @lru_cache(maxsize=64)
-def _pairs_oflevel_of_entries(
+def _pairs_of_levels(
     widths: tuple[int, ...], sizes: tuple[int, ...], top_k: int, budget: int, device: torch.device
 ) -> tuple[torch.LongTensor, ...]:
     """What the pairs of [`_worthwhile_pairs`], those of all levels in a row, stand for.
@@ -236,8 +236,8 @@ def _pairs_oflevel_of_entries(
     with torch.inference_mode(False):
         pairs = [_worthwhile_pairs(width, top_k, budget, device) for width in widths]
         first_pairs = [0, *itertools.accumulate(len(prefixes) for prefixes, _ in pairs)]
-        counts = torch.tensor(sizes, device=device)
-        starts = torch.tensor(first_pairs[: len(sizes)], device=device).repeat_interleave(counts)
+        first_of_entries = [first for first, size in zip(first_pairs, sizes, strict=False) for _ in range(size)]
+        starts = torch.tensor(first_of_entries, device=device)
         parents = torch.cat([prefixes + first_entries[level] for level, (prefixes, _) in enumerate(pairs)])
         tokens = torch.cat([choices + level * top_k for level, (_, choices) in enumerate(pairs)])
         return starts, parents, tokens

@@ -2,6 +2,7 @@
 
 import weakref
 from dataclasses import replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -100,14 +101,21 @@ class TreeSearch:
             context = texts.last(min(self.ngram.order - 1, *texts.lengths)).to(draft_logits.device)
         return build_tree(
             draft_logits.float(),
-            self.budget,
-            self.beam_width,
-            self.top_k,
             ngram=self.ngram,
             ngram_context=context,
-            scoring=self.scoring,
             end_token_id=self.end_tokens,
-            end_rule=self.end_rule,
+            **dict(self.arguments),
+        )
+
+    @property
+    def arguments(self) -> tuple[tuple[str, Any], ...]:
+        """Those of [`build_tree`] that are no tensors and no models, by name."""
+        return (
+            ("budget", self.budget),
+            ("beam_width", self.beam_width),
+            ("top_k", self.top_k),
+            ("scoring", self.scoring),
+            ("end_rule", self.end_rule),
         )
 
 

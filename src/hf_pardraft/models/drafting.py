@@ -45,6 +45,47 @@ class DraftContext:
     feature_counts: list[int] | None = None
 
 
+@dataclass
+class News:
+    """What a round of fixed shapes tells the drafter: a [`DraftContext`] whose rows are padded on the right to one width.
+
+    Attributes:
+        ids, positions: `(batch, width)`, the tokens committed since the last draft, and their positions.
+        counts: `(batch,)`, how many of them are real.
+        features: `(batch, width, taps * target_hidden)` or `None`; beside each token the states of the token before it.
+    """
+
+    ids: torch.LongTensor
+    positions: torch.LongTensor
+    counts: torch.LongTensor
+    features: torch.Tensor | None = None
+
+    @property
+    def anchors(self) -> torch.LongTensor:
+        """`(batch, 1)`, the column of each row's newest token, the anchor; the first of a row that has no news."""
+        return (self.counts[:, None] - 1).clamp(min=0)
+
+    def last(self, values: torch.LongTensor) -> torch.LongTensor:
+        """`(batch, 1)`, of `ids` or `positions` those of the anchor."""
+        return values.gather(1, self.anchors)
+
+    def real(self, behind: int = 0) -> torch.BoolTensor:
+        """`(batch, width + behind)`, which columns are real, where as many real ones stand behind all."""
+        columns = torch.arange(self.ids.shape[1], device=self.ids.device)
+        return nn.functional.pad(columns < self.counts[:, None], (0, behind), value=True)
+
+    def positions_with(self, num_masks: int, first: int = 1) -> torch.LongTensor:
+        """`(batch, width + num_masks)`, `positions` and those of masks, which count on from the anchor."""
+        ahead = torch.arange(first, first + num_masks, device=self.positions.device)
+        return torch.cat([self.positions, self.last(self.positions) + ahead], dim=1)
+
+    def indices_with(self, num_masks: int) -> torch.LongTensor:
+        """`(batch, width + num_masks)`, indices of the same rows, counted from the end of what was drafted from before."""
+        device = self.ids.device
+        new = torch.arange(self.ids.shape[1], device=device).expand(len(self.ids), -1)
+        return torch.cat([new, self.counts[:, None] + torch.arange(num_masks, device=device)], dim=1)
+
+
 @lru_cache(maxsize=256)
 def counting(first: int, end: int, device: torch.device) -> torch.LongTensor:
     """The numbers from `first` to before `end`, `(numbers,)`, made once and never to be written to."""
@@ -217,6 +258,21 @@ class ParallelDrafter:
             `(batch, depth, vocab)`; row k scores the token k + 1 places after the anchor.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement draft()")
+
+    def draft_news(self, news: News, state: DraftState, lengths: torch.LongTensor, depth: int) -> torch.Tensor:
+        """[`draft`] with shapes that are the same in every round, to be compiled.
+
+        Args:
+            news: at least one token in each row.
+            state: its cache has buffers of a fixed capacity: `columns (batch, rows)` says where the forward's entries go, and
+                `capacity` how many there are.
+            lengths: `(batch,)`, entries of each row; the caller adds `news.counts`.
+            depth: as for [`draft`].
+
+        Returns:
+            As [`draft`].
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement draft_news()")
 
     def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:
         """Raise a `ValueError` if this drafter can't draft for `target`, and warn if it was trained for another one.

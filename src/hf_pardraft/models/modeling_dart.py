@@ -22,9 +22,9 @@ from transformers.models.llama.modeling_llama import (
 
 from .configuration_dart import DartConfig, default_tapped_hidden_states
 from .draft_cache import GrowingCache
-from .drafting import DraftContext, DraftState, are_real, counting, input_device, last_columns
+from .drafting import DraftContext, DraftState, News, are_real, counting, input_device, last_columns
 from .pairing import describe_target
-from .row_masks import causal_row_masks
+from .row_masks import buffer_masks, causal_row_masks
 from .target_bound import TargetBoundDrafter, architecture_like, with_common_names
 
 
@@ -268,6 +268,40 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             logits_to_keep=slice(-depth, None),
         ).logits
         state.cache.keep(start, last_columns(context.feature_counts, batch, num_read))
+        return self.over_target_vocabulary(logits)
+
+    def draft_news(self, news: News, state: DraftState, lengths: torch.LongTensor, depth: int) -> torch.Tensor:
+        """See [`ParallelDrafter.draft_news`]."""
+        batch, width = news.ids.shape
+        num_masks, device, cache = (depth - 1 if self.config.shifted else depth), news.ids.device, state.cache
+        num_rows = width + num_masks
+        causal = torch.ones(num_rows, num_rows, dtype=torch.bool, device=device).tril()
+        within = causal & news.real(num_masks)[:, None]
+        scored = torch.arange(width, num_rows, device=device).expand(batch, -1)
+        if self.config.shifted:
+            scored = torch.cat([news.anchors, scored], dim=1)
+        cache.columns = lengths[:, None] + torch.arange(num_rows, device=device)
+
+        def score(head: nn.Module, states: torch.Tensor) -> torch.Tensor:
+            return head(states.gather(1, scored[:, :, None].expand(-1, -1, states.shape[2])))
+
+        logits = self(
+            next_embeds=state.embed_tokens(news.ids).to(self.dtype),
+            target_hidden_states=news.features.to(self.dtype),
+            num_masks=num_masks,
+            # Features are those of the token before.
+            position_ids=news.positions_with(num_masks) - 1,
+            attention_mask=buffer_masks(
+                within,
+                news.indices_with(num_masks),
+                {"full_attention": None},
+                lengths,
+                cache.capacity,
+                self.dtype,
+            ),
+            past_key_values=cache,
+            read_rows=score,
+        )
         return self.over_target_vocabulary(logits)
 
     def over_target_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from .draft_cache import GrowingLayer, RowEntries
 from .drafting import (
     DraftContext,
     DraftState,
+    News,
     are_real,
     counting,
     input_device,
@@ -33,7 +34,7 @@ from .drafting import (
 from .mask_token import choose_mask_token_id, find_tokenizer
 from .pairing import describe_target, tokenizer_hash
 from .published_dflash import IGNORED_WEIGHTS, RENAMED_WEIGHTS
-from .row_masks import additive, token_indices, visible_columns
+from .row_masks import additive, buffer_columns, token_indices, visible_columns
 from .tap_indices import layer_ids_to_hidden_state_indices
 from .target_bound import TargetBoundDrafter, architecture_like, with_common_names
 
@@ -263,6 +264,40 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         ).last_hidden_state
         state.cache.keep(start, last_columns(context.feature_counts, batch, num_read))
         return state.lm_head(hidden_states[:, 1 : depth + 1].to(state.head_device, state.head_dtype))
+
+    def draft_news(self, news: News, state: DraftState, lengths: torch.LongTensor, depth: int) -> torch.Tensor:
+        """See [`ParallelDrafter.draft_news`]."""
+        batch, width = news.ids.shape
+        block_size, device, cache = self.config.block_size, news.ids.device, state.cache
+        masks = torch.full((batch, block_size - 1), self.config.mask_token_id, device=device)
+        block_ids = torch.cat([news.last(news.ids), masks], dim=1)
+        # Features are those of the token before.
+        positions = torch.cat(
+            [news.positions - 1, news.last(news.positions) + torch.arange(block_size, device=device)], dim=1
+        )
+        cache.columns = lengths[:, None] + torch.arange(width + block_size, device=device)
+        hidden_states = self(
+            noise_embeds=state.embed_tokens(block_ids).to(self.dtype),
+            context_hidden_states=news.features.to(self.dtype),
+            position_ids=positions,
+            attention_mask=self._buffer_masks(news, lengths, cache.capacity),
+            past_key_values=cache,
+            **state.constants,
+        ).last_hidden_state
+        return state.lm_head(hidden_states[:, 1 : depth + 1].to(state.head_dtype))
+
+    def _buffer_masks(self, news: News, lengths: torch.LongTensor, capacity: int) -> dict[str, torch.Tensor]:
+        """[`_row_masks`] over a whole buffer."""
+        block_size = self.config.block_size
+        within = news.real(block_size)[:, None].expand(-1, block_size, -1)
+        indices = news.indices_with(block_size)
+        visible, places = buffer_columns(within, indices, lengths, capacity)
+        masks = {"full_attention": visible}
+        if "sliding_attention" in self.config.layer_types:
+            distance = (indices[:, -block_size:, None] - places[:, None]).abs()
+            masks["sliding_attention"] = visible & (distance <= self.config.sliding_window)
+        lowest = torch.finfo(self.dtype).min
+        return {name: torch.where(seen, 0.0, lowest).to(self.dtype)[:, None] for name, seen in masks.items()}
 
     def _row_masks(self, context: DraftContext, state: DraftState) -> dict[str, torch.Tensor]:
         """Masks for rows of different lengths: a block sees all of its row's context, and all of itself."""

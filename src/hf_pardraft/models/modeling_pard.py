@@ -34,6 +34,7 @@ from .configuration_pard import (
 from .drafting import (
     DraftContext,
     DraftState,
+    News,
     ParallelDrafter,
     are_real,
     counting,
@@ -43,13 +44,14 @@ from .drafting import (
 )
 from .mask_token import choose_mask_token_id, find_tokenizer
 from .pairing import other_weights_reason, tokenizer_hash
-from .row_masks import attention_windows, causal_row_masks
+from .row_masks import attention_windows, buffer_masks, causal_row_masks
 from .stock_assistant import draft_as_assistant
 from .target_projection import (
     PROJECTION,
     PROJECTION_FILES,
     check_pard2_config,
     feature_inputs,
+    feature_rows_of,
     find_projection,
     load_projection,
     new_projection,
@@ -293,6 +295,37 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         )
         state.cache.keep(start, last_columns(context.new_counts, batch, num_new))
         return outputs.logits
+
+    def draft_news(self, news: News, state: DraftState, lengths: torch.LongTensor, depth: int) -> torch.Tensor:
+        """See [`ParallelDrafter.draft_news`]."""
+        batch, width = news.ids.shape
+        num_masks, device = depth - 1, news.ids.device
+        masks = torch.full((batch, num_masks), self.config.pard_token, device=device)
+        num_rows = width + num_masks
+        causal = torch.ones(num_rows, num_rows, dtype=torch.bool, device=device).tril()
+        within = causal & news.real(num_masks)[:, None]
+        state.cache.columns = lengths[:, None] + torch.arange(num_rows, device=device)
+        scored = torch.cat([news.anchors, torch.arange(width, num_rows, device=device).expand(batch, -1)], dim=1)
+
+        def score(head: nn.Module, states: torch.Tensor) -> torch.Tensor:
+            return head(states.gather(1, scored[:, :, None].expand(-1, -1, states.shape[2])))
+
+        return self(
+            input_ids=torch.cat([news.ids, masks], dim=1),
+            position_ids=news.positions_with(num_masks),
+            attention_mask=buffer_masks(
+                within,
+                news.indices_with(num_masks),
+                attention_windows(self.config),
+                lengths,
+                state.cache.capacity,
+                self.dtype,
+            ),
+            past_key_values=state.cache,
+            use_cache=True,
+            read_rows=score,
+            **feature_rows_of(news, num_masks),
+        )
 
     def forward(
         self,

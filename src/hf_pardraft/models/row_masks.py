@@ -117,3 +117,55 @@ def _bounds(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
         return torch.zeros((), dtype=dtype, device=device), torch.full(
             (), torch.finfo(dtype).min, device=device, dtype=dtype
         )
+
+
+def buffer_columns(
+    within: torch.BoolTensor, new_indices: torch.LongTensor, lengths: torch.LongTensor, capacity: int
+) -> tuple[torch.BoolTensor, torch.LongTensor]:
+    """What the queries of a forward see of a whole buffer whose rows hold `lengths` entries, and what stands where.
+
+    What is new stands right behind each row's entries, and what lies behind that is nobody's. All shapes follow from those of
+    the arguments, none from the lengths.
+
+    Args:
+        within: `(batch or 1, queries, new)`, which of the new columns a query sees.
+        new_indices: `(batch or 1, new)`, indices of the new tokens counted from the end of their row.
+        lengths: `(batch,)`.
+        capacity: columns of the buffer.
+
+    Returns:
+        `(batch, queries, capacity)`, and `(batch, capacity)`: the index of each column's token, counted from the end of its row.
+    """
+    (batch,), (_, queries, num_new) = lengths.shape, within.shape
+    behind = torch.arange(capacity, device=lengths.device) - lengths[:, None]
+    is_new = (behind >= 0) & (behind < num_new)
+    place = behind.clamp(0, num_new - 1)
+    own = within.expand(batch, -1, -1).gather(2, place[:, None].expand(-1, queries, -1))
+    seen = torch.where(is_new[:, None], own, (behind < 0)[:, None])
+    return seen, torch.where(is_new, new_indices.expand(batch, -1).gather(1, place), behind)
+
+
+def buffer_masks(
+    within: torch.BoolTensor,
+    new_indices: torch.LongTensor,
+    windows: dict[str, int | None],
+    lengths: torch.LongTensor,
+    capacity: int,
+    dtype: torch.dtype,
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """[`additive_masks`] over a whole buffer, `(batch, 1, queries, capacity)`; arguments as in [`buffer_columns`].
+
+    The last of the new tokens are the queries.
+    """
+    seen, places = buffer_columns(within, new_indices, lengths, capacity)
+    queries = new_indices[:, -within.shape[1] :, None]
+    masks = {}
+    for layer_type, size in windows.items():
+        visible = seen
+        if layer_type == "chunked_attention":
+            ends = lengths[:, None, None]
+            visible = seen & ((places[:, None] + ends) // size == (queries + ends) // size)
+        elif size is not None:
+            visible = seen & (places[:, None] > queries - size)
+        masks[layer_type] = torch.where(visible, 0.0, torch.finfo(dtype).min).to(dtype)[:, None]
+    return masks if len(masks) > 1 else next(iter(masks.values()))

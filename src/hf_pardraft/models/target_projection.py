@@ -18,7 +18,7 @@ from .checkpoint_files import describe_tensors, is_safetensors, read_tensors
 from .checkpoint_weights import all_finite
 from .checksums import add_checksums, check_checksums
 from .configuration_pard import PardConfig, default_target_layers
-from .drafting import DraftContext, are_real, counting, hub_arguments
+from .drafting import DraftContext, News, are_real, counting, hub_arguments
 from .pairing import describe_target
 
 PROJECTION = "target_proj"
@@ -101,6 +101,16 @@ def feature_inputs(context: DraftContext, depth: int, config: PardConfig) -> dic
     # Masks take what the anchor takes, the last of the new tokens.
     rows = counting(0, num_new + depth - 1, context.features.device).clamp(max=num_new - 1)
     return {"target_features": features_behind(context), "feature_rows": rows.expand(batch, -1)}
+
+
+def feature_rows_of(news: News, num_masks: int) -> dict[str, torch.Tensor]:
+    """[`feature_inputs`] for rounds of fixed shapes."""
+    if news.features is None:
+        return {}
+    width = news.ids.shape[1]
+    rows = torch.arange(width, device=news.ids.device).expand(len(news.ids), -1)
+    anchors = news.anchors.expand(-1, num_masks)
+    return {"target_features": news.features, "feature_rows": torch.cat([rows, anchors], dim=1)}
 
 
 def find_projection(folder, **source: Any) -> str | None:

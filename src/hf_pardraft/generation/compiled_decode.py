@@ -1,0 +1,271 @@
+"""The loop with compiled rounds: the same steps and the same text, in pieces whose shapes are the same in every round.
+
+A call's first rounds, which read the prompt, run as ever. Then everything moves into buffers of a fixed capacity, and what a
+round has to say goes from piece to piece on the device.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import CompileConfig
+
+from . import pieces
+from .buffers import with_room
+from .cache import Entries
+from .compiling import Compiler
+from .decode import SpeculativeDecoding
+from .moving import moved_cache, moved_news, moved_standing, packed
+from .pieces import Standing
+from .selection import DrawnChain
+from .tree import TokenTree, chain_tree
+
+# What the loop says in every forward itself.
+OWN_ARGUMENTS = {"past_key_values", "use_cache", "return_dict"}
+
+
+class CompiledDecoding(SpeculativeDecoding):
+    """[`SpeculativeDecoding`], compiled.
+
+    Rows that are over stay in the batch, so that its shape doesn't change, but they don't grow any more. `rows` leaves them
+    out, and `live` says where in the batch the others are.
+
+    Args:
+        target: the model whose text is written.
+        compile_config: how to compile.
+        **arguments: the others of [`SpeculativeDecoding`].
+    """
+
+    def __init__(self, target, *, compile_config: CompileConfig | None, **arguments: Any) -> None:
+        super().__init__(target, **arguments)
+        self.target, self.drafter = target, self.candidates.drafter
+        self.compiler = Compiler(target, compile_config)
+        self.full_depth = self.schedule.deepest
+        # The news of a round: all that it accepted, and the bonus token.
+        self.width = self.full_depth + 1
+        self.most_slots = (self.settings.tree_budget or self.full_depth) + 1
+        # Columns that a draft may need behind a text as long as the target's: the news of this round and of one that ran ahead,
+        # and masks, or a block.
+        block_size = getattr(self.drafter.config, "block_size", None) or 0
+        self.draft_room = 3 * self.width + max(self.full_depth, block_size)
+        # The target's likeliest token is its choice.
+        self.is_plain = not self.processors and not self.do_sample
+        # An accelerator drafts for the next round while the host looks at this one.
+        self.runs_ahead = target.device.type != "cpu" and not (
+            self.settings.adaptive_depth or self.settings.time_rounds
+        )
+        self.queued: tuple[torch.Tensor, torch.LongTensor] | None = None
+        self.standing: Standing | None = None
+
+    def round(self) -> None:
+        """Draft, read, verify and commit once."""
+        if self.standing is None:
+            super().round()
+            if self.rows and self._can_switch():
+                self._switch()
+            return
+        torch.compiler.cudagraph_mark_step_begin()
+        self._make_room()
+        depth = self._depth()
+        with self.stopwatch.part("draft"):
+            draft_logits, chain = self._draft(depth)
+        with self.stopwatch.part("tree"):
+            tree, drawn = self._compiled_proposal(draft_logits, chain, depth)
+            shown = self._shown(tree)
+        with self.stopwatch.part("verify"):
+            outcome, scores, logits = self._read_and_commit(tree, drawn, shown)
+            arrives = HostCopy(outcome)
+            # Whatever the host finds: rows that are over will ignore their draft.
+            self.queued = self._run_draft() if self.runs_ahead else None
+            paths, new_tokens = self._paths(arrives.rows(), shown)
+        with self.stopwatch.part("commit"):
+            for index, row in enumerate(self.rows):
+                self.recorder.add_scores(row, index, paths[index], scores, logits)
+            counts = self.cut(new_tokens, self._of_live(outcome)[:, 1:])
+            for index, count in zip(self.live, counts, strict=True):
+                self.row_lengths[index] += count
+            self.num_news += max(counts)
+            self._note(tree, paths, counts)
+            self._drop_finished_rows()
+
+    def entries_of(self, index: int) -> Entries:
+        if self.standing is None:
+            return super().entries_of(index)
+        row = self.live[index]
+        return self.cache.entries_of(row, self.row_lengths[row])
+
+    def select_rows(self, kept: list[int]) -> None:
+        if self.standing is None:
+            super().select_rows(kept)
+            return
+        for row in {*self.live} - {self.live[index] for index in kept}:
+            self.standing.growing[row] = 0
+        self.live = [self.live[index] for index in kept]
+
+    # From the first rounds to compiled ones.
+
+    def _can_switch(self) -> bool:
+        """Whether target and drafter have read the prompt, and little is left to be read."""
+        return (
+            self.prompt is None
+            and self.unread.ids.shape[1] == 1
+            and bool(self.candidates.state.cache.growing_layers())
+            and self.candidates.num_unread <= self.width
+        )
+
+    def _switch(self) -> None:
+        """Move what the first rounds left into buffers."""
+        state, batch = self.candidates.state, len(self.rows)
+        self.cache, self.row_lengths = moved_cache(self.reader.cache, batch, self.most_slots)
+        state.cache, draft_lengths = moved_cache(state.cache, batch, self.draft_room)
+        self.news, self.num_news = moved_news(self.candidates.take_unread(), self.width)
+        self.standing = moved_standing(self.row_lengths, draft_lengths, self.unread, self.reader.axis_shift)
+        self.live = list(range(batch))
+        self.arguments = {name: value for name, value in self.reader.arguments.items() if name not in OWN_ARGUMENTS}
+
+    def _make_room(self) -> None:
+        """Let buffers grow that may be too small for this round."""
+        longest, state = max(self.row_lengths), self.candidates.state
+        self.cache = with_room(self.cache, longest + self.most_slots)
+        state.cache = with_room(state.cache, longest + self.draft_room)
+
+    # The parts of a round.
+
+    def _draft(self, depth: int) -> tuple[torch.Tensor | None, torch.LongTensor | None]:
+        """Marginal logits and the likeliest tokens of the whole batch, as deep as ever; `None` if none are asked for.
+
+        Where none are asked for round after round, the drafter must read the news before there is no room for more.
+        """
+        is_full = self.num_news + self._slots(0) > self.width
+        if depth == 0 and not is_full and self.queued is None:
+            return None, None
+        drafted, self.queued = self.queued or self._run_draft(), None
+        self.num_news = 0
+        return drafted if depth else (None, None)
+
+    def _run_draft(self) -> tuple[torch.Tensor, torch.LongTensor]:
+        return self.compiler(
+            pieces.draft,
+            (id(self.drafter), len(self.row_lengths), self.full_depth),
+            self.drafter,
+            self.candidates.state,
+            self.news,
+            self.standing,
+            self.full_depth,
+        )
+
+    def _compiled_proposal(
+        self, draft_logits: torch.Tensor | None, chain: torch.LongTensor | None, depth: int
+    ) -> tuple[TokenTree | None, DrawnChain | None]:
+        """See [`SpeculativeDecoding._proposal`]; for the rows that go on."""
+        if draft_logits is None:
+            return None, None
+        settings, search = self.settings, self.search
+        if settings.tree_budget and search.ngram is None and depth == self.full_depth:
+            shape = (tuple(draft_logits.shape), search.arguments)
+            tree = self.compiler(pieces.grow_tree, shape, draft_logits, search.end_tokens, search.arguments)
+            return (tree if self._all_live else rows_of_tree(tree, self.live)), None
+        if settings.tree_budget or (self.do_sample and settings.verification == "rejection"):
+            return self._proposal(self._of_live(draft_logits)[:, :depth])
+        chain = self._of_live(chain)
+        return chain_tree(chain if depth == self.full_depth else packed(chain[:, :depth])), None
+
+    def _slots(self, num_nodes: int) -> int:
+        """Slots of the compiled forward that has room for so many nodes. Few different ones, since each is compiled."""
+        if not self.settings.adaptive_depth:
+            return self.most_slots
+        return min(1 << num_nodes.bit_length(), self.most_slots) if num_nodes else 1
+
+    def _shown(self, tree: TokenTree | None) -> TokenTree:
+        """The tree of the compiled forward: of the whole batch, and filled up with nodes that match no token."""
+        num_nodes = tree.num_nodes if tree else 0
+        slots = self._slots(num_nodes)
+        if num_nodes == slots - 1 and self._all_live and tree:
+            return tree
+        device, batch = self.texts.ids.device, len(self.row_lengths)
+        live = torch.tensor(self.live, device=device)
+        tokens = torch.full((batch, slots - 1), -1, device=device)
+        if tree:
+            tokens[live, :num_nodes] = tree.tokens
+        # Where nothing is proposed, too, the forward is the same as in all other rounds.
+        if not self.settings.tree_budget:
+            return chain_tree(tokens)
+        ancestors = torch.eye(slots - 1, dtype=torch.bool, device=device).repeat(batch, 1, 1)
+        shown = TokenTree(tokens, torch.zeros_like(tokens), torch.ones_like(tokens), ancestors)
+        if tree:
+            shown.parents[live, :num_nodes] = tree.parents
+            shown.depths[live, :num_nodes] = tree.depths
+            shown.ancestors[live, :num_nodes, :num_nodes] = tree.ancestors
+        return shown
+
+    def _read_and_commit(
+        self, tree: TokenTree | None, drawn: DrawnChain | None, shown: TokenTree
+    ) -> tuple[torch.LongTensor, torch.Tensor | None, torch.Tensor | None]:
+        """The target's forward and what follows from it: what the host reads (see [`pieces.commit`]), scores and logits."""
+        shape = (len(self.row_lengths), shown.num_nodes, shown.is_chain, tuple(self.reader.windows.items()))
+        reading = (self.target, self.arguments, self.reader.windows, self.candidates.taps, self.cache, self.standing)
+        taps = (tuple(self.candidates.taps), self.width)
+        if self.is_plain and not self.recorder.enabled:
+            _, outcome = self.compiler(pieces.read_and_commit, shape + taps, *reading, shown, self.news)
+            return outcome, None, None
+        logits, states = self.compiler(pieces.read, shape + taps, *reading, shown)
+        num_slots = 1 + (tree.num_nodes if tree else 0)
+        own, scores, raw_logits = self.choose(self._of_live(logits)[:, :num_slots], tree, drawn)
+        choices = own.new_zeros(len(self.row_lengths), shown.num_nodes + 1)
+        choices[self.live, :num_slots] = own
+        outcome = self.compiler(
+            pieces.commit, (shape, taps), shown, choices, states, self.cache, self.standing, self.news
+        )
+        return outcome, scores, raw_logits
+
+    def _paths(self, rows: list[list[int]], shown: TokenTree) -> tuple[list[list[int]], list[list[int]]]:
+        """For each row that goes on, the accepted slots, the root's first, and the tokens to commit.
+
+        Args:
+            rows: what [`pieces.commit`] has for the host, of the whole batch.
+            shown: the tree of all rows.
+        """
+        num_slots = shown.num_nodes + 1
+        paths, tokens = [], []
+        for num_accepted, *rest in (rows[index] for index in self.live):
+            slots = range(num_slots) if shown.is_chain else rest[num_slots:]
+            paths.append(list(slots[: num_accepted + 1]))
+            tokens.append(rest[: num_accepted + 1])
+        return paths, tokens
+
+    @property
+    def _all_live(self) -> bool:
+        return len(self.live) == len(self.row_lengths)
+
+    def _of_live(self, values: torch.Tensor) -> torch.Tensor:
+        """Of a tensor of the whole batch, the rows that go on."""
+        return values if self._all_live else values[torch.tensor(self.live, device=values.device)]
+
+
+class HostCopy:
+    """A tensor on its way to the host, which need not wait for it yet."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values.to("cpu", non_blocking=True)
+        self.event = None
+        if values.device.type == "cuda":
+            self.event = torch.cuda.Event()
+            self.event.record()
+
+    def rows(self) -> list[list[int]]:
+        """The values, once they have arrived."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.values.tolist()
+
+
+def rows_of_tree(tree: TokenTree, rows: list[int]) -> TokenTree:
+    """Some rows of a tree."""
+    index = torch.tensor(rows, device=tree.tokens.device)
+    return replace(
+        tree,
+        tokens=tree.tokens[index],
+        parents=tree.parents[index],
+        depths=tree.depths[index],
+        ancestors=tree.ancestors[index],
+    )

@@ -1,0 +1,63 @@
+"""Which loop a call of `generate` gets: with compiled rounds, or without."""
+
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import get_layer_types_and_kwargs
+from transformers.utils import logging
+
+from .cache import is_hybrid
+from .compiled_decode import CompiledDecoding
+from .compiling import wants_compiled
+from .decode import SpeculativeDecoding
+from .request_checks import check_takes_masks
+from .stopping import StopChecks
+
+logger = logging.get_logger(__name__)
+
+
+def decoding_for(
+    target: PreTrainedModel, *, generation_config: GenerationConfig, **arguments: Any
+) -> SpeculativeDecoding:
+    """The loop for a call of `generate`: with compiled rounds, if the call asks for them and they can be had."""
+    arguments["generation_config"] = generation_config
+    if wants_compiled(generation_config):
+        reason = reason_against(target, generation_config, arguments)
+        if reason is None:
+            return CompiledDecoding(target, compile_config=generation_config.compile_config, **arguments)
+        logger.warning_once(f"Rounds are not compiled, but run as without cache_implementation='static': {reason}")
+    return SpeculativeDecoding(target, **arguments)
+
+
+def reason_against(
+    target: PreTrainedModel, generation_config: GenerationConfig, arguments: dict[str, Any]
+) -> str | None:
+    """Why a call's rounds can't be compiled; `None` if they can."""
+    drafter, model_kwargs = arguments["candidates"].drafter, arguments["model_kwargs"]
+    config = target.config.get_text_config(decoder=True)
+    if is_hybrid(config):
+        return "the state of recurrent layers can't be held in buffers"
+    if "dummy" in get_layer_types_and_kwargs(config)[0]:
+        return "layers of the target share the entries of others"
+    if "llama4" in target.config.model_type:
+        return "transformers can't compile Llama 4"
+    if getattr(target, "hf_quantizer", None) is not None and not target.hf_quantizer.is_compileable:
+        return "the target's quantization can't be compiled"
+    devices = {parameter.device for model in (target, drafter) for parameter in model.parameters()}
+    if len(devices) > 1:
+        return f"target and drafter are on several devices ({', '.join(sorted(map(str, devices)))})"
+    if generation_config.return_dict_in_generate and (
+        generation_config.output_hidden_states or generation_config.output_attentions
+    ):
+        return "hidden states or attentions are to be returned"
+    if (
+        generation_config._eos_token_tensor is None
+        and arguments["batch"] > 1
+        and StopChecks(arguments["stopping_criteria"]).others
+    ):
+        return "rows of a batch without an end-of-text token go on where a stopping criterion has cut them"
+    try:
+        check_takes_masks(target, model_kwargs)
+    except ValueError as error:
+        return str(error)
+    return None

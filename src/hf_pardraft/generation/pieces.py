@@ -1,0 +1,167 @@
+"""The parts of a compiled round: tensors of fixed shapes in and out, and no look at their values.
+
+What lasts from round to round (buffers, lengths, news) is changed in place, as CUDA graphs need it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..models.drafting import DraftState, News, ParallelDrafter
+from ..models.row_masks import buffer_masks
+from .buffers import Buffers
+from .reading import root_and_nodes
+from .tree import TokenTree, build_tree
+from .verify import accept
+
+
+@dataclass
+class Standing:
+    """Where every row of the batch stands between two rounds.
+
+    Attributes:
+        lengths: `(batch,)`, entries of each row in the target's buffers.
+        draft_lengths: `(batch,)`, in the drafter's.
+        roots, root_positions: `(batch, 1)`, the last committed token, which the target has not read, and its position.
+        growing: `(batch,)`, 1 for rows that go on, 0 for rows that are over, which stay as they are.
+        axis_shift: `(axes, batch, 1)` or `None`, how far a target's positions on each axis are ahead.
+    """
+
+    lengths: torch.LongTensor
+    draft_lengths: torch.LongTensor
+    roots: torch.LongTensor
+    root_positions: torch.LongTensor
+    growing: torch.LongTensor
+    axis_shift: torch.LongTensor | None = None
+
+
+def draft(
+    drafter: ParallelDrafter, state: DraftState, news: News, standing: Standing, depth: int
+) -> tuple[torch.Tensor, torch.LongTensor]:
+    """Marginal logits `(batch, depth, vocab)`, and the likeliest tokens `(batch, depth)`; the news are none any more."""
+    logits = drafter.draft_news(news, state, standing.draft_lengths, depth)
+    state.cache.columns = None
+    standing.draft_lengths.add_(news.counts * standing.growing)
+    news.counts.zero_()
+    return logits, logits.argmax(dim=-1)
+
+
+def grow_tree(
+    draft_logits: torch.Tensor, end_tokens: torch.LongTensor | None, settings: tuple[tuple[str, Any], ...]
+) -> TokenTree:
+    """[`build_tree`] with some settings."""
+    return build_tree(draft_logits.float(), end_token_id=end_tokens, **dict(settings))
+
+
+def read(
+    target: PreTrainedModel,
+    arguments: dict[str, Any],
+    windows: dict[str, int | None],
+    taps: list[int],
+    cache: Buffers,
+    standing: Standing,
+    tree: TokenTree,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The target's forward over the root and a tree.
+
+    Args:
+        target, arguments: the model, and keyword arguments for it.
+        windows: its attention windows, by layer type.
+        taps: hidden states to return.
+        cache, standing: of the round.
+        tree: of one number of nodes in all rounds; tokens are below 0 where there is no node.
+
+    Returns:
+        Logits `(batch, slots, vocab)` in float32, and the tapped states `(batch, slots, taps * hidden)`.
+    """
+    ids = torch.cat([standing.roots, tree.tokens.clamp(min=0)], dim=1)
+    slots = torch.arange(ids.shape[1], device=ids.device)[None]
+    if tree.is_chain:
+        depths, within = slots, slots[:, None] <= slots[:, :, None]
+    else:
+        depths, within = tree.slot_depths, root_and_nodes(tree, len(ids), ids.device)
+    positions = standing.root_positions + depths
+    if standing.axis_shift is not None:
+        positions = positions + standing.axis_shift
+    cache.columns = standing.lengths[:, None] + slots
+    outputs = target(
+        input_ids=ids,
+        position_ids=positions,
+        attention_mask=buffer_masks(within, depths, windows, standing.lengths, cache.capacity, target.dtype),
+        past_key_values=cache,
+        use_cache=True,
+        return_dict=True,
+        **arguments,
+    )
+    cache.columns = None
+    states = torch.cat([outputs.hidden_states[tap] for tap in taps], dim=-1) if taps else None
+    return outputs.logits.float(), states
+
+
+def commit(
+    tree: TokenTree,
+    choices: torch.LongTensor,
+    states: torch.Tensor | None,
+    cache: Buffers,
+    standing: Standing,
+    news: News,
+) -> torch.LongTensor:
+    """Accept, keep the accepted part of the buffers, and say what is new.
+
+    Args:
+        tree: what was proposed, N nodes.
+        choices: `(batch, N + 1)`, the target's.
+        states: `(batch, N + 1, taps * hidden)`.
+        cache, standing, news: changed in place.
+
+    Returns:
+        All that the host wants to know of it, `(batch, ...)`: the number of accepted nodes, the tokens to commit
+        `(batch, N + 1)`, and the slots of the path, as many, unless they are a chain's.
+    """
+    acceptance = accept(tree, choices)
+    # No path is longer than what there is room for news.
+    most = min(choices.shape[1], news.ids.shape[1])
+    slots = torch.arange(most, device=choices.device)
+    tokens = acceptance.tokens[:, :most]
+    counts = (acceptance.num_accepted + 1) * standing.growing
+    if acceptance.path is not None:
+        path, start = acceptance.path[:, :most], standing.lengths[:, None]
+        for layer in cache.layers:
+            # What lies behind the path goes behind the end of the row, where it is overwritten.
+            layer.move(start + path, start + slots)
+        if states is not None:
+            states = states.gather(1, path[:, :, None].expand(-1, -1, states.shape[2]))
+    elif states is not None:
+        states = states[:, :most]
+    # Of rows that are over, nobody reads the news.
+    places = (news.counts[:, None] + slots).clamp(max=news.ids.shape[1] - 1)
+    news.ids.scatter_(1, places, tokens)
+    news.positions.scatter_(1, places, standing.root_positions + 1 + slots)
+    if states is not None:
+        news.features.scatter_(1, places[:, :, None].expand(-1, -1, states.shape[2]), states.to(news.features.dtype))
+    news.counts.add_(counts)
+    newest = tokens.gather(1, (counts[:, None] - 1).clamp(min=0))
+    standing.roots.copy_(torch.where(counts[:, None] > 0, newest, standing.roots))
+    standing.root_positions.add_(counts[:, None])
+    standing.lengths.add_(counts)
+    parts = [acceptance.num_accepted[:, None], acceptance.tokens]
+    if acceptance.path is not None:
+        parts.append(acceptance.path)
+    return torch.cat(parts, dim=1)
+
+
+def read_and_commit(
+    target: PreTrainedModel,
+    arguments: dict[str, Any],
+    windows: dict[str, int | None],
+    taps: list[int],
+    cache: Buffers,
+    standing: Standing,
+    tree: TokenTree,
+    news: News,
+) -> tuple[torch.Tensor, torch.LongTensor]:
+    """[`read`] and [`commit`] in one, where the target's choice is its likeliest token. Logits, and what the host reads."""
+    logits, states = read(target, arguments, windows, taps, cache, standing, tree)
+    return logits, commit(tree, logits.argmax(dim=-1), states, cache, standing, news)
