@@ -71,6 +71,13 @@ def test_one_command_makes_a_drafter_and_measures_it(recipe, tiny_family, text, 
     assert again["eval_loss"] == pytest.approx(facts["eval_loss"], abs=1e-6)
 
 
+def test_one_command_trains_masks_that_have_an_id_each(tiny_family, text, tmp_path):
+    masks = ["--mask-token-id", "295", "297"]
+    train_drafter(words("pard", tiny_family, text, tmp_path / "out", *masks))
+    config = AutoDrafter.from_pretrained(tmp_path / "out").config
+    assert (config.pard_token, config.pard_tokens) == (295, [295, 297])
+
+
 def test_a_drafter_is_trained_further_from_its_last_checkpoint_or_from_where_it_is(tiny_family, text, tmp_path):
     first = words("dflare", tiny_family, text, tmp_path / "out", "--save-steps", "1")
     train_drafter(first)

@@ -64,7 +64,7 @@ def _train_mask_token(config: Any, drafter: PreTrainedModel) -> None:
         saved.append(PROJECTION)
     if not settings.get("trainable_token_indices") and not any(name.endswith(EMBEDDING) for name in saved):
         if "trainable_token_indices" in settings:
-            config.trainable_token_indices = {EMBEDDING: [drafter.config.pard_token]}
+            config.trainable_token_indices = {EMBEDDING: drafter.config.mask_token_ids}
         else:
             # Not every method can train single rows.
             saved.append(EMBEDDING)

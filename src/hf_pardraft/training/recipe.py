@@ -54,7 +54,13 @@ class DrafterOptions:
     num_layers: int | None = option(None, "dflash, dflare: its depth.")
     block_size: int | None = option(None, "dflash, dflare: tokens a block, the anchor counted.")
     draft_length: int | None = option(None, "dart: masks behind a prefix; shifted, it drafts one token more.")
-    mask_token_id: int | None = option(None, "pard, pard2, dflash, dflare: an unused token; by default one is found.")
+    mask_token_id: list[int] | None = field(
+        default=None,
+        metadata={
+            "help": "pard, pard2, dflash, dflare: an unused token; by default one is found. pard, pard2: several, one for each "
+            "of the draft_tokens - 1 masks."
+        },
+    )
     target_layer_ids: list[int] | None = field(
         default=None, metadata={"help": "dflash, dflare: the target's layers whose output it reads."}
     )
@@ -252,6 +258,8 @@ def check_run(options: RunOptions, drafter: DrafterOptions) -> None:
         raise ValueError(
             f"a {drafter.kind} drafter takes {', '.join(sorted(DRAFTER_OPTIONS[drafter.kind]))}, got {', '.join(sorted(wrong))}"
         )
+    if len(drafter.mask_token_id or []) > 1 and drafter.kind not in ("pard", "pard2"):
+        raise ValueError(f"a {drafter.kind} drafter has one mask token, got mask_token_id {drafter.mask_token_id}")
     if drafter.kind in ("pard", "pard2") and drafter.base is None:
         raise ValueError(
             f"a {drafter.kind} drafter is made of a causal LM: pass it as --base, or a --drafter to go on with"

@@ -91,7 +91,7 @@ class DraftTrainer(WholeCheckpointTrainer):
             drafter=model,
             target=target,
             coefficients=parse_objective(args.objective or model.training_objective),
-            depth=model.max_draft_depth or args.draft_tokens,
+            depth=model.taught_depth(args.draft_tokens),
             rows_per_chunk=args.loss_chunk_rows,
             temperature=args.kl_temperature,
             streak_prefixes=args.streak_prefixes,
