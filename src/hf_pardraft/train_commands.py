@@ -104,6 +104,7 @@ def train_drafter(words: list[str]) -> dict[str, Any]:
     """
     run = training_run(words)
     arguments = run.training_arguments()
+    peft_config = run.adapter.config()
     loaded = load_run(run)
     trainer = DraftTrainer(
         model=loaded.drafter,
@@ -112,6 +113,7 @@ def train_drafter(words: list[str]) -> dict[str, Any]:
         train_dataset=loaded.train_examples,
         eval_dataset=loaded.eval_examples,
         processing_class=loaded.tokenizer,
+        peft_config=peft_config,
     )
     resume = arguments.resume_from_checkpoint
     trainer.train(resume_from_checkpoint=True if resume in ("true", "True", "last") else resume)

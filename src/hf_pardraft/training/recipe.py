@@ -15,6 +15,7 @@ import yaml
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
+from .adapters import AdapterOptions, check_adapter
 from .arguments import DraftTrainingArguments
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -82,12 +83,17 @@ DRAFTER_OPTIONS = {
 }
 
 
+# All that are no arguments of the Trainer.
+OWN_SETTINGS = (RunOptions, DrafterOptions, AdapterOptions)
+
+
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run's settings: where from, which drafter, and how."""
+    """A run's settings: where from, which drafter, which part of it, and how."""
 
     options: RunOptions
     drafter: DrafterOptions
+    adapter: AdapterOptions
     arguments: dict[str, Any]
     given: dict[str, Any]
 
@@ -174,10 +180,10 @@ def typed(words: list[str], source: str) -> dict[str, Any]:
         ValueError: for one that there is not, or a value that is not of its type.
     """
     hints = {}
-    for one in (RunOptions, DrafterOptions, DraftTrainingArguments):
+    for one in (*OWN_SETTINGS, DraftTrainingArguments):
         hints |= typing.get_type_hints(one)
     words, nones = _without_nones(_split_at_equals(words), hints)
-    parser = _Parser(RunOptions, DrafterOptions, DraftTrainingArguments)
+    parser = _Parser(*OWN_SETTINGS, DraftTrainingArguments)
     check_names((word[2:].replace("-", "_") for word in words if word.startswith("--")), _spellings(parser), source)
     found, rest = parser.parse_known_args(words)
     if rest:
@@ -221,13 +227,14 @@ def training_run(words: list[str]) -> TrainingRun:
         # A recipe's drafter is a fresh one.
         settings = {name: value for name, value in settings.items() if name not in names_of(DrafterOptions)}
     given = {**settings, **said}
-    options, drafter = (
-        one(**{name: value for name, value in given.items() if name in names_of(one)})
-        for one in (RunOptions, DrafterOptions)
+    options, drafter, adapter = (
+        one(**{name: value for name, value in given.items() if name in names_of(one)}) for one in OWN_SETTINGS
     )
     check_run(options, drafter)
-    known = names_of(RunOptions) | names_of(DrafterOptions)
-    return TrainingRun(options, drafter, {name: value for name, value in given.items() if name not in known}, given)
+    check_adapter(adapter, bool(given.get("keep_adapter")))
+    known = {name for one in OWN_SETTINGS for name in names_of(one)}
+    arguments = {name: value for name, value in given.items() if name not in known}
+    return TrainingRun(options, drafter, adapter, arguments, given)
 
 
 def names_of(one: type) -> set[str]:
