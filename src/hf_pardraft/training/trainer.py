@@ -47,7 +47,8 @@ class DraftTrainer(WholeCheckpointTrainer):
             (`keep_adapter`); `AutoDrafter` loads both.
         data_collator: by default the one for the drafter's batch layout, set up from `args`.
         train_dataset, eval_dataset: conversations (`messages`), `prompt` and `completion`, `text`, or `input_ids` and
-            `labels` (-100 for tokens that are not learned): a `datasets` data set, a list of such rows, or a name or file;
+            `labels` (-100 for tokens that are not learned) or TRL's `completion_mask` and `assistant_masks`: a `datasets` data
+            set, a list of such rows, or a name or file;
             see [`~hf_pardraft.training.data.prepare_data`]. All but the last need the tokenizer as `processing_class`.
         **kwargs: as for `Trainer`.
 
