@@ -6,7 +6,7 @@ PARD-2 is the same with a projection, which adds a target's hidden states to the
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -52,6 +52,7 @@ from .target_projection import (
     check_pard2_config,
     feature_inputs,
     find_projection,
+    is_among_weights,
     load_projection,
     new_projection,
     projection_fields,
@@ -73,6 +74,11 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
 
     config: PardConfig
     training_layout = "dropped_masks"
+    # The trainer of PARD-2's authors has the base inside a module, with the projection beside it.
+    renamed_weights: ClassVar[dict[str, str]] = {
+        r"^base_model\.model\.": "model.",
+        r"^base_model\.lm_head\.": "lm_head.",
+    }
     # The projection has a file of its own.
     _keys_to_ignore_on_save = [f"{PROJECTION}.weight", f"{PROJECTION}.bias"]
     _keys_to_ignore_on_load_missing = [rf"^{PROJECTION}\."]
@@ -102,8 +108,9 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         """As in `PreTrainedModel`; the base architecture is read from the config, and every weight must be there.
 
         The projection of a PARD-2 drafter is looked for in `target_projection/model.safetensors` and, as published, in
-        `warp_model.bin`. Without it the drafter is loaded as a PARD drafter, with a warning. In a repository whose root
-        holds no drafter, the published subfolder `pard_model` is read.
+        `warp_model.bin`, and among the other weights, where the authors' trainer leaves it. Without it the drafter is loaded as
+        a PARD drafter, with a warning. In a repository whose root holds no drafter, the published subfolder `pard_model` is
+        read.
         """
         kwargs = with_resolved_revision(pretrained_model_name_or_path, kwargs)
         kwargs = with_subfolder(pretrained_model_name_or_path, kwargs)
@@ -119,6 +126,9 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         if fields.get("spd_type") != "pard2":
             return load(pretrained_model_name_or_path, *model_args, **kwargs)
         projection = find_projection(pretrained_model_name_or_path, **source)
+        has_bias = bool(fields.get("pard2_proj_bias"))
+        if projection is None and is_among_weights(pretrained_model_name_or_path, kwargs, has_bias):
+            return load(pretrained_model_name_or_path, *model_args, **kwargs)
         if projection is None:
             warnings.warn(
                 f"{pretrained_model_name_or_path} is a PARD-2 drafter without its projection (none of "

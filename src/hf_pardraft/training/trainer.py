@@ -82,6 +82,7 @@ class DraftTrainer(WholeCheckpointTrainer):
             )
         trained, model = model, base_drafter(model)
         check_pair(model, target, args)
+        depth = model.taught_depth(args.draft_tokens)
         if target is not None:
             model.check_target(target)
             freeze(target)
@@ -92,7 +93,7 @@ class DraftTrainer(WholeCheckpointTrainer):
             drafter=model,
             target=target,
             coefficients=parse_objective(args.objective or model.training_objective),
-            depth=model.taught_depth(args.draft_tokens),
+            depth=depth,
             rows_per_chunk=args.loss_chunk_rows,
             temperature=args.kl_temperature,
             streak_prefixes=args.streak_prefixes,
