@@ -340,7 +340,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         """See [`ParallelDrafter.draft_news`]."""
         batch, width = news.ids.shape
         num_masks, device = depth - 1, news.ids.device
-        masks = torch.full((batch, num_masks), self.config.pard_token, device=device)
+        masks = self._mask_ids(batch, num_masks, device)
         num_rows = width + num_masks
         causal = torch.ones(num_rows, num_rows, dtype=torch.bool, device=device).tril()
         within = causal & news.real(num_masks)[:, None]
