@@ -52,7 +52,7 @@ COMMON = {
     "draft_tokens": 8,
 }
 # As much as two cores train in an hour and a half, all together. The rates are the best of a few that were tried.
-STEPS = {"PARD": 600, "DFlash": 1000, "DFlare": 1000, "DART": 700}
+STEPS = {"PARD": 800, "DFlash": 1000, "DFlare": 1000, "DART": 700}
 LEARNING_RATES = {"PARD": 3e-3, "DFlash": 1e-2, "DFlare": 1e-2, "DART": 1e-2}
 FOCAL, CHAIN = "0.3*first_error", "40*chain_reward"
 
