@@ -337,6 +337,17 @@ ABSURD = [
     ("block_size", "6"),
     ("num_target_layers", -8),
     ("transformers_weights", "../model.safetensors"),
+    ("torch_dtype", "int8"),
+    ("dtype", "load"),
+    ("dtype", 5),
+    ("rope_scaling", {"rope_type": "yarn", "factor": 0}),
+    ("rope_scaling", {"rope_type": "linear", "factor": -2.0}),
+    ("rope_parameters", {"rope_type": "default", "rope_theta": float("nan")}),
+    ("rope_scaling", {"rope_type": "longrope", "short_factor": [1.0, 0], "long_factor": [1.0]}),
+    # A repository of kernels is a program.
+    ("attn_implementation", "someone/kernel"),
+    ("_attn_implementation", {"": "someone/kernel@main:function"}),
+    ("experts_implementation", "someone/kernel"),
 ]
 
 
@@ -345,6 +356,7 @@ def test_an_absurd_field_is_named_before_anything_is_built(folder, name, value, 
     monkeypatch.setattr(DFlashDrafter, "__init__", lambda *_: pytest.fail("a model was built"))
     change_config(folder, **{name: value})
     field = name if name != "dflash_config" or isinstance(value, list) else "mask_token_id|target_layer_ids"
+    field = "the rope" if name.startswith("rope_") and isinstance(value, dict) else field
     for load in (AutoDrafter.from_pretrained, DFlashDrafter.from_pretrained):
         with pytest.raises(ValueError, match=rf"({field}).* should .*mend config.json"):
             load(folder)
