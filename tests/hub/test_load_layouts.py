@@ -209,6 +209,49 @@ def test_a_dflash_checkpoint_that_is_computed_otherwise_is_refused(change, tmp_p
     AutoDrafter.from_pretrained(folder)
 
 
+@pytest.mark.parametrize("layout", ["zlab", "angelslim", "speculators"])
+@pytest.mark.parametrize(
+    "change", [{"is_causal": True}, {"logit_scale": 2.0}, {"is_neox_style": False}, {"use_swa": True}]
+)
+def test_what_is_said_beside_the_nested_config_counts_too(layout, change, tmp_path):
+    folder = LAYOUTS[layout](tmp_path / "checkpoint")
+    place = "transformer_layer_config" if layout == "speculators" else None
+    change_config(folder, **({place: {**config_of(folder)[place], **change}} if place else change))
+    with pytest.raises(ValueError, match=f"computed in another way .*{next(iter(change))}"):
+        AutoDrafter.from_pretrained(folder)
+
+
+def test_a_block_that_is_said_to_be_seen_both_ways_is_what_it_is_without_a_word(tmp_path):
+    folder = copy_fixture("dflash", tmp_path / "checkpoint")
+    expected = AutoDrafter.from_pretrained(folder).config.to_dict()
+    change_config(folder, is_causal=False)
+    assert AutoDrafter.from_pretrained(folder).config.to_dict() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("block_size", 6), ("num_target_layers", 8), ("target_layer_ids", [1, 3, 5])]
+)
+def test_a_field_may_stand_in_either_place_and_must_say_the_same_in_both(name, value, tmp_path):
+    folder = copy_fixture("dflash", tmp_path / "checkpoint")
+    nested = config_of(folder)["dflash_config"]
+    change_config(folder, dflash_config={**nested, name: value}, **{name: ...})
+    assert AutoDrafter.from_pretrained(folder).config.to_dict()[name] == value
+    change_config(folder, **{name: value})
+    assert AutoDrafter.from_pretrained(folder).config.to_dict()[name] == value
+    change_config(folder, **{name: [0, 2, 4] if isinstance(value, list) else value + 1})
+    with pytest.raises(ValueError, match=f"gives {name} twice"):
+        AutoDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("layers", [[1, 3, 7], [1, 3, 8]])
+def test_the_last_layers_output_can_not_be_tapped(layers, tmp_path):
+    """A target keeps it after the final norm only, and published drafters say how deep their target is."""
+    folder = copy_fixture("dflash", tmp_path / "checkpoint")
+    change_config(folder, dflash_config={**config_of(folder)["dflash_config"], "target_layer_ids": layers})
+    with pytest.raises(ValueError, match=r"at most 6 for a target of 8 layers .*after the final norm"):
+        AutoDrafter.from_pretrained(folder)
+
+
 def test_speculators_sliding_layers_must_see_the_whole_block(tmp_path):
     folder = LAYOUTS["speculators"](tmp_path / "checkpoint")
     layers = config_of(folder)["transformer_layer_config"]
