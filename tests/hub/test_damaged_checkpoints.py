@@ -405,6 +405,39 @@ def test_a_field_of_which_nothing_can_be_built(folder, name, value):
         AutoDrafter.from_pretrained(folder)
 
 
+def test_more_layers_than_weights_are_not_built(folder, monkeypatch):
+    monkeypatch.setattr(DFlashDrafter, "__init__", lambda *_: pytest.fail("a model was built"))
+    change_config(folder, num_hidden_layers=1024, layer_types=...)
+    with pytest.raises(ValueError, match=r"do not fit a DFlashDrafter \(1024 layers, and the files hold \d+ weights\)"):
+        AutoDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("fields", [{"sliding_window": None}, {"sliding_window": 8, "use_sliding_window": False}])
+def test_a_layer_with_a_window_needs_its_size(folder, fields):
+    change_config(folder, layer_types=["sliding_attention", "full_attention"], use_sliding_window=True)
+    change_config(folder, **fields)
+    with pytest.raises(
+        ValueError, match=r"sliding_window in .* should be a whole number for its sliding_attention layers"
+    ):
+        AutoDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("layout", ["pard", "zlab", "dart"])
+@pytest.mark.parametrize("content", ['{"num_assistant_tokens": 5', "[1]", ""])
+def test_a_generation_config_that_is_cut_off_or_none(layout, content, tmp_path):
+    folder = LAYOUTS[layout](tmp_path / "checkpoint")
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"generation_config.json (is not valid JSON|should hold a JSON object)"):
+        AutoDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("value", ["five", 2.5, 0])
+def test_a_depth_that_is_none_is_named_before_drafting(folder, value):
+    (folder / "generation_config.json").write_text(json.dumps({"num_assistant_tokens": value}))
+    with pytest.raises(ValueError, match="num_assistant_tokens must be between 1 and 5"):
+        _ = AutoDrafter.from_pretrained(folder).draft_depth
+
+
 def test_architectures_of_any_form_are_looked_at_calmly(folder):
     for value in ("DFlashDraftModel", [3], {"a": 1}, None):
         change_config(folder, architectures=value, dflash_config=config_of(folder)["dflash_config"])

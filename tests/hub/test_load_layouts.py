@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM, dynamic_module_utils
 
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
+from hf_pardraft.hub.convert import convert
 from hf_pardraft.models.tap_indices import hidden_state_indices_to_layer_ids, layer_ids_to_hidden_state_indices
 from published_checkpoints import (
     FIXTURES,
@@ -316,6 +317,32 @@ def test_tied_weights_may_be_left_out_or_repeated(tmp_path):
     assert same_weights(loaded, expected)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
     assert isinstance(loaded, LlamaForCausalLM)
+
+
+def test_a_head_of_its_own_in_a_config_that_calls_it_tied_is_kept_and_said(tmp_path):
+    PardDrafter.from_causal_lm(tiny_target("qwen3", tie_word_embeddings=True), 63).save_pretrained(tmp_path / "source")
+    weights = load_file(tmp_path / "source" / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
+    save_file(weights, tmp_path / "source" / "model.safetensors", metadata={"format": "pt"})
+    for layout in ("native", "pard"):
+        convert(tmp_path / "source", tmp_path / layout, layout)
+        assert config_of(tmp_path / layout)["tie_word_embeddings"] is False
+        assert torch.equal(AutoDrafter.from_pretrained(tmp_path / layout).lm_head.weight, weights["lm_head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "match"),
+    [
+        ("/nowhere/at/all", FileNotFoundError, "no folder here, and no name of a repository"),
+        ("", FileNotFoundError, "no folder here"),
+        (__file__, NotADirectoryError, "is a file: name the folder"),
+        (None, TypeError, "expected a folder or the name of a repository"),
+        (5, TypeError, "expected a folder or the name of a repository"),
+    ],
+)
+def test_what_can_be_no_drafters_name_is_said_so(name, error, match):
+    with pytest.raises(error, match=match):
+        AutoDrafter.from_pretrained(name)
 
 
 def test_the_drafter_of_a_training_run_reloads_from_its_own_state_dict():
