@@ -6,13 +6,13 @@ What a file says is not believed: a shard index may name files elsewhere, a head
 import json
 import os
 import pickle
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
-from huggingface_hub.utils import HFValidationError, validate_repo_id
 from safetensors import SafetensorError, safe_open
 from transformers.utils import cached_file
 
@@ -22,6 +22,8 @@ INDEX_SUFFIX = ".index.json"
 SAFETENSORS_SUFFIX = ".safetensors"
 # safetensors' names of what torch can hold; others (8-bit floats and less) are kept as they are called.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# "name" or "owner/name".
+REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 DAMAGED = "it is damaged or was not downloaded whole: get it again"
 
 
@@ -62,14 +64,8 @@ def check_place(name_or_path) -> None:
     name = os.fspath(name_or_path)
     if os.path.isfile(name):
         raise NotADirectoryError(f"{name} is a file: name the folder that it is in")
-    if os.path.isdir(name):
-        return
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise FileNotFoundError(
-            f"{name!r} is no folder here, and no name of a repository on the Hub ({error})"
-        ) from error
+    if not os.path.isdir(name) and not REPOSITORY.fullmatch(name):
+        raise FileNotFoundError(f"{name!r} is no folder here, and no name of a repository on the Hub: check the path")
 
 
 def read_config_file(name_or_path, **source: Any) -> dict[str, Any]:
