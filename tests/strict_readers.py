@@ -110,6 +110,9 @@ def read_zlab(folder: Path) -> tuple[dict, list[int], dict[str, torch.Tensor]]:
     check_block(config.get("block_size", nested.get("block_size")), nested["mask_token_id"], config)
     layers = nested["target_layer_ids"]
     need(bool(layers) and all(type(i) is int and i >= 0 for i in layers), f"target_layer_ids {layers}")
+    # Servers take a layer with a window for a causal one, unless they are told.
+    is_told = config.get("is_causal") is False
+    need(is_told or "sliding_attention" not in config["layer_types"], "a block that is not seen both ways")
     depth = config.get("num_target_layers")
     need(depth is None or max(layers) < depth - 1, "taps the last layer, which only exists after the final norm")
     return config, [i + 1 for i in layers], dflash_weights(config, layers, folder)

@@ -8,7 +8,7 @@ from transformers.utils import cached_file
 
 from .hub.recognise import drafter_class_for, find_drafter_class
 from .models.checked_loading import hub_arguments, with_resolved_revision
-from .models.checkpoint_files import read_config_file
+from .models.checkpoint_files import check_place, read_config_file
 from .models.config_checks import check_config_fields
 from .models.drafting import ParallelDrafter, load_generation_config
 from .models.modeling_pard import PardDrafter
@@ -41,6 +41,7 @@ class AutoDrafter:
             ValueError: if the layout is not known, a file is damaged, or a weight is missing or left over.
         """
         trust_remote_code = kwargs.pop("trust_remote_code", False)
+        check_place(name_or_path)
         kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
         if cached_file(
             name_or_path, ADAPTER_FILE, _raise_exceptions_for_missing_entries=False, **hub_arguments(kwargs)

@@ -240,6 +240,15 @@ def test_the_tokenizer_and_the_licence_come_along(tiny_family, tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "source" / name).read_bytes()
 
 
+def test_a_companion_that_is_a_link_out_of_the_folder_is_not_copied(tmp_path):
+    source = LAYOUTS["zlab"](tmp_path / "source")
+    (tmp_path / "secret").write_text("secret")
+    (source / "LICENSE").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match=r"LICENSE is a link to .*outside of its folder"):
+        convert(source, tmp_path / "out", "zlab")
+    assert not (tmp_path / "out").exists()
+
+
 def test_weights_that_are_not_read_are_told_with_the_reason(tmp_path):
     done = convert(LAYOUTS["speculators"](tmp_path / "source"), tmp_path / "out", "zlab")
     assert set(done.unread) == {"embed_tokens.weight", "lm_head.weight", "t2d", "d2t"}

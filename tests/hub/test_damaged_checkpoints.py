@@ -337,6 +337,17 @@ ABSURD = [
     ("block_size", "6"),
     ("num_target_layers", -8),
     ("transformers_weights", "../model.safetensors"),
+    ("torch_dtype", "int8"),
+    ("dtype", "load"),
+    ("dtype", 5),
+    ("rope_scaling", {"rope_type": "yarn", "factor": 0}),
+    ("rope_scaling", {"rope_type": "linear", "factor": -2.0}),
+    ("rope_parameters", {"rope_type": "default", "rope_theta": float("nan")}),
+    ("rope_scaling", {"rope_type": "longrope", "short_factor": [1.0, 0], "long_factor": [1.0]}),
+    # A repository of kernels is a program.
+    ("attn_implementation", "someone/kernel"),
+    ("_attn_implementation", {"": "someone/kernel@main:function"}),
+    ("experts_implementation", "someone/kernel"),
 ]
 
 
@@ -345,6 +356,7 @@ def test_an_absurd_field_is_named_before_anything_is_built(folder, name, value, 
     monkeypatch.setattr(DFlashDrafter, "__init__", lambda *_: pytest.fail("a model was built"))
     change_config(folder, **{name: value})
     field = name if name != "dflash_config" or isinstance(value, list) else "mask_token_id|target_layer_ids"
+    field = "the rope" if name.startswith("rope_") and isinstance(value, dict) else field
     for load in (AutoDrafter.from_pretrained, DFlashDrafter.from_pretrained):
         with pytest.raises(ValueError, match=rf"({field}).* should .*mend config.json"):
             load(folder)
@@ -391,6 +403,39 @@ def test_a_field_of_which_nothing_can_be_built(folder, name, value):
     change_config(folder, **{name: value})
     with pytest.raises(ValueError, match=r"no DFlashDrafter can be built of the config of .*mend config.json"):
         AutoDrafter.from_pretrained(folder)
+
+
+def test_more_layers_than_weights_are_not_built(folder, monkeypatch):
+    monkeypatch.setattr(DFlashDrafter, "__init__", lambda *_: pytest.fail("a model was built"))
+    change_config(folder, num_hidden_layers=1024, layer_types=...)
+    with pytest.raises(ValueError, match=r"do not fit a DFlashDrafter \(1024 layers, and the files hold \d+ weights\)"):
+        AutoDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("fields", [{"sliding_window": None}, {"sliding_window": 8, "use_sliding_window": False}])
+def test_a_layer_with_a_window_needs_its_size(folder, fields):
+    change_config(folder, layer_types=["sliding_attention", "full_attention"], use_sliding_window=True)
+    change_config(folder, **fields)
+    with pytest.raises(
+        ValueError, match=r"sliding_window in .* should be a whole number for its sliding_attention layers"
+    ):
+        AutoDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("layout", ["pard", "zlab", "dart"])
+@pytest.mark.parametrize("content", ['{"num_assistant_tokens": 5', "[1]", ""])
+def test_a_generation_config_that_is_cut_off_or_none(layout, content, tmp_path):
+    folder = LAYOUTS[layout](tmp_path / "checkpoint")
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"generation_config.json (is not valid JSON|should hold a JSON object)"):
+        AutoDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("value", ["five", 2.5, 0])
+def test_a_depth_that_is_none_is_named_before_drafting(folder, value):
+    (folder / "generation_config.json").write_text(json.dumps({"num_assistant_tokens": value}))
+    with pytest.raises(ValueError, match="num_assistant_tokens must be between 1 and 5"):
+        _ = AutoDrafter.from_pretrained(folder).draft_depth
 
 
 def test_architectures_of_any_form_are_looked_at_calmly(folder):

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM, dynamic_module_utils
 
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
+from hf_pardraft.hub.convert import convert
 from hf_pardraft.models.tap_indices import hidden_state_indices_to_layer_ids, layer_ids_to_hidden_state_indices
 from published_checkpoints import (
     FIXTURES,
@@ -209,6 +210,49 @@ def test_a_dflash_checkpoint_that_is_computed_otherwise_is_refused(change, tmp_p
     AutoDrafter.from_pretrained(folder)
 
 
+@pytest.mark.parametrize("layout", ["zlab", "angelslim", "speculators"])
+@pytest.mark.parametrize(
+    "change", [{"is_causal": True}, {"logit_scale": 2.0}, {"is_neox_style": False}, {"use_swa": True}]
+)
+def test_what_is_said_beside_the_nested_config_counts_too(layout, change, tmp_path):
+    folder = LAYOUTS[layout](tmp_path / "checkpoint")
+    place = "transformer_layer_config" if layout == "speculators" else None
+    change_config(folder, **({place: {**config_of(folder)[place], **change}} if place else change))
+    with pytest.raises(ValueError, match=f"computed in another way .*{next(iter(change))}"):
+        AutoDrafter.from_pretrained(folder)
+
+
+def test_a_block_that_is_said_to_be_seen_both_ways_is_what_it_is_without_a_word(tmp_path):
+    folder = copy_fixture("dflash", tmp_path / "checkpoint")
+    expected = AutoDrafter.from_pretrained(folder).config.to_dict()
+    change_config(folder, is_causal=False)
+    assert AutoDrafter.from_pretrained(folder).config.to_dict() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("block_size", 6), ("num_target_layers", 8), ("target_layer_ids", [1, 3, 5])]
+)
+def test_a_field_may_stand_in_either_place_and_must_say_the_same_in_both(name, value, tmp_path):
+    folder = copy_fixture("dflash", tmp_path / "checkpoint")
+    nested = config_of(folder)["dflash_config"]
+    change_config(folder, dflash_config={**nested, name: value}, **{name: ...})
+    assert AutoDrafter.from_pretrained(folder).config.to_dict()[name] == value
+    change_config(folder, **{name: value})
+    assert AutoDrafter.from_pretrained(folder).config.to_dict()[name] == value
+    change_config(folder, **{name: [0, 2, 4] if isinstance(value, list) else value + 1})
+    with pytest.raises(ValueError, match=f"gives {name} twice"):
+        AutoDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("layers", [[1, 3, 7], [1, 3, 8]])
+def test_the_last_layers_output_can_not_be_tapped(layers, tmp_path):
+    """A target keeps it after the final norm only, and published drafters say how deep their target is."""
+    folder = copy_fixture("dflash", tmp_path / "checkpoint")
+    change_config(folder, dflash_config={**config_of(folder)["dflash_config"], "target_layer_ids": layers})
+    with pytest.raises(ValueError, match=r"at most 6 for a target of 8 layers .*after the final norm"):
+        AutoDrafter.from_pretrained(folder)
+
+
 def test_speculators_sliding_layers_must_see_the_whole_block(tmp_path):
     folder = LAYOUTS["speculators"](tmp_path / "checkpoint")
     layers = config_of(folder)["transformer_layer_config"]
@@ -273,6 +317,32 @@ def test_tied_weights_may_be_left_out_or_repeated(tmp_path):
     assert same_weights(loaded, expected)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
     assert isinstance(loaded, LlamaForCausalLM)
+
+
+def test_a_head_of_its_own_in_a_config_that_calls_it_tied_is_kept_and_said(tmp_path):
+    PardDrafter.from_causal_lm(tiny_target("qwen3", tie_word_embeddings=True), 63).save_pretrained(tmp_path / "source")
+    weights = load_file(tmp_path / "source" / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
+    save_file(weights, tmp_path / "source" / "model.safetensors", metadata={"format": "pt"})
+    for layout in ("native", "pard"):
+        convert(tmp_path / "source", tmp_path / layout, layout)
+        assert config_of(tmp_path / layout)["tie_word_embeddings"] is False
+        assert torch.equal(AutoDrafter.from_pretrained(tmp_path / layout).lm_head.weight, weights["lm_head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "match"),
+    [
+        ("/nowhere/at/all", FileNotFoundError, "no folder here, and no name of a repository"),
+        ("", FileNotFoundError, "no folder here"),
+        (__file__, NotADirectoryError, "is a file: name the folder"),
+        (None, TypeError, "expected a folder or the name of a repository"),
+        (5, TypeError, "expected a folder or the name of a repository"),
+    ],
+)
+def test_what_can_be_no_drafters_name_is_said_so(name, error, match):
+    with pytest.raises(error, match=match):
+        AutoDrafter.from_pretrained(name)
 
 
 def test_the_drafter_of_a_training_run_reloads_from_its_own_state_dict():

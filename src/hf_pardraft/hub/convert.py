@@ -9,7 +9,7 @@ from typing import Any
 from transformers.utils import cached_file
 
 from ..models.checked_loading import describe_checkpoint, hub_arguments, match_weights, with_resolved_revision
-from ..models.checkpoint_files import TensorFacts, describe_tensors, read_config_file, read_tensors
+from ..models.checkpoint_files import TensorFacts, check_beside, describe_tensors, read_config_file, read_tensors
 from ..models.config_checks import check_config_fields
 from ..models.drafting import ParallelDrafter
 from ..models.target_projection import find_projection, with_subfolder
@@ -120,12 +120,17 @@ def name_target(drafter: ParallelDrafter, target: str) -> None:
     drafter.config.target_name_or_path = target
 
 
-def copy_companions(source, folder: Path, **hub: Any) -> None:
-    """Copy tokenizer and licence, where the source has them, unless the layout brought its own."""
-    for name in COMPANIONS:
-        found = cached_file(source, name, _raise_exceptions_for_missing_entries=False, **hub)
-        if found is not None and not (folder / name).exists():
-            shutil.copyfile(found, folder / name)
+def find_companions(source, **hub: Any) -> list[Path]:
+    """The files of a source that go with its drafter: tokenizer and licence.
+
+    Raises:
+        ValueError: if one is a link that leads out of its folder: what it shows might be published with the copy.
+    """
+    paths = [cached_file(source, name, _raise_exceptions_for_missing_entries=False, **hub) for name in COMPANIONS]
+    found = [Path(path) for path in paths if path is not None]
+    for path in found:
+        check_beside(str(path), path.parent)
+    return found
 
 
 def convert(
@@ -157,9 +162,12 @@ def convert(
     if target is not None:
         name_target(drafter, target)
     check_export(drafter, layout)
-    hub = hub_arguments(with_subfolder(source, hub))
+    companions = find_companions(source, **hub_arguments(with_subfolder(source, hub)))
     with written_beside(destination, overwrite) as folder:
         export_drafter(drafter, folder, layout, max_shard_size)
-        copy_companions(source, folder, **hub)
+        for path in companions:
+            # A layout may have brought its own.
+            if not (folder / path.name).exists():
+                shutil.copyfile(path, folder / path.name)
     served_by = LAYOUTS[layout].served_by if layout in LAYOUTS else "this package, and transformers with its code"
     return Conversion(drafter.config.drafter_kind, layout, len(drafter.state_dict()), unread, served_by)

@@ -83,7 +83,9 @@ def block_drafter_config(fields: Fields, architecture: str) -> Fields:
 def zlab_config(drafter: ParallelDrafter, fields: Fields) -> Fields:
     """The layout of z-lab and SpecForge (formats.md)."""
     expect_target(fields, "z-lab")
-    return block_drafter_config(fields, "DFlashDraftModel")
+    config = block_drafter_config(fields, "DFlashDraftModel")
+    # Left unsaid, vLLM and SGLang take a layer with a window for a causal one.
+    return {**config, "is_causal": False} if "sliding_attention" in fields["layer_types"] else config
 
 
 def angelslim_config(drafter: ParallelDrafter, fields: Fields) -> Fields:
@@ -189,7 +191,7 @@ LAYOUTS = {
     "muse-glimmer": Layout(
         "dflash",
         muse_glimmer_config,
-        "transformers (AutoModel, speculation_type dflash)",
+        "transformers (AutoModel, speculation_type dflash), vLLM (method dflash)",
         (("fc.", "encoder.fc."), ("hidden_norm.", "encoder.output_norm_enc.")),
     ),
     "pard": Layout("pard", pard_config, "vLLM (parallel_drafting), transformers"),

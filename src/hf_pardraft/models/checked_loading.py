@@ -11,6 +11,8 @@ from transformers.utils.hub import resolve_revision
 
 from .checkpoint_files import (
     TensorFacts,
+    check_generation_config,
+    check_place,
     describe_tensors,
     find_weight_files,
     is_safetensors,
@@ -53,6 +55,7 @@ def load_checked(
     if name_or_path is not None and kwargs.get("state_dict") is None:
         kwargs = with_resolved_revision(name_or_path, kwargs)
         config = load_config(model_class, name_or_path, kwargs)
+        check_generation_config(name_or_path, **hub_arguments(kwargs))
         facts = describe_checkpoint(name_or_path, kwargs)
         # Quantised weights are stored in shapes and dtypes of their own.
         if kwargs.get("quantization_config") is None and "quantization_config" not in config.to_dict():
@@ -67,7 +70,18 @@ def load_checked(
         found = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in wrong.items())
         raise misfit(model_class, name_or_path, found)
     check_finite(model, name_or_path)
+    note_own_head(model)
     return (model, info) if return_info else model
+
+
+def note_own_head(model: PreTrainedModel) -> None:
+    """Let the config of a model say that its lm_head is its own, where the files held one that is not its embedding.
+
+    Transformers keeps such a head, and others would pass over it because the config calls it tied.
+    """
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None and embedding is not None and not model.all_tied_weights_keys:
+        model.config.tie_word_embeddings = False
 
 
 def load_config(model_class: type[PreTrainedModel], name_or_path, kwargs: dict[str, Any]) -> PreTrainedConfig:
@@ -106,7 +120,13 @@ def explaining(model_class: type[PreTrainedModel], place) -> Iterator[None]:
 
 
 def with_resolved_revision(name_or_path, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `from_pretrained` under which all files come from one commit, whatever is pushed meanwhile."""
+    """Arguments of `from_pretrained` under which all files come from one commit, whatever is pushed meanwhile.
+
+    Raises:
+        OSError: if there is no such folder, and no repository could have this name.
+    """
+    if name_or_path is not None:
+        check_place(name_or_path)
     source = {name: value for name, value in hub_arguments(kwargs).items() if name in RESOLVING_ARGUMENTS}
     revision = resolve_revision(name_or_path, **source)
     return kwargs if revision is None else {**kwargs, "revision": revision}
@@ -130,6 +150,11 @@ def match_weights(
     model_class: type[PreTrainedModel], config: PreTrainedConfig, facts: dict[str, TensorFacts], name_or_path
 ) -> dict[str, str]:
     """The names that a drafter's weights have in the files, see [`account_for_weights`]; says which weights are not read."""
+    if config.num_hidden_layers > len(facts):
+        # Thousands of layers take minutes to build, even without memory.
+        raise misfit(
+            model_class, name_or_path, f"{config.num_hidden_layers} layers, and the files hold {len(facts)} weights"
+        )
     with explaining(model_class, name_or_path):
         expected, optional = expected_weights(lambda: model_class(config))
     try:

@@ -4,7 +4,9 @@ What a file says is not believed: a shard index may name files elsewhere, a head
 """
 
 import json
+import os
 import pickle
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -20,6 +22,8 @@ INDEX_SUFFIX = ".index.json"
 SAFETENSORS_SUFFIX = ".safetensors"
 # safetensors' names of what torch can hold; others (8-bit floats and less) are kept as they are called.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# "name" or "owner/name".
+REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 DAMAGED = "it is damaged or was not downloaded whole: get it again"
 
 
@@ -53,6 +57,17 @@ def read_json(path: str) -> dict[str, Any]:
     return found
 
 
+def check_place(name_or_path) -> None:
+    """Raise an error for what can be neither a folder here nor the name of a repository."""
+    if not isinstance(name_or_path, (str, os.PathLike)):
+        raise TypeError(f"expected a folder or the name of a repository on the Hub, got {name_or_path!r}")
+    name = os.fspath(name_or_path)
+    if os.path.isfile(name):
+        raise NotADirectoryError(f"{name} is a file: name the folder that it is in")
+    if not os.path.isdir(name) and not REPOSITORY.fullmatch(name):
+        raise FileNotFoundError(f"{name!r} is no folder here, and no name of a repository on the Hub: check the path")
+
+
 def read_config_file(name_or_path, **source: Any) -> dict[str, Any]:
     """The config.json of a folder or repository, as it is.
 
@@ -74,6 +89,18 @@ def read_config_file(name_or_path, **source: Any) -> dict[str, Any]:
     if path is None:
         raise OSError(f"{name_or_path} holds no config.json: name a folder or a repository with a drafter in it")
     return read_json(path)
+
+
+def check_generation_config(name_or_path, **source: Any) -> None:
+    """Raise a `ValueError` if there is a generation_config.json that can't be read, which transformers would pass over.
+
+    Args:
+        name_or_path: a folder, or a repository on the Hub.
+        **source: `revision`, `token`, `subfolder`, ..., as for `from_pretrained`.
+    """
+    path = cached_file(name_or_path, "generation_config.json", _raise_exceptions_for_missing_entries=False, **source)
+    if path is not None:
+        read_json(path)
 
 
 def find_weight_files(
@@ -137,14 +164,19 @@ def shard_path(name_or_path, index_path: str, name: str, **source: Any) -> str:
     path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **source)
     if path is None:
         raise OSError(f"{index_path} names {name}, which is missing: get the checkpoint again")
-    folder, real = Path(index_path).parent, Path(path).resolve()
+    check_beside(path, Path(index_path).parent)
+    return path
+
+
+def check_beside(path: str, folder: Path) -> None:
+    """Raise a `ValueError` if a file in a folder is a link that leads out of it (other than into the Hub's own cache)."""
+    real = Path(path).resolve()
     # Files of a downloaded snapshot are links to their contents, `snapshots/<commit>/name` to `blobs/<hash>`.
     blobs = [parent.parent / "blobs" for parent in folder.resolve().parents if parent.name == "snapshots"]
     if not any(real.is_relative_to(place.resolve()) for place in [folder, *blobs]):
         raise ValueError(
             f"{path} is a link to {real}, outside of its folder: copy the file into the folder if you trust it"
         )
-    return path
 
 
 def describe_tensors(paths: Iterable[str]) -> dict[str, TensorFacts]:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from .checkpoint_files import FLOATS
+
 # Whole numbers, and between which bounds they make sense. The upper ones are far above anything published: they keep a damaged
 # or hostile file from asking for a model that no machine holds.
 WHOLE_NUMBERS = {
@@ -64,6 +66,23 @@ NESTED = ("dflash_config", "transformer_layer_config")
 HEADS_FILL_HIDDEN_SIZE = ("llama", "qwen2", "dart")
 # Fields that say which file to load: transformers would follow them out of the folder.
 REDIRECTIONS = ("transformers_weights",)
+# Fields that choose an implementation. A name with a slash is a repository of kernels, whose code transformers would run.
+IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+PRECISIONS = ("dtype", "torch_dtype")
+# What a rope configuration may hold: numbers above zero, or lists of them.
+ROPES = ("rope_parameters", "rope_scaling")
+ROPE_NUMBERS = (
+    "rope_theta",
+    "factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "low_freq_factor",
+    "high_freq_factor",
+    "short_factor",
+    "long_factor",
+)
 
 
 def is_whole(value: Any) -> bool:
@@ -97,7 +116,15 @@ def check_config_fields(fields: Any, source: str) -> None:
         expect(given, name, lambda value: isinstance(value, bool), "true or false", source)
     for name in REDIRECTIONS:
         expect(given, name, lambda value: False, "no such field (the weights have their usual names)", source)
-    check_layer_types(given, source)
+    for name in IMPLEMENTATIONS:
+        text = "an implementation of transformers' own (kernels from the Hub are programs, which only a caller may ask for)"
+        expect(given, name, names_no_kernel, text, source)
+    for name in PRECISIONS:
+        expect(given, name, lambda value: value in FLOATS.values(), f"one of {', '.join(FLOATS.values())}", source)
+    for rope in (given[name] for name in ROPES if name in given):
+        for name in ROPE_NUMBERS:
+            expect(rope, name, is_above_zero, "a number above 0, or a list of such", f"the rope of {source}")
+    check_layer_types(fields, source)
     check_heads(given, source)
     for name in NESTED:
         if name in given:
@@ -106,6 +133,19 @@ def check_config_fields(fields: Any, source: str) -> None:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_above_zero(value: Any) -> bool:
+    """Whether a number, or each of a list, is finite and above zero; what is left open (null) passes."""
+    return value is None or all(
+        is_number(each) and each > 0 for each in (value if isinstance(value, list) else [value])
+    )
+
+
+def names_no_kernel(value: Any) -> bool:
+    """Whether the name of an implementation, or each of several in an object, is no repository's."""
+    names = value.values() if isinstance(value, dict) else [value]
+    return all(name is None or (isinstance(name, str) and "/" not in name) for name in names)
 
 
 def expect(fields: dict[str, Any], name: str, is_right: Callable[[Any], bool], expected: str, source: str) -> None:
@@ -123,6 +163,11 @@ def check_layer_types(fields: dict[str, Any], source: str) -> None:
     if not isinstance(types, list) or any(name not in known for name in types) or count not in (None, len(types)):
         raise ValueError(
             f"layer_types in {source} should name one of {known} for each of {count} layers, got {types!r}: mend config.json"
+        )
+    if "sliding_attention" in types and "sliding_window" in fields and fields["sliding_window"] is None:
+        raise ValueError(
+            f"sliding_window in {source} should be a whole number for its sliding_attention layers, got none: set it, and "
+            "use_sliding_window to true, in config.json"
         )
 
 

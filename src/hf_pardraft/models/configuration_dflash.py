@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from transformers import Qwen3Config
 
 from .pairing import PairedConfig
-from .published_dflash import native_fields
+from .published_dflash import EITHER_PLACE, native_fields
 
 
 def default_target_layer_ids(num_target_layers: int, num_taps: int) -> list[int]:
@@ -53,7 +53,7 @@ class DFlashConfig(PairedConfig, Qwen3Config):
 
     def __post_init__(self, **kwargs: Any) -> None:
         nested = kwargs.pop("dflash_config", None) or {}
-        for name in ("block_size", "mask_token_id", "target_layer_ids"):
+        for name in EITHER_PLACE:
             if getattr(self, name) is None:
                 setattr(self, name, nested.get(name))
         if self.block_size is None:

@@ -230,10 +230,10 @@ class ParallelDrafter:
         depth = self.generation_config.num_assistant_tokens if requested is None else requested
         if depth is None:
             return self.DEFAULT_DEPTH if limit is None else limit
-        if depth < 1 or (limit is not None and depth > limit):
+        if not isinstance(depth, int) or depth < 1 or (limit is not None and depth > limit):
             raise ValueError(
                 f"num_assistant_tokens must be between 1 and {limit or 'any depth'} for this {type(self).__name__}, got "
-                f"{depth}: set drafter.generation_config.num_assistant_tokens"
+                f"{depth!r}: set drafter.generation_config.num_assistant_tokens"
             )
         return depth
 

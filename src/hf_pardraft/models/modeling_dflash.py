@@ -173,6 +173,13 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
                 f"target_layer_ids are the 0-based numbers of target layers, got {config.target_layer_ids}: count from the first "
                 "layer"
             )
+        depth = config.num_target_layers
+        if depth is not None and any(layer_id > depth - 2 for layer_id in config.target_layer_ids or ()):
+            raise ValueError(
+                f"target_layer_ids are at most {depth - 2} for a target of {depth} layers (num_target_layers), got "
+                f"{config.target_layer_ids}: what the last layer puts out is only there after the final norm, and so is another "
+                "tensor. Tap other layers, or mend config.json"
+            )
         if not config.target_layer_ids:
             raise ValueError(
                 f"a {kind} needs target_layer_ids, the target layers that it reads, or num_target_layers to choose them: "

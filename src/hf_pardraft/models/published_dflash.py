@@ -10,9 +10,11 @@ MUSE_GLIMMER = "muse_glimmer_assistant"
 SPECULATORS_TYPE = "speculators_model_type"
 # Weights that MuseGlimmer's assistant calls by other names; patterns, as `from_pretrained(key_mapping=...)` takes them.
 RENAMED_WEIGHTS = {r"^encoder\.fc\.": "fc.", r"^encoder\.output_norm_enc\.": "hidden_norm."}
-# Fields of a nested dflash_config with which a serving stack computes something else, and their values (or null) without it.
+# Fields, nested in dflash_config or beside it, with which a serving stack computes something else, and their values (or null)
+# without it.
 OTHER_COMPUTATIONS = {
     "causal": False,
+    "is_causal": False,
     "sample_from_anchor": False,
     "projector_type": None,
     "final_logit_softcapping": None,
@@ -20,7 +22,17 @@ OTHER_COMPUTATIONS = {
     "conv_kernel_size": 0,
     "selector_rank": 0,
     "attention_sink_bias": False,
+    "add_swa_attention_sink_bias": False,
+    "attention_value_scale": 1.0,
+    "use_swa": False,
+    "use_gemma_norm": False,
+    "is_neox_style": True,
+    "rope_is_neox_style": True,
+    "logit_scale": 1.0,
+    "use_aux_hidden_state": True,
 }
+# What may stand in either place.
+EITHER_PLACE = ("block_size", "mask_token_id", "target_layer_ids", "num_target_layers")
 # What checkpoints may hold besides the drafter, and why it is not read.
 IGNORED_WEIGHTS = {
     r"(^|\.)rotary_emb\.inv_freq$": "computed from the config",
@@ -46,11 +58,33 @@ def native_fields(fields: dict[str, Any], model_type: str = "dflash") -> dict[st
     if fields.get("model_type") == MUSE_GLIMMER:
         return from_muse_glimmer(fields)
     nested = fields.get("dflash_config") or {}
-    other = {name: nested[name] for name, usual in OTHER_COMPUTATIONS.items() if nested.get(name) not in (None, usual)}
-    if other:
-        raise another_computation(f"dflash_config {other}")
+    check_computation(fields, nested)
+    check_agreement(fields, nested)
+    # What is as here need not be said.
+    own = {name: value for name, value in fields.items() if name not in OTHER_COMPUTATIONS}
     # The published layout names what its layers are.
-    return {**fields, "model_type": model_type} if fields.get("model_type") == "qwen3" else fields
+    return {**own, "model_type": model_type} if own.get("model_type") == "qwen3" else own
+
+
+def check_computation(*places: dict[str, Any]) -> None:
+    """Raise a `ValueError` if any of the objects says that something is computed in another way."""
+    for given in places:
+        other = {
+            name: given[name] for name, usual in OTHER_COMPUTATIONS.items() if given.get(name) not in (None, usual)
+        }
+        if other:
+            raise another_computation(str(other))
+
+
+def check_agreement(fields: dict[str, Any], nested: dict[str, Any]) -> None:
+    """Raise a `ValueError` if config.json and the dflash_config in it say different things."""
+    for name in EITHER_PLACE:
+        beside, inside = fields.get(name), nested.get(name)
+        if beside is not None and inside is not None and beside != inside:
+            raise ValueError(
+                f"config.json gives {name} twice, {beside!r} and in dflash_config {inside!r}: keep the one that the drafter was "
+                "trained with"
+            )
 
 
 def from_speculators(fields: dict[str, Any]) -> dict[str, Any]:
@@ -69,6 +103,7 @@ def from_speculators(fields: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"the layers of a DFlash drafter are Qwen3's, got transformer_layer_config of model_type {layers['model_type']!r}"
         )
+    check_computation(layers)
     is_sliding = "sliding_attention" in (layers.get("layer_types") or ())
     if fields.get("sample_from_anchor") or (is_sliding and not fields.get("sliding_window_non_causal", False)):
         raise another_computation("sample_from_anchor, or sliding layers with sliding_window_non_causal false")
