@@ -71,6 +71,34 @@ def test_one_command_makes_a_drafter_and_measures_it(recipe, tiny_family, text, 
     assert again["eval_loss"] == pytest.approx(facts["eval_loss"], abs=1e-6)
 
 
+def test_one_command_trains_masks_that_have_an_id_each(tiny_family, text, tmp_path):
+    masks = ["--mask-token-id", "295", "297"]
+    train_drafter(words("pard", tiny_family, text, tmp_path / "out", *masks))
+    config = AutoDrafter.from_pretrained(tmp_path / "out").config
+    assert (config.pard_token, config.pard_tokens) == (295, [295, 297])
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_one_command_trains_an_adapter(keep, tiny_family, text, tmp_path):
+    pytest.importorskip("peft")
+    adapter = ["--lora-rank", "2", "--lora-dropout", "0.1", "--lora-target-modules", "q_proj", "down_proj"]
+    more = ["--keep-adapter"] if keep else []
+    train_drafter(words("pard", tiny_family, text, tmp_path / "out", *adapter, "--learning-rate", "1e-2", *more))
+    assert (tmp_path / "out" / "model.safetensors").exists() != keep
+    if keep:
+        saved = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+        assert (saved["r"], saved["lora_alpha"], saved["lora_dropout"]) == (2, 4, 0.1)
+        assert set(saved["target_modules"]) == {"q_proj", "down_proj"}
+    base = AutoModelForCausalLM.from_pretrained(tiny_family / "target").state_dict()
+    drafter = AutoDrafter.from_pretrained(tmp_path / "out")
+    mask = drafter.config.pard_token
+    changed = {name for name, weight in drafter.state_dict().items() if not torch.equal(weight, base[name])}
+    layers = {name for name in base if name.endswith(("q_proj.weight", "down_proj.weight"))}
+    assert layers <= changed <= {*layers, "model.embed_tokens.weight", "lm_head.weight"}
+    before, after = base["model.embed_tokens.weight"], drafter.get_input_embeddings().weight
+    assert torch.equal(before[:mask], after[:mask])
+
+
 def test_a_drafter_is_trained_further_from_its_last_checkpoint_or_from_where_it_is(tiny_family, text, tmp_path):
     first = words("dflare", tiny_family, text, tmp_path / "out", "--save-steps", "1")
     train_drafter(first)

@@ -105,7 +105,7 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any]) -> ParallelDrafter:
                 f"the adapter in {name_or_path} is of a PARD-2 drafter, and its base {base_name} is an ordinary model without a "
                 "projection: save the drafter before it is trained, and train from there, or train without keep_adapter"
             )
-        drafter = PardDrafter.from_causal_lm(base_name, config["pard_token"], **options)
+        drafter = PardDrafter.from_causal_lm(base_name, config.get("pard_tokens") or config["pard_token"], **options)
     else:
         drafter = AutoDrafter.from_pretrained(base_name, **options)
     merged = PeftModel.from_pretrained(drafter, name_or_path, **source).merge_and_unload()

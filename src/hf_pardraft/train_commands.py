@@ -71,6 +71,9 @@ def new_drafter(
         with naming(options.drafter):
             return AutoDrafter.from_pretrained(options.drafter, dtype=torch.float32)
     given = {name: value for name, value in vars(options).items() if value is not None}
+    if len(options.mask_token_id or []) == 1:
+        # Shared by all masks.
+        given["mask_token_id"] = options.mask_token_id[0]
     if options.kind in FRESH:
         fields = {name: given[name] for name in given if name not in ("kind", "drafter_config")}
         if options.kind != "dart":
@@ -80,7 +83,7 @@ def new_drafter(
     with naming(options.base):
         base = AutoModelForCausalLM.from_pretrained(options.base, dtype=torch.float32)
     conditions = {"target": target, **taps} if options.kind == "pard2" else {}
-    return PardDrafter.from_causal_lm(base, options.mask_token_id, tokenizer=tokenizer, **conditions)
+    return PardDrafter.from_causal_lm(base, given.get("mask_token_id"), tokenizer=tokenizer, **conditions)
 
 
 def other_fields(text: str | None) -> dict[str, Any]:
@@ -101,6 +104,7 @@ def train_drafter(words: list[str]) -> dict[str, Any]:
     """
     run = training_run(words)
     arguments = run.training_arguments()
+    peft_config = run.adapter.config()
     loaded = load_run(run)
     trainer = DraftTrainer(
         model=loaded.drafter,
@@ -109,6 +113,7 @@ def train_drafter(words: list[str]) -> dict[str, Any]:
         train_dataset=loaded.train_examples,
         eval_dataset=loaded.eval_examples,
         processing_class=loaded.tokenizer,
+        peft_config=peft_config,
     )
     resume = arguments.resume_from_checkpoint
     trainer.train(resume_from_checkpoint=True if resume in ("true", "True", "last") else resume)

@@ -21,6 +21,7 @@ from transformers import (
 
 from hf_pardraft import AutoDrafter, PardConfig, PardDrafter
 from hf_pardraft.generation.candidates import ParallelCandidateGenerator
+from hf_pardraft.hub.convert import convert
 from hf_pardraft.models.configuration_pard import PardQwen3Config, default_target_layers
 from hf_pardraft.models.draft_cache import GrowingCache
 from hf_pardraft.models.drafting import DraftContext, DraftState
@@ -312,6 +313,32 @@ def test_a_checkpoint_without_its_projection_is_a_pard_drafter(published, publis
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AutoDrafter.from_pretrained(tmp_path / "saved")
+
+
+def test_a_checkpoint_of_the_authors_trainer_is_the_same_drafter(published, tmp_path):
+    """One file: the base's weights behind `base_model.`, the projection beside them (the fixture's README)."""
+    _, _, drafter = published
+    folder = published_folder(tmp_path / "trained", warp_model=False) / "pard_model"
+    base, projection = (load_file(FIXTURES / name) for name in ("model.safetensors", "warp_model.safetensors"))
+    whole = {f"base_model.{name}": weight for name, weight in base.items()} | projection
+    save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = AutoDrafter.from_pretrained(tmp_path / "trained")
+    assert loaded.state_dict().keys() == drafter.state_dict().keys()
+    for name, weight in drafter.state_dict().items():
+        assert torch.equal(weight, loaded.state_dict()[name]), name
+    convert(tmp_path / "trained", tmp_path / "native")
+    assert load_file(tmp_path / "native" / "model.safetensors").keys() == base.keys()
+    again = AutoDrafter.from_pretrained(tmp_path / "native")
+    assert torch.equal(again.target_proj.weight, projection["target_proj.weight"])
+    save_file({**whole, "target_proj.bias": torch.zeros(48)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"\(pard2_proj_bias\): expected \['target_proj.weight'\], found"):
+        AutoDrafter.from_pretrained(tmp_path / "trained")
+    # An adapter's names begin alike, and are no drafter's.
+    save_file({f"base_model.model.{name}": weight for name, weight in base.items()}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"unexpected keys: base_model\.model\."):
+        AutoDrafter.from_pretrained(tmp_path / "trained")
 
 
 def test_a_projection_that_does_not_fit_is_named(tmp_path):

@@ -11,6 +11,7 @@ from datasets import Dataset, DatasetDict, load_dataset
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
 from hf_pardraft.training.data import prepare_data
 from hf_pardraft.training.data_sources import load_data
+from hf_pardraft.training.documents import checked
 from hf_pardraft.training.packing import pack
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
@@ -47,6 +48,47 @@ def test_tokens_pass_through_as_they_are():
     assert prepare_data(rows, max_length=2).to_list() == rows
     torch_rows = Dataset.from_list(rows).with_format("torch")
     assert [row["labels"].tolist() for row in prepare_data(torch_rows)] == [row["labels"] for row in rows]
+
+
+IDS = [5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("form", ["rows", "arrow", "torch", "stream"])
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize(
+    ("masks", "expected"),
+    [
+        ({"completion_mask": [0, 0, 1, 1, 1]}, [-100, -100, 7, 8, 9]),
+        ({"assistant_masks": [0, 1, 0, 1, 1]}, [-100, 6, -100, 8, 9]),
+        ({"completion_mask": [0, 0, 1, 1, 1], "assistant_masks": [0, 1, 0, 1, 1]}, [-100, -100, -100, 8, 9]),
+        ({"completion_mask": [0, 0, 1, 1, 1], "labels": [-100, 6, 7, 8, -100]}, [-100, -100, 7, 8, -100]),
+        ({"assistant_masks": [False, False, True, True, False]}, [-100, -100, 7, 8, -100]),
+    ],
+)
+def test_rows_that_trl_has_tokenised_are_learned_where_their_masks_say(form, packing, masks, expected):
+    rows = [{"input_ids": IDS, **masks}, {"input_ids": IDS, **masks}]
+    data = rows if form == "rows" else Dataset.from_list(rows)
+    if form == "torch":
+        data = data.with_format("torch")
+    if form == "stream":
+        data = data.to_iterable_dataset()
+    found = list(prepare_data(data, max_length=5, packing=packing))
+    assert [torch.as_tensor(row["labels"]).tolist() for row in found] == [expected] * 2
+    assert all(torch.as_tensor(row["input_ids"]).tolist() == IDS for row in found)
+    assert not any("mask" in name for row in found for name in row)
+    # A data set of another kind comes to the collators as it is.
+    assert checked(rows[0])[1].tolist() == expected
+
+
+def test_masks_that_do_not_fit_or_leave_nothing_are_refused():
+    for mask, message in (
+        ([0, 1, 1], r"completion_mask should be .* 5 tokens, got \(3,\)"),
+        ([0, 1, 2, 1, 1], r"\[0, 1, 2\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            prepare_data([{"input_ids": IDS, "completion_mask": mask}])
+    with pytest.raises(ValueError, match="none of 1 examples has something to learn"):
+        prepare_data([{"input_ids": IDS, "assistant_masks": [0] * 5}])
 
 
 def test_tools_and_template_settings_reach_the_template(tokenizer):

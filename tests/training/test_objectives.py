@@ -284,6 +284,38 @@ def test_continuations_follow_seed_epoch_and_example(target, tmp_path):
     assert trainer.compute_loss(drafter, batch).item() != first
 
 
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_the_target_writes_for_each_batch_once_however_often_it_is_scored(
+    kind, accumulation, target, tmp_path, monkeypatch
+):
+    samples, scored = [], []
+
+    def noted(*arguments):
+        samples.append(sample_continuations(*arguments))
+        return samples[-1]
+
+    monkeypatch.setattr(learner_module, "sample_continuations", noted)
+    settings = {"objective": "cross_entropy+streak", "streak_prefixes": 2, "per_device_train_batch_size": 2}
+    settings |= {"gradient_accumulation_steps": accumulation, "max_steps": 2, "save_strategy": "no"}
+    trainer = trainer_for(kind, target, tmp_path, texts(6), **settings)
+    continuations = trainer.learner.continuations
+    trainer.learner.continuations = lambda *arguments: scored.append(continuations(*arguments)) or scored[-1]
+    trainer.train()
+    assert len(samples) == 2 * accumulation
+    if accumulation == 1:
+        assert len(scored) == 2
+        return
+    # Of each step: asked for each batch, scored for its denominators, and, when all are known, scored for the loss.
+    for step in range(2):
+        part = scored[step * 9 : step * 9 + 9]
+        beforehand, again = part[:6], part[6:]
+        for batch in range(3):
+            assert beforehand[2 * batch] is beforehand[2 * batch + 1]
+            assert torch.equal(again[batch], beforehand[2 * batch])
+    assert any((found >= 0).any() for found in scored)
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [

@@ -165,6 +165,37 @@ def test_settings_out_of_range_are_refused_as_the_trainers_are():
         run_of("dart", "--kl-gamma", "2", "--use-cpu").training_arguments()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lora-alpha", "4"], "--lora-alpha: settings of an adapter, and none is trained: set --lora-rank"),
+        (["--lora-target-modules", "q_proj"], "--lora-target-modules: settings of an adapter"),
+        (["--keep-adapter"], "--keep-adapter: settings of an adapter"),
+        (["--lora-rank", "0"], "lora_rank must be at least 1, got 0"),
+        (["--lora-rank", "4", "--lora-alpha", "0"], "lora_alpha must be at least 1, got 0"),
+        (["--lora-rank", "4", "--lora-dropout", "1"], r"lora_dropout must be in \[0, 1\), got 1.0"),
+        (["--lora-r", "4"], r"lora_r \(did you mean 'lora_rank'\?\)"),
+        (["--lora-rank", "many"], "invalid int value"),
+    ],
+)
+def test_an_adapter_that_can_not_be_is_refused(words, message):
+    with pytest.raises(ValueError, match=message):
+        run_of("dflare", *words)
+
+
+def test_an_adapters_settings_become_pefts_and_a_recipe_may_hold_them(tmp_path):
+    pytest.importorskip("peft")
+    assert run_of("dflare").adapter.config() is None
+    config = run_of("dflare", "--lora-rank", "4", "--lora-target-modules", "all-linear").adapter.config()
+    assert (config.r, config.lora_alpha, config.lora_dropout, config.target_modules) == (4, 8, 0.0, "all-linear")
+    path = tmp_path / "own.yaml"
+    path.write_text("kind: dart\nlora_rank: 2\nlora_alpha: 3\nlora_target_modules: [q_proj, fc]\nkeep_adapter: true\n")
+    run = run_of(str(path))
+    config = run.adapter.config()
+    assert (config.r, config.lora_alpha, config.target_modules) == (2, 3, {"q_proj", "fc"})
+    assert run.arguments["keep_adapter"] is True
+
+
 def test_a_recipes_drafter_gives_way_to_one_to_go_on_with():
     run = run_of("dflare", "--drafter", "mine")
     assert (run.drafter.drafter, run.drafter.num_layers, run.arguments["learning_rate"]) == ("mine", None, 6e-4)

@@ -53,9 +53,8 @@ class CompiledDecoding(SpeculativeDecoding):
         # The target's likeliest token is its choice.
         self.is_plain = not self.processors and not self.do_sample
         # An accelerator drafts for the next round while the host looks at this one.
-        self.runs_ahead = target.device.type != "cpu" and not (
-            self.settings.adaptive_depth or self.settings.time_rounds
-        )
+        waits = self.settings.adaptive_depth or self.settings.time_rounds or self.recorder.enabled
+        self.runs_ahead = target.device.type != "cpu" and not waits
         self.queued: tuple[torch.Tensor, torch.LongTensor] | None = None
         self.standing: Standing | None = None
 
@@ -72,7 +71,6 @@ class CompiledDecoding(SpeculativeDecoding):
             if self.rows and self._can_switch():
                 self._switch()
             return
-        torch.compiler.cudagraph_mark_step_begin()
         self._make_room()
         depth = self._depth()
         with self.stopwatch.part("draft"):
@@ -83,8 +81,12 @@ class CompiledDecoding(SpeculativeDecoding):
         with self.stopwatch.part("verify"):
             outcome, scores, logits = self._read_and_commit(tree, drawn, shown)
             arrives = HostCopy(outcome)
-            # Whatever the host finds: rows that are over will ignore their draft.
-            self.queued = self._run_draft() if self.runs_ahead else None
+            if self.runs_ahead:
+                # Whatever the host finds: rows that are over will ignore their draft. What a CUDA graph has put out does not
+                # outlive the step.
+                outcome = outcome.clone()
+                torch.compiler.cudagraph_mark_step_begin()
+                self.queued = self._run_draft()
             paths, new_tokens = self._paths(arrives.rows(), shown)
         with self.stopwatch.part("commit"):
             for index, row in enumerate(self.rows):
@@ -148,10 +150,13 @@ class CompiledDecoding(SpeculativeDecoding):
 
         Where none are asked for round after round, the drafter must read the news before there is no room for more.
         """
-        is_full = self.num_news + self._slots(0) > self.width
-        if depth == 0 and not is_full and self.queued is None:
-            return None, None
-        drafted, self.queued = self.queued or self._run_draft(), None
+        drafted, self.queued = self.queued, None
+        if drafted is None:
+            torch.compiler.cudagraph_mark_step_begin()
+            is_full = self.num_news + self._slots(0) > self.width
+            if depth == 0 and not is_full:
+                return None, None
+            drafted = self._run_draft()
         self.num_news = 0
         return drafted if depth else (None, None)
 

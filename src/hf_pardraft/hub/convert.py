@@ -70,7 +70,9 @@ def load_exactly(source, **kwargs: Any) -> tuple[ParallelDrafter, dict[str, str]
     # One dtype was chosen for all when they were loaded, which may have rounded some.
     restore_dtypes(drafter, {own: facts[name] for own, name in names.items()}, names)
     if drafter.config.to_dict().get("pard2_target_layers") is not None:
-        restore_projection(drafter, find_projection(source, **hub_arguments(kwargs)))
+        projection = find_projection(source, **hub_arguments(kwargs))
+        if projection is not None:
+            restore_projection(drafter, projection)
     reasons = {
         name: next(why for pattern, why in type(drafter).ignored_weights.items() if re.search(pattern, name))
         for name in sorted(facts.keys() - names.values())

@@ -150,6 +150,11 @@ def pard_config(drafter: ParallelDrafter, fields: Fields) -> Fields:
             "the PARD layout has no place for a PARD-2 drafter's projection, which its publishers keep in a pickle, and pickles "
             "are not written: use --to native. The root of such a folder is a PARD drafter already, to vLLM too"
         )
+    if fields.get("pard_tokens") is not None:
+        raise ValueError(
+            f"the PARD layout has one mask token, pard_token, and this drafter has one for each place (pard_tokens "
+            f"{fields['pard_tokens']}), which its readers would not use: use --to native, or train with a shared mask token"
+        )
     own = without(flat_rope(fields), *CLASS_FIELDS)
     base = fields["model_type"]
     return {**own, "architectures": [BASE_ARCHITECTURES[base]], "model_type": base}

@@ -37,6 +37,7 @@ LISTS_OF_WHOLE_NUMBERS = (
     "target_layer_ids",
     "tapped_hidden_states",
     "pard2_target_layers",
+    "pard_tokens",
     "aux_hidden_state_layer_ids",
 )
 BOOLEANS = (

@@ -25,6 +25,9 @@ class PardConfig(PairedConfig):
 
     Args:
         pard_token: id of the mask token that stands for every token not yet known.
+        pard_tokens: one mask id for each place instead, m_0 to m_{K-2} (pard.txt, 4.3 compares the two strategies); then the
+            drafter drafts at most one token more than there are. `pard_token`, all that other readers know of, is m_0.
+            `None`, and not in config.json, where one id is shared.
         spd_type: "pard" or "pard2", as the published checkpoints have it.
         pard2_target_layers: PARD-2: which hidden states of the target it reads, as indices into its `hidden_states` tuple;
             negative ones count from the end, and -1 is taken after the final norm. `None` for PARD.
@@ -38,6 +41,7 @@ class PardConfig(PairedConfig):
     drafter_kind: ClassVar[str] = "pard"
 
     pard_token: int | None = None
+    pard_tokens: list[int] | None = None
     spd_type: str = "pard"
     pard2_target_layers: list[int] | None = None
     pard2_target_dim: int | None = None
@@ -49,6 +53,8 @@ class PardConfig(PairedConfig):
         kwargs.pop("pard2", None)
         if self.pard2_target_layers is not None:
             self.spd_type = "pard2"
+        if self.pard_tokens and self.pard_token is None:
+            self.pard_token = self.pard_tokens[0]
         super().__post_init__(**kwargs)
 
     def __new__(cls, *args: Any, model_type: str = "llama", **kwargs: Any) -> "PardConfig":
@@ -70,9 +76,16 @@ class PardConfig(PairedConfig):
             return cls.from_pretrained(pretrained_model_name_or_path, **kwargs)
         return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
 
+    @property
+    def mask_token_ids(self) -> list[int]:
+        """The ids of all mask tokens: one that is shared, or one for each place."""
+        return [self.pard_token] if self.pard_tokens is None else list(self.pard_tokens)
+
     def to_dict(self) -> dict[str, Any]:
-        """As in `PreTrainedConfig`; a PARD drafter's has no fields of PARD-2."""
+        """As in `PreTrainedConfig`; a PARD drafter's has no fields of PARD-2, nor a list of masks if they share an id."""
         fields = super().to_dict()
+        if self.pard_tokens is None:
+            fields.pop("pard_tokens", None)
         if self.pard2_target_layers is None:
             fields = {name: value for name, value in fields.items() if name not in PARD2_FIELDS}
         return fields

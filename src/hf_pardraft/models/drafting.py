@@ -101,6 +101,24 @@ def mask_ids(mask_token_id: int, batch: int, count: int, device: torch.device) -
         return torch.full((batch, count), mask_token_id, device=device)
 
 
+@lru_cache(maxsize=64)
+def distinct_mask_ids(
+    mask_token_ids: tuple[int, ...], batch: int, count: int, device: torch.device
+) -> torch.LongTensor:
+    """The same for masks that have an id each: the first `count` of them.
+
+    Raises:
+        ValueError: if there are fewer.
+    """
+    if count > len(mask_token_ids):
+        raise ValueError(
+            f"this drafter has {len(mask_token_ids)} mask token ids, one for each place, so it drafts at most "
+            f"{len(mask_token_ids) + 1} tokens at a time, got {count + 1}: ask for fewer, or train one with more"
+        )
+    with torch.inference_mode(False):
+        return torch.tensor(mask_token_ids[:count], dtype=torch.long, device=device).repeat(batch, 1)
+
+
 def last_columns(counts: list[int] | None, batch: int, width: int) -> list[list[int]]:
     """The columns of the real entries of rows that are padded on the left to `width`."""
     return [list(range(width - count, width)) for count in counts or [width] * batch]
@@ -307,6 +325,14 @@ class ParallelDrafter:
     ) -> None:
         """Remember, in the config, what training is for; see [`note_pairing`]."""
         note_pairing(self, target, tokenizer, chat_template_kwargs)
+
+    def taught_depth(self, draft_tokens: int) -> int:
+        """How many tokens ahead training teaches to draft: what is asked for, unless the drafter has a block size of its own.
+
+        Raises:
+            ValueError: if the drafter can't draft as many.
+        """
+        return self.max_draft_depth or draft_tokens
 
     def adopt_training(self, draft_tokens: int) -> None:
         """Draft as many tokens as training teaches, unless the drafter has a block size of its own."""

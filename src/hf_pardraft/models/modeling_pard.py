@@ -4,9 +4,9 @@ PARD-2 is the same with a projection, which adds a target's hidden states to the
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -38,11 +38,12 @@ from .drafting import (
     ParallelDrafter,
     are_real,
     counting,
+    distinct_mask_ids,
     hub_arguments,
     last_columns,
     mask_ids,
 )
-from .mask_token import choose_mask_token_id, find_tokenizer
+from .mask_token import check_mask_token_ids, choose_mask_token_id, find_tokenizer
 from .pairing import other_weights_reason, tokenizer_hash
 from .row_masks import attention_windows, buffer_masks, causal_row_masks
 from .stock_assistant import draft_as_assistant
@@ -53,6 +54,7 @@ from .target_projection import (
     feature_inputs,
     feature_rows_of,
     find_projection,
+    is_among_weights,
     load_projection,
     new_projection,
     projection_fields,
@@ -74,6 +76,11 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
 
     config: PardConfig
     training_layout = "dropped_masks"
+    # The trainer of PARD-2's authors has the base inside a module, with the projection beside it.
+    renamed_weights: ClassVar[dict[str, str]] = {
+        r"^base_model\.model\.": "model.",
+        r"^base_model\.lm_head\.": "lm_head.",
+    }
     # The projection has a file of its own.
     _keys_to_ignore_on_save = [f"{PROJECTION}.weight", f"{PROJECTION}.bias"]
     _keys_to_ignore_on_load_missing = [rf"^{PROJECTION}\."]
@@ -93,6 +100,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
                 f"a PARD drafter needs pard_token, the id of its mask token in [0, {config.vocab_size}), got "
                 f"{config.pard_token}: set it in config.json, or make the drafter with PardDrafter.from_causal_lm"
             )
+        check_distinct_masks(config)
         check_pard2_config(config)
         super().__init__(config, *args, **kwargs)
         self.target_proj = new_projection(config)
@@ -102,8 +110,9 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         """As in `PreTrainedModel`; the base architecture is read from the config, and every weight must be there.
 
         The projection of a PARD-2 drafter is looked for in `target_projection/model.safetensors` and, as published, in
-        `warp_model.bin`. Without it the drafter is loaded as a PARD drafter, with a warning. In a repository whose root
-        holds no drafter, the published subfolder `pard_model` is read.
+        `warp_model.bin`, and among the other weights, where the authors' trainer leaves it. Without it the drafter is loaded as
+        a PARD drafter, with a warning. In a repository whose root holds no drafter, the published subfolder `pard_model` is
+        read.
         """
         kwargs = with_resolved_revision(pretrained_model_name_or_path, kwargs)
         kwargs = with_subfolder(pretrained_model_name_or_path, kwargs)
@@ -119,6 +128,9 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         if fields.get("spd_type") != "pard2":
             return load(pretrained_model_name_or_path, *model_args, **kwargs)
         projection = find_projection(pretrained_model_name_or_path, **source)
+        has_bias = bool(fields.get("pard2_proj_bias"))
+        if projection is None and is_among_weights(pretrained_model_name_or_path, kwargs, has_bias):
+            return load(pretrained_model_name_or_path, *model_args, **kwargs)
         if projection is None:
             warnings.warn(
                 f"{pretrained_model_name_or_path} is a PARD-2 drafter without its projection (none of "
@@ -157,7 +169,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
     def from_causal_lm(
         cls,
         model_or_path: PreTrainedModel | str,
-        mask_token_id: int | None = None,
+        mask_token_id: int | Sequence[int] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         target: PreTrainedModel | None = None,
         target_layers: list[int] | None = None,
@@ -168,7 +180,9 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
 
         Args:
             model_or_path: the model (its weights are copied), or where to load it from. A PARD drafter keeps its mask token.
-            mask_token_id: an unused token id; `None` picks one.
+            mask_token_id: an unused token id, which all masks share; `None` picks one. A list gives each mask an id of its own,
+                m_0 to m_{K-2} for K drafted tokens (pard.txt, section 4.3, found this a little slower);
+                [`~hf_pardraft.models.mask_token.unused_token_ids`] finds them. Such a drafter can't draft more than K tokens.
             tokenizer: says which ids are in use; by default the one saved beside the model.
             target: makes a PARD-2 drafter, which reads this model's hidden states. Until it is trained they add nothing.
             target_layers: PARD-2: which of them, as indices into `hidden_states`: -1 is taken after the final norm, -2 is
@@ -177,7 +191,8 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             **kwargs: for `AutoModelForCausalLM.from_pretrained`, if a path is given.
 
         Raises:
-            ValueError: for another architecture, a mask token id that is in use, or a target that can't be tapped as asked.
+            ValueError: for another architecture, mask token ids that are in use or not different, or a target that can't be
+                tapped as asked.
         """
         if target is None and target_layers is not None:
             raise ValueError("target_layers are layers of the target that a PARD-2 drafter reads: pass target= as well")
@@ -189,11 +204,13 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         fields = {
             name: value for name, value in base.config.to_dict().items() if name not in (*PARD2_FIELDS, "spd_type")
         }
-        trained_mask = fields.get("pard_token")
-        mask_token_id = choose_mask_token_id(
-            base.config, trained_mask if mask_token_id is None else mask_token_id, tokenizer
-        )
-        fields["pard_token"] = mask_token_id
+        trained = fields.pop("pard_tokens", None) or fields.get("pard_token")
+        chosen = trained if mask_token_id is None else mask_token_id
+        if chosen is None or isinstance(chosen, int):
+            fields["pard_token"] = choose_mask_token_id(base.config, chosen, tokenizer)
+        else:
+            check_mask_token_ids(chosen, base.config, tokenizer)
+            fields |= {"pard_token": chosen[0], "pard_tokens": list(chosen)}
         if tokenizer is not None:
             fields["tokenizer_hash"] = tokenizer_hash(tokenizer)
         if target is not None:
@@ -203,11 +220,12 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         weights = {name: w for name, w in base.state_dict().items() if not name.startswith(f"{PROJECTION}.")}
         own = {name: w for name, w in drafter.state_dict().items() if name.startswith(f"{PROJECTION}.")}
         drafter.load_state_dict({**weights, **own})
-        if mask_token_id != trained_mask:
+        fresh = set(config.mask_token_ids) - set(trained if isinstance(trained, list) else [trained])
+        if fresh:
             # An unused row is whatever initialisation left there. The mean of all rows is a token of no meaning.
             with torch.no_grad():
                 embedding = drafter.get_input_embeddings().weight
-                embedding[mask_token_id] = embedding.float().mean(0).to(embedding.dtype)
+                embedding[sorted(fresh)] = embedding.float().mean(0).to(embedding.dtype)
         if target is not None:
             drafter.check_target(target)
         return drafter.eval()
@@ -253,18 +271,40 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             return None
         return f"it was trained for targets of model type {trained_for!r}, and this one is {found!r}"
 
+    @property
+    def max_draft_depth(self) -> int | None:
+        """See [`ParallelDrafter.max_draft_depth`]: no limit where all masks share an id."""
+        return None if self.config.pard_tokens is None else len(self.config.pard_tokens) + 1
+
+    def taught_depth(self, draft_tokens: int) -> int:
+        """See [`ParallelDrafter.taught_depth`]."""
+        limit = self.max_draft_depth
+        if limit is not None and draft_tokens > limit:
+            raise ValueError(
+                f"learning to draft {draft_tokens} tokens takes {draft_tokens - 1} masks, and this drafter has ids for "
+                f"{limit - 1} (pard_tokens {self.config.pard_tokens}): set draft_tokens to {limit} or less, or make the drafter "
+                "with more ids"
+            )
+        return draft_tokens
+
+    def adopt_training(self, draft_tokens: int) -> None:
+        """See [`ParallelDrafter.adopt_training`]; masks beyond those of training have learned nothing."""
+        self.generation_config.num_assistant_tokens = draft_tokens
+
     def generate(self, inputs: torch.LongTensor | None = None, generation_config=None, **kwargs: Any) -> Any:
         """As in `GenerationMixin`; asked as an assistant, which transformers' own loop does, it drafts in one forward.
 
-        This is how a PARD drafter works where this package is not installed; see [`draft_as_assistant`].
+        This is how a PARD drafter works where this package is not installed; see [`draft_as_assistant`]. That loop may ask for
+        more tokens than masks with distinct ids reach, and gets as many as there are.
         """
         if generation_config is None or not generation_config.is_assistant:
             return super().generate(inputs, generation_config, **kwargs)
         end_ids = generation_config.eos_token_id
+        asked = kwargs.get("max_new_tokens") or self.draft_depth
         return draft_as_assistant(
             self,
             kwargs["input_ids"] if inputs is None else inputs,
-            kwargs.get("max_new_tokens") or self.draft_depth,
+            asked if self.max_draft_depth is None else min(asked, self.max_draft_depth),
             kwargs.get("logits_processor") or (),
             kwargs.get("attention_mask"),
             kwargs.get("past_key_values"),
@@ -275,11 +315,11 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
     def draft(self, context: DraftContext, state: DraftState, depth: int) -> torch.Tensor:
         """Feed the new tokens and `depth - 1` masks (eq. 7); the last `depth` rows are the candidates' logits.
 
-        `depth` may exceed the K of training: all masks share one id. Shapes as in [`ParallelDrafter.draft`]. Features, if
+        `depth` may exceed the K of training if all masks share one id. Shapes as in [`ParallelDrafter.draft`]. Features, if
         there are any, are added to the embeddings (PARD-2).
         """
         batch, num_new = context.new_ids.shape
-        masks = mask_ids(self.config.pard_token, batch, depth - 1, context.new_ids.device)
+        masks = self._mask_ids(batch, depth - 1, context.new_ids.device)
         ahead = counting(1, depth, context.new_positions.device)
         start = state.cache.get_seq_length()
         outputs = self(
@@ -300,7 +340,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         """See [`ParallelDrafter.draft_news`]."""
         batch, width = news.ids.shape
         num_masks, device = depth - 1, news.ids.device
-        masks = torch.full((batch, num_masks), self.config.pard_token, device=device)
+        masks = self._mask_ids(batch, num_masks, device)
         num_rows = width + num_masks
         causal = torch.ones(num_rows, num_rows, dtype=torch.bool, device=device).tril()
         within = causal & news.real(num_masks)[:, None]
@@ -381,6 +421,11 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             **kwargs,
         )
 
+    def _mask_ids(self, batch: int, count: int, device: torch.device) -> torch.LongTensor:
+        if self.config.pard_tokens is None:
+            return mask_ids(self.config.pard_token, batch, count, device)
+        return distinct_mask_ids(tuple(self.config.pard_tokens), batch, count, device)
+
     def _row_masks(self, context: DraftContext, state: DraftState, depth: int) -> Any:
         """Masks for rows of different lengths: a row sees its own committed text, and is causal behind it."""
         batch, num_new = context.new_ids.shape
@@ -407,6 +452,23 @@ class PardQwen3(PardDrafter, Qwen3ForCausalLM):
 
 
 PARD_DRAFTERS = {"llama": PardLlama, "qwen2": PardQwen2, "qwen3": PardQwen3}
+
+
+def check_distinct_masks(config: PardConfig) -> None:
+    """Raise a `ValueError` unless masks that have an id each have different ones, the first of them `pard_token`."""
+    ids = config.pard_tokens
+    if ids is None:
+        return
+    if (
+        not ids
+        or len(set(ids)) < len(ids)
+        or not all(0 <= i < config.vocab_size for i in ids)
+        or ids[0] != config.pard_token
+    ):
+        raise ValueError(
+            f"pard_tokens should be different ids in [0, {config.vocab_size}), of which the first is pard_token "
+            f"({config.pard_token}), got {ids}: mend config.json, or make the drafter with PardDrafter.from_causal_lm"
+        )
 
 
 def drafter_class_of(config) -> type[PardDrafter]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import safe_save_file
 from transformers.utils import cached_file
 
-from .checkpoint_files import describe_tensors, is_safetensors, read_tensors
+from .checkpoint_files import describe_tensors, find_weight_files, is_safetensors, read_tensors
 from .checkpoint_weights import all_finite
 from .checksums import add_checksums, check_checksums
 from .configuration_pard import PardConfig, default_target_layers
@@ -120,6 +120,36 @@ def find_projection(folder, **source: Any) -> str | None:
         if found is not None:
             return found
     return None
+
+
+def is_among_weights(folder, kwargs: dict[str, Any], has_bias: bool) -> bool:
+    """Whether a drafter's own weights include the projection, as in the checkpoints of PARD-2's authors' trainer.
+
+    Args:
+        folder: or a repository on the Hub.
+        kwargs: of `from_pretrained`.
+        has_bias: what its config says.
+
+    Raises:
+        OSError: if there are no weights.
+        ValueError: if a part of the projection is there.
+    """
+    names = kwargs["state_dict"].keys() if kwargs.get("state_dict") is not None else names_of_weights(folder, kwargs)
+    found = {name for name in names if name.startswith(f"{PROJECTION}.")}
+    expected = {f"{PROJECTION}.weight", *([f"{PROJECTION}.bias"] if has_bias else [])}
+    if found and found != expected:
+        raise ValueError(
+            f"the projection among the weights of {folder} does not fit config.json (pard2_proj_bias): expected "
+            f"{sorted(expected)}, found {sorted(found)}"
+        )
+    return bool(found)
+
+
+def names_of_weights(folder, kwargs: dict[str, Any]) -> set[str]:
+    """What the weights of a folder or repository are called in its files."""
+    choice = {name: kwargs[name] for name in ("use_safetensors", "variant") if name in kwargs}
+    paths = find_weight_files(folder, **choice, **hub_arguments(kwargs))
+    return set(describe_tensors(paths))
 
 
 def with_subfolder(folder, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,68 @@ from transformers import PreTrainedModel
 
 # Where PARD's base architectures keep the embedding, and PARD-2's projection.
 EMBEDDING, PROJECTION = "embed_tokens", "target_proj"
+
+
+@dataclass
+class AdapterOptions:
+    """A LoRA adapter that is trained rather than all weights; without a rank there is none."""
+
+    lora_rank: int | None = field(
+        default=None,
+        metadata={"help": "Train an adapter of this rank (needs the peft package); by default all weights."},
+    )
+    lora_alpha: int | None = field(
+        default=None, metadata={"help": "What is learned counts alpha / rank times; twice the rank by default."}
+    )
+    lora_dropout: float | None = field(
+        default=None, metadata={"help": "Share of an adapter's inputs that training drops; none by default."}
+    )
+    lora_target_modules: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Names of the layers that it changes, such as q_proj v_proj, or all-linear. By default PEFT's choice for the "
+            "architecture, which it has for pard and pard2."
+        },
+    )
+
+    def config(self) -> Any:
+        """PEFT's `LoraConfig`, `None` without a rank; an `ImportError` without PEFT."""
+        if self.lora_rank is None:
+            return None
+        check_peft("--lora-rank")
+        from peft import LoraConfig
+
+        names = self.lora_target_modules
+        return LoraConfig(
+            r=self.lora_rank,
+            lora_alpha=2 * self.lora_rank if self.lora_alpha is None else self.lora_alpha,
+            lora_dropout=self.lora_dropout or 0.0,
+            # PEFT takes this one as a text, and any other text as a pattern of whole names.
+            target_modules=names[0] if names == ["all-linear"] else names,
+            task_type="CAUSAL_LM",
+        )
+
+
+def check_adapter(options: AdapterOptions, keep_adapter: bool) -> None:
+    """Raise a `ValueError` for an adapter that can't be, or settings of one where there is none."""
+    if options.lora_rank is None:
+        said = [f"--{name.replace('_', '-')}" for name, value in vars(options).items() if value is not None]
+        if said or keep_adapter:
+            also = ", ".join([*said, *(["--keep-adapter"] if keep_adapter else [])])
+            raise ValueError(f"{also}: settings of an adapter, and none is trained: set --lora-rank, or leave them out")
+        return
+    if options.lora_rank < 1:
+        raise ValueError(f"lora_rank must be at least 1, got {options.lora_rank}: leave it out to train all weights")
+    if options.lora_alpha is not None and options.lora_alpha < 1:
+        raise ValueError(f"lora_alpha must be at least 1, got {options.lora_alpha}")
+    if options.lora_dropout is not None and not 0 <= options.lora_dropout < 1:
+        raise ValueError(f"lora_dropout must be in [0, 1), got {options.lora_dropout}")
+
+
+def check_peft(what: str) -> None:
+    """Raise an `ImportError` if PEFT, which `what` needs, is not installed."""
+    if importlib.util.find_spec("peft") is None:
+        raise ImportError(f"{what} needs the peft package: pip install peft")
 
 
 def is_adapted(model: nn.Module) -> bool:
@@ -40,8 +103,7 @@ def adapted(drafter: PreTrainedModel, peft_config: Any) -> nn.Module:
         ImportError: without PEFT.
         ValueError: for a method that puts tokens of its own before a text.
     """
-    if importlib.util.find_spec("peft") is None:
-        raise ImportError("peft_config needs the peft package: pip install peft")
+    check_peft("peft_config")
     from peft import get_peft_model
 
     if peft_config.is_prompt_learning:
@@ -64,7 +126,7 @@ def _train_mask_token(config: Any, drafter: PreTrainedModel) -> None:
         saved.append(PROJECTION)
     if not settings.get("trainable_token_indices") and not any(name.endswith(EMBEDDING) for name in saved):
         if "trainable_token_indices" in settings:
-            config.trainable_token_indices = {EMBEDDING: [drafter.config.pard_token]}
+            config.trainable_token_indices = {EMBEDDING: drafter.config.mask_token_ids}
         else:
             # Not every method can train single rows.
             saved.append(EMBEDDING)

@@ -117,9 +117,7 @@ class DraftTrainingArguments(TrainingArguments):
     )
     keep_adapter: bool = field(
         default=False,
-        metadata={
-            "help": "With a peft_config: save the adapter itself, rather than the drafter with the adapter merged in."
-        },
+        metadata={"help": "Save the adapter itself, rather than the drafter with the adapter merged in."},
     )
     tau_prompts: int = field(
         default=4,

@@ -67,7 +67,8 @@ class PardCollator:
     `row_document`. Only kept rows are ever built; each example has a pattern of its own.
 
     Args:
-        mask_token_id: id of the mask token.
+        mask_token_id: id of the mask token, or a list with an id for each place: block j, rows j places behind their prefix, has
+            the j-th of them, as in drafting.
         num_tokens: K, how many tokens the drafter learns to draft.
         retention, min_retention: COD's r and r_min; r = 1 keeps all.
         seed: of the patterns. `epoch` is set by the trainer.
@@ -75,12 +76,17 @@ class PardCollator:
 
     def __init__(
         self,
-        mask_token_id: int,
+        mask_token_id: int | list[int],
         num_tokens: int = 8,
         retention: float = 0.7,
         min_retention: float = 0.2,
         seed: int = 0,
     ) -> None:
+        if isinstance(mask_token_id, list) and len(mask_token_id) < num_tokens - 1:
+            raise ValueError(
+                f"{num_tokens} tokens are drafted with {num_tokens - 1} masks, got ids for {len(mask_token_id)} of them: pass "
+                "more, a single one for all, or a smaller num_tokens"
+            )
         self.mask_token_id = mask_token_id
         self.num_tokens = num_tokens
         self.retention = retention
@@ -91,7 +97,9 @@ class PardCollator:
     @classmethod
     def for_drafter(cls, drafter: PreTrainedModel, args: DraftTrainingArguments) -> "PardCollator":
         """One that is set up from the drafter's config and the training arguments."""
-        return cls(drafter.config.pard_token, args.draft_tokens, args.cod_retention, args.cod_min_retention, args.seed)
+        config = drafter.config
+        mask_token_id = config.pard_token if config.pard_tokens is None else config.mask_token_ids
+        return cls(mask_token_id, args.draft_tokens, args.cod_retention, args.cod_min_retention, args.seed)
 
     def rows(self, example: dict[str, Any]) -> dict[str, torch.LongTensor]:
         """The rows of one example, `(rows,)` each."""
@@ -105,7 +113,7 @@ class PardCollator:
         index = torch.cat(kept)
         next_labels = torch.cat([labels[1:], labels.new_full((1,), IGNORED)]).masked_fill(~predicts, IGNORED)
         return {
-            "input_ids": torch.where(block == 0, input_ids[index], self.mask_token_id),
+            "input_ids": torch.where(block == 0, input_ids[index], self._masks()[block - 1]),
             "position_ids": positions_in_documents(documents)[index],
             "labels": next_labels[index],
             "draft_positions": block + 1,
@@ -113,6 +121,11 @@ class PardCollator:
             "row_index": index,
             "row_document": documents[index],
         }
+
+    def _masks(self) -> torch.LongTensor:
+        # One for each block behind the first; there is one at least, so that it can be indexed by the first, too.
+        shared = isinstance(self.mask_token_id, int)
+        return torch.tensor([self.mask_token_id] * max(self.num_tokens - 1, 1) if shared else self.mask_token_id)
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.LongTensor]:
         return stacked([self.rows(example) for example in examples], {"labels": IGNORED, "row_document": PADDING})

@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from .arguments import DraftTrainingArguments
 from .data_sources import first_row, load_data, one_split, require_datasets
-from .documents import IGNORED
+from .documents import IGNORED, TOKEN_MASKS, labels_of
 from .encoding import check_tokenizer
 from .examples import KINDS, ExampleEncoder, check_kind, example_kind
 from .packing import packed_examples
@@ -49,7 +49,8 @@ def prepare_data(
 
     Rows have `messages` (and perhaps `tools`), `prompt` and `completion` (texts or messages), `text`, or `input_ids` and
     `labels`, which are left as they are. Learned is what the assistant wrote, the completion, or the text, and the token that
-    ends it.
+    ends it. Rows of `input_ids` may say what is learned as TRL's do, too, with 1 in `completion_mask` and `assistant_masks`; of
+    several, labels included, all must agree.
 
     Args:
         data: what [`load_data`] takes: a `datasets` data set, rows in memory, or where to find them.
@@ -84,6 +85,10 @@ def prepare_data(
         encode = ExampleEncoder(tokenizer, kind, max_length, template_kwargs or {})
         data = data.map(encode, remove_columns=columns, **options, **described("Tokenizing", data))
         columns = ["input_ids", "labels"]
+    elif any(name in columns for name in TOKEN_MASKS):
+        masks = [name for name in TOKEN_MASKS if name in columns]
+        data = data.map(_labelled, remove_columns=masks, **options, **described("Reading masks", data))
+        columns = [*(name for name in columns if name not in (*masks, "labels")), "labels"]
     data = _with_something_to_learn(data, "labels" if "labels" in columns else "input_ids", layout, options)
     if packing and "document_ids" not in columns:
         data = with_labels(data, columns).map(
@@ -177,6 +182,10 @@ def described(what: str, data: Any) -> dict[str, str]:
     from datasets import Dataset
 
     return {"desc": what} if isinstance(data, Dataset) else {}
+
+
+def _labelled(row: dict[str, Any]) -> dict[str, Any]:
+    return {"labels": torch.as_tensor(labels_of(row)).tolist()}
 
 
 def with_labels(data: Any, columns: list[str]) -> Any:

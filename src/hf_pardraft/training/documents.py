@@ -8,16 +8,18 @@ import torch
 from .masks import PADDING
 
 IGNORED = -100
+# What TRL's tokenised rows have in place of labels: 1 for tokens of the completion, and of what the assistant wrote.
+TOKEN_MASKS = ("completion_mask", "assistant_masks")
 
 
 def checked(example: dict[str, Any]) -> tuple[torch.LongTensor, torch.LongTensor, torch.LongTensor]:
     """Input ids, labels and document numbers of an example, `(length,)` each.
 
-    Without `labels` all tokens are learned. Documents are numbered 0, 1, ... as they follow each other, whatever numbers
+    Labels are those of [`labels_of`]. Documents are numbered 0, 1, ... as they follow each other, whatever numbers
     `document_ids` gives them; without it there is one.
     """
     input_ids = torch.as_tensor(example["input_ids"], dtype=torch.long)
-    labels = torch.as_tensor(example.get("labels", input_ids), dtype=torch.long)
+    labels = torch.as_tensor(labels_of(example), dtype=torch.long)
     documents = torch.as_tensor(example.get("document_ids", torch.zeros_like(input_ids)), dtype=torch.long)
     if not input_ids.shape == labels.shape == documents.shape or input_ids.ndim != 1 or len(input_ids) == 0:
         raise ValueError(
@@ -25,6 +27,25 @@ def checked(example: dict[str, Any]) -> tuple[torch.LongTensor, torch.LongTensor
             f"{tuple(input_ids.shape)}, {tuple(labels.shape)} and {tuple(documents.shape)}"
         )
     return input_ids, labels, document_starts(documents).long().cumsum(dim=-1) - 1
+
+
+def labels_of(example: dict[str, Any]) -> Any:
+    """Labels of a tokenised example, `(length,)`: its `labels`, or all of its tokens, where no mask of [`TOKEN_MASKS`] is 0.
+
+    Raises:
+        ValueError: if a mask is of another length, or holds anything but 0 and 1.
+    """
+    labels = example["labels"] if example.get("labels") is not None else example["input_ids"]
+    masks = {name: torch.as_tensor(example[name]) for name in TOKEN_MASKS if example.get(name) is not None}
+    for name, mask in masks.items():
+        labels = torch.as_tensor(labels, dtype=torch.long)
+        if mask.shape != labels.shape or not ((mask == 0) | (mask == 1)).all():
+            raise ValueError(
+                f"{name} should be a 0 or 1 for each of {len(labels)} tokens, got {tuple(mask.shape)} values of "
+                f"{sorted(set(mask.flatten().tolist()))[:5]}"
+            )
+        labels = labels.masked_fill(mask == 0, IGNORED)
+    return labels
 
 
 def document_starts(documents: torch.LongTensor) -> torch.BoolTensor:

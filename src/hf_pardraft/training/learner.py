@@ -17,6 +17,9 @@ from .sampling import example_generator, some_of
 from .scoring import RowScorer
 from .weights import confidence_weights
 
+# Where a batch keeps what the target wrote for it.
+CONTINUATIONS = "target_continuations"
+
 
 @dataclass
 class Learner:
@@ -84,7 +87,7 @@ class Learner:
         """
         rows, reads = self.rows(batch), self.reads
         reading = target_reading(self.drafter, self.target, batch, self.reads_logits)
-        continuations = self._continuations(rows, batch) if "continuations" in reads else None
+        continuations = self.continuations(rows, batch) if "continuations" in reads else None
 
         def target_logits(chunk: slice) -> torch.Tensor:
             logits = reading.logits(rows.samples[chunk], rows.places[chunk])
@@ -145,8 +148,16 @@ class Learner:
         )
         return weights[rows.samples, (rows.positions - 1) * length + rows.places]
 
-    def _continuations(self, rows: SupervisedRows, batch: dict) -> torch.LongTensor:
+    def sampled(self, batch: dict) -> dict[str, torch.Tensor]:
+        """What is to be added to a batch that is scored more than once, so that the target writes for it once."""
+        if "continuations" not in self.reads:
+            return {}
+        return {CONTINUATIONS: self.continuations(self.rows(batch), batch)}
+
+    def continuations(self, rows: SupervisedRows, batch: dict) -> torch.LongTensor:
         """What the target itself writes in place of each label, behind some of the prefixes; as columns, `(rows,)`."""
+        if CONTINUATIONS in batch:
+            return batch[CONTINUATIONS]
         input_ids, mask = text_of(batch)
         samples, anchors = rows.prefixes.cpu().unbind(dim=1)
         chosen, uniforms, texts = [], [], []

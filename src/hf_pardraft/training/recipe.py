@@ -15,6 +15,7 @@ import yaml
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
+from .adapters import AdapterOptions, check_adapter
 from .arguments import DraftTrainingArguments
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -54,7 +55,13 @@ class DrafterOptions:
     num_layers: int | None = option(None, "dflash, dflare: its depth.")
     block_size: int | None = option(None, "dflash, dflare: tokens a block, the anchor counted.")
     draft_length: int | None = option(None, "dart: masks behind a prefix; shifted, it drafts one token more.")
-    mask_token_id: int | None = option(None, "pard, pard2, dflash, dflare: an unused token; by default one is found.")
+    mask_token_id: list[int] | None = field(
+        default=None,
+        metadata={
+            "help": "pard, pard2, dflash, dflare: an unused token; by default one is found. pard, pard2: several, one for each "
+            "of the draft_tokens - 1 masks."
+        },
+    )
     target_layer_ids: list[int] | None = field(
         default=None, metadata={"help": "dflash, dflare: the target's layers whose output it reads."}
     )
@@ -76,12 +83,17 @@ DRAFTER_OPTIONS = {
 }
 
 
+# All that are no arguments of the Trainer.
+OWN_SETTINGS = (RunOptions, DrafterOptions, AdapterOptions)
+
+
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run's settings: where from, which drafter, and how."""
+    """A run's settings: where from, which drafter, which part of it, and how."""
 
     options: RunOptions
     drafter: DrafterOptions
+    adapter: AdapterOptions
     arguments: dict[str, Any]
     given: dict[str, Any]
 
@@ -168,10 +180,10 @@ def typed(words: list[str], source: str) -> dict[str, Any]:
         ValueError: for one that there is not, or a value that is not of its type.
     """
     hints = {}
-    for one in (RunOptions, DrafterOptions, DraftTrainingArguments):
+    for one in (*OWN_SETTINGS, DraftTrainingArguments):
         hints |= typing.get_type_hints(one)
     words, nones = _without_nones(_split_at_equals(words), hints)
-    parser = _Parser(RunOptions, DrafterOptions, DraftTrainingArguments)
+    parser = _Parser(*OWN_SETTINGS, DraftTrainingArguments)
     check_names((word[2:].replace("-", "_") for word in words if word.startswith("--")), _spellings(parser), source)
     found, rest = parser.parse_known_args(words)
     if rest:
@@ -215,13 +227,14 @@ def training_run(words: list[str]) -> TrainingRun:
         # A recipe's drafter is a fresh one.
         settings = {name: value for name, value in settings.items() if name not in names_of(DrafterOptions)}
     given = {**settings, **said}
-    options, drafter = (
-        one(**{name: value for name, value in given.items() if name in names_of(one)})
-        for one in (RunOptions, DrafterOptions)
+    options, drafter, adapter = (
+        one(**{name: value for name, value in given.items() if name in names_of(one)}) for one in OWN_SETTINGS
     )
     check_run(options, drafter)
-    known = names_of(RunOptions) | names_of(DrafterOptions)
-    return TrainingRun(options, drafter, {name: value for name, value in given.items() if name not in known}, given)
+    check_adapter(adapter, bool(given.get("keep_adapter")))
+    known = {name for one in OWN_SETTINGS for name in names_of(one)}
+    arguments = {name: value for name, value in given.items() if name not in known}
+    return TrainingRun(options, drafter, adapter, arguments, given)
 
 
 def names_of(one: type) -> set[str]:
@@ -252,6 +265,8 @@ def check_run(options: RunOptions, drafter: DrafterOptions) -> None:
         raise ValueError(
             f"a {drafter.kind} drafter takes {', '.join(sorted(DRAFTER_OPTIONS[drafter.kind]))}, got {', '.join(sorted(wrong))}"
         )
+    if len(drafter.mask_token_id or []) > 1 and drafter.kind not in ("pard", "pard2"):
+        raise ValueError(f"a {drafter.kind} drafter has one mask token, got mask_token_id {drafter.mask_token_id}")
     if drafter.kind in ("pard", "pard2") and drafter.base is None:
         raise ValueError(
             f"a {drafter.kind} drafter is made of a causal LM: pass it as --base, or a --drafter to go on with"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import TrainingArguments
 
+from .adapters import AdapterOptions
 from .arguments import DraftTrainingArguments
 from .recipe import RECIPES, DrafterOptions, RunOptions, names_of, recipe_names
 
@@ -31,12 +32,14 @@ COMMON_SETTINGS = (
 def help_text(everything: bool = False) -> str:
     """All settings in groups, with their defaults; of the Trainer's own the common ones, unless `everything` is asked for."""
     own = [f for f in dataclasses.fields(DraftTrainingArguments) if f.name not in names_of(TrainingArguments)]
+    of_adapters = [f for f in own if f.name == "keep_adapter"]
     theirs = [f for f in dataclasses.fields(TrainingArguments) if f.init and f.name != "output_dir"]
     shown = theirs if everything else [f for name in COMMON_SETTINGS for f in theirs if f.name == name]
     groups = {
         "The run": dataclasses.fields(RunOptions),
         "The drafter": dataclasses.fields(DrafterOptions),
-        "Batches, objective and evaluation": own,
+        "An adapter": [*dataclasses.fields(AdapterOptions), *of_adapters],
+        "Batches, objective and evaluation": [f for f in own if f not in of_adapters],
         "Training": shown,
     }
     parts = [

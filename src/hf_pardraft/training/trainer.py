@@ -47,7 +47,8 @@ class DraftTrainer(WholeCheckpointTrainer):
             (`keep_adapter`); `AutoDrafter` loads both.
         data_collator: by default the one for the drafter's batch layout, set up from `args`.
         train_dataset, eval_dataset: conversations (`messages`), `prompt` and `completion`, `text`, or `input_ids` and
-            `labels` (-100 for tokens that are not learned): a `datasets` data set, a list of such rows, or a name or file;
+            `labels` (-100 for tokens that are not learned) or TRL's `completion_mask` and `assistant_masks`: a `datasets` data
+            set, a list of such rows, or a name or file;
             see [`~hf_pardraft.training.data.prepare_data`]. All but the last need the tokenizer as `processing_class`.
         **kwargs: as for `Trainer`.
 
@@ -81,6 +82,7 @@ class DraftTrainer(WholeCheckpointTrainer):
             )
         trained, model = model, base_drafter(model)
         check_pair(model, target, args)
+        depth = model.taught_depth(args.draft_tokens)
         if target is not None:
             model.check_target(target)
             freeze(target)
@@ -91,7 +93,7 @@ class DraftTrainer(WholeCheckpointTrainer):
             drafter=model,
             target=target,
             coefficients=parse_objective(args.objective or model.training_objective),
-            depth=model.max_draft_depth or args.draft_tokens,
+            depth=depth,
             rows_per_chunk=args.loss_chunk_rows,
             temperature=args.kl_temperature,
             streak_prefixes=args.streak_prefixes,
@@ -161,19 +163,22 @@ class DraftTrainer(WholeCheckpointTrainer):
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """As in `Trainer`; the batches come with the objectives' denominators over all of them and all processes.
 
-        Where these depend on what the drafter says (its first errors, say), it is asked beforehand, without gradients.
+        Where these depend on what the drafter says (its first errors, say), it is asked beforehand, without gradients. What the
+        target writes for a batch goes with it.
         """
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if len(batches) < 2 and not self.learner.known_before:
             # Its own forward will tell.
             return batches, None
-        gamma, parts = self.current_gamma(), []
+        gamma, parts, known = self.current_gamma(), [], self.learner.known_before
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices), self.compute_loss_context_manager():
             # With the dropout of training, and the random numbers that it will draw again.
             self.model_wrapped.train()
-            for batch in map(self._prepare_inputs, batches):
-                known = self.learner.known_before
+            for index, batch in enumerate(map(self._prepare_inputs, batches)):
+                if not known:
+                    sampled = self.learner.sampled(batch)
+                    batch, batches[index] = {**batch, **sampled}, {**batches[index], **sampled}
                 scores = self.learner.blank_scores(batch) if known else self.learner.scores(self.model_wrapped, batch)
                 parts.append(denominators_of(self.draft_sums(scores, gamma)))
         return batches, self.over_processes(torch.stack(parts).sum(dim=0)) if parts else None
