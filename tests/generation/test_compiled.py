@@ -1,5 +1,7 @@
 """Compiled rounds write what eager ones write, round by round; seen here with pieces that are left uncompiled."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GPT2Config, StaticCache, StoppingCriteria
@@ -7,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GPT2
 from compiled_cases import RATES, assert_same, assert_same_stats, batch_of, eager_and_static, oracle, texts_of
 from hf_pardraft import NgramModel
 from hf_pardraft.generation import buffers, compiled_decode, lasting
+from hf_pardraft.generation.tree import TokenTree
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
@@ -306,25 +309,78 @@ def test_a_draft_that_runs_ahead_of_the_host_changes_nothing(monkeypatch, kind, 
     assert len(ahead) == 1
 
 
-def test_tensors_keep_their_places_from_call_to_call(monkeypatch, pieces):
+def replayed(value, tensors):
+    """A copy of what a piece put out, whose tensors are noted."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.clone())
+        return tensors[-1]
+    if isinstance(value, tuple):
+        return tuple(replayed(part, tensors) for part in value)
+    if isinstance(value, TokenTree):
+        parts = {name: replayed(getattr(value, name), tensors) for name in ("tokens", "parents", "depths", "ancestors")}
+        return replace(value, **parts)
+    assert value is None
+    return value
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}, {"adaptive_depth": True}])
+def test_nothing_that_a_step_puts_out_is_read_in_the_next(monkeypatch, settings, ahead):
+    """As with CUDA graphs, which write to the same memory in every step."""
+    put_out = []
+
+    def graphed(piece, **options):
+        return lambda *arguments: replayed(piece(*arguments), put_out)
+
+    def begin_step():
+        for tensor in put_out:
+            tensor.fill_(True if tensor.dtype == torch.bool else 10**9)
+        put_out.clear()
+
+    monkeypatch.setattr(torch, "compile", graphed)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", begin_step)
+    original = compiled_decode.CompiledDecoding.__init__
+
+    def maybe_ahead(self, *arguments, **options):
+        original(self, *arguments, **options)
+        self.runs_ahead = ahead and not (self.settings.adaptive_depth or self.recorder.enabled)
+
+    monkeypatch.setattr(compiled_decode.CompiledDecoding, "__init__", maybe_ahead)
+    target, batch = tiny_target("llama"), batch_of((9, 3, 6))
+    drafter = oracle("dflash", target, batch, settings=settings)
+    end = int(texts_of(target, batch)[1][14])
+    assert_same(target, batch, drafter, eos_token_id=end)
+    assert_same(target, batch, drafter, do_sample=True, top_k=9)
+    options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "eos_token_id": end}
+    for processing in ({}, {"repetition_penalty": 1.2}):
+        (eager, _), (static, _) = eager_and_static(target, batch, drafter, **options, **processing)
+        torch.testing.assert_close(static.scores, eager.scores, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(static.logits, eager.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_tensors_keep_their_places_from_call_to_call(monkeypatch):
     """As CUDA graphs need it: of calls of one batch size, whatever a piece changes is where it was."""
     monkeypatch.setattr(lasting, "HELD_ON", ("cpu",))
     monkeypatch.setattr(buffers, "SMALLEST", 16)
+    places = []
+
+    def watched(piece, **options):
+        def watch(*arguments):
+            if piece.__name__ == "draft":
+                _, state, news, standing, _ = arguments
+                tensors = [news.ids, news.positions, news.counts, news.features, standing.lengths, standing.growing]
+                tensors += [standing.draft_lengths, standing.roots, standing.root_positions]
+                tensors += [part for layer in state.cache.layers for part in (layer.keys, layer.values)]
+                places[-1].add((state.cache.capacity, *(tensor.data_ptr() for tensor in tensors)))
+            return piece(*arguments)
+
+        return watch
+
+    monkeypatch.setattr(torch, "compile", watched)
     target, batch = tiny_target("llama"), batch_of((9, 3))
     drafter = oracle("dflash", target, batch, settings={"tree_budget": 6})
-    places = []
-    original = compiled_decode.pieces.draft
-
-    def draft(drafter, state, news, standing, depth):
-        tensors = [news.ids, news.positions, news.counts, news.features]
-        tensors += [standing.lengths, standing.draft_lengths, standing.roots, standing.root_positions, standing.growing]
-        tensors += [part for layer in state.cache.layers for part in (layer.keys, layer.values)]
-        places[-1].append((state.cache.capacity, *(tensor.data_ptr() for tensor in tensors)))
-        return original(drafter, state, news, standing, depth)
-
-    monkeypatch.setattr(compiled_decode.pieces, "draft", draft)
-    for _seed in range(3):
-        places.append([])
-        assert_same(target, batch_of((9, 3)), drafter)
-    assert set(places[0]) == set(places[1]) == set(places[2])
+    for _ in range(3):
+        places.append(set())
+        assert_same(target, batch, drafter)
+    assert places[0] == places[1] == places[2]
     assert len({capacity for capacity, *_ in places[0]}) > 1

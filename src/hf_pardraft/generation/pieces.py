@@ -131,7 +131,8 @@ def commit(
     # No path is longer than what there is room for news.
     most = min(choices.shape[1], news.ids.shape[1])
     slots = torch.arange(most, device=choices.device)
-    tokens = acceptance.tokens[:, :most]
+    # Off the path there may be no choice, but the drafter reads whole rows, and looks all of their tokens up.
+    tokens = acceptance.tokens[:, :most].clamp(min=0)
     counts = (acceptance.num_accepted + 1) * standing.growing
     if acceptance.path is not None:
         path, start = acceptance.path[:, :most], standing.lengths[:, None]
