@@ -163,6 +163,50 @@ def make_oracle(drafter, continuation, rates: list[float], seed: int = 0, runner
     return drafter
 
 
+def make_lasting_oracle(
+    drafter, texts: list[torch.LongTensor], rates: list[float], runner_up: float = 0.0, seed: int = 0
+):
+    """Let `drafter` know, at some places of a text, what comes there; elsewhere it proposes what it thinks itself.
+
+    What it knows depends on the place alone, and not, as with [`make_oracle`], on how often it was asked: two loops that call it
+    differently get the same drafts. And since the others are its own, they tell whether it has read what it should have.
+
+    Args:
+        drafter: the drafter to change in place.
+        texts: one per row, see [`make_oracle`].
+        rates: one probability per draft position.
+        runner_up: the share of the other positions where it has an inkling, which a tree can make use of.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    depth, longest = len(rates), max(map(len, texts))
+    padded = torch.stack([torch.nn.functional.pad(text, (0, longest + depth + 1 - len(text))) for text in texts])
+    truth = torch.stack([padded[:, 1 + k : 1 + k + longest] for k in range(depth)], dim=2)
+    chances = torch.rand(2, *truth.shape, generator=generator)
+    lift = torch.where(chances[0] < torch.tensor(rates), 40.0, torch.where(chances[1] < runner_up, 3.0, 0.0))
+    real_draft, real_draft_news, real_new_state = drafter.draft, drafter.draft_news, drafter.new_draft_state
+
+    def new_draft_state(target):
+        state = real_new_state(target)
+        follow_rows(state, len(texts))
+        return state
+
+    def lifted(logits, state, anchors):
+        rows, anchors = torch.tensor(state.oracle_rows), anchors.clamp(max=longest - 1)
+        known = slice(0, logits.shape[1])
+        return logits.scatter_add(
+            2, truth[rows, anchors, known, None], lift[rows, anchors, known, None].to(logits.dtype)
+        )
+
+    drafter.new_draft_state = new_draft_state
+    drafter.draft = lambda context, state, depth: lifted(
+        real_draft(context, state, depth), state, context.new_positions[:, -1]
+    )
+    drafter.draft_news = lambda news, state, lengths, depth: lifted(
+        real_draft_news(news, state, lengths, depth), state, news.last(news.positions)[:, 0]
+    )
+    return drafter
+
+
 def follow_rows(state, batch: int) -> None:
     """Let a draft state remember which rows of the batch it still holds."""
     state.oracle_rows = list(range(batch))

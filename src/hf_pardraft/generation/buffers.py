@@ -7,6 +7,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from .cache import Entries
+from .lasting import LastingTensors
 
 # Columns of the smallest buffer; larger ones are twice as large.
 SMALLEST = 256
@@ -89,23 +90,39 @@ class Buffers(Cache):
         ]
 
 
-def new_buffers(layers: Sequence[tuple[torch.Tensor, torch.Tensor]], capacity: int) -> Buffers:
-    """Buffers that begin with the given entries, `(batch, heads, columns, head_dim)` keys and values of each layer."""
-    return Buffers([BufferLayer(_buffer(keys, capacity), _buffer(values, capacity)) for keys, values in layers])
+def new_buffers(
+    layers: Sequence[tuple[torch.Tensor, torch.Tensor]], capacity: int, tensors: LastingTensors, role: str
+) -> Buffers:
+    """Buffers that begin with given entries.
+
+    Args:
+        layers: `(batch, heads, columns, head_dim)` keys and values of each layer.
+        capacity: columns.
+        tensors: where they come from.
+        role: whose buffers they are.
+    """
+    return Buffers(
+        [
+            BufferLayer(
+                _buffer(f"{role} keys {index}", keys, capacity, tensors),
+                _buffer(f"{role} values {index}", values, capacity, tensors),
+            )
+            for index, (keys, values) in enumerate(layers)
+        ]
+    )
 
 
-def with_room(buffers: Buffers, num_columns: int) -> Buffers:
+def with_room(buffers: Buffers, num_columns: int, tensors: LastingTensors, role: str) -> Buffers:
     """The same buffers, or larger ones with the same entries if they have fewer than `num_columns` columns."""
     if buffers.capacity >= num_columns:
         return buffers
-    return new_buffers([(layer.keys, layer.values) for layer in buffers.layers], capacity_for(num_columns))
+    layers = [(layer.keys, layer.values) for layer in buffers.layers]
+    return new_buffers(layers, capacity_for(num_columns), tensors, role)
 
 
-def _buffer(entries: torch.Tensor, capacity: int) -> torch.Tensor:
+def _buffer(name: str, entries: torch.Tensor, capacity: int, tensors: LastingTensors) -> torch.Tensor:
     # What holds nothing is masked, but must be finite.
-    buffer = entries.new_zeros(*entries.shape[:2], capacity, entries.shape[3])
+    buffer = tensors.zeros(name, (*entries.shape[:2], capacity, entries.shape[3]), entries)
     buffer[:, :, : entries.shape[2]] = entries
     torch._dynamo.maybe_mark_dynamic(buffer, 2)
-    if buffer.device.type == "cuda":
-        torch._dynamo.mark_static_address(buffer)
     return buffer

@@ -15,6 +15,7 @@ from .buffers import with_room
 from .cache import Entries
 from .compiling import Compiler
 from .decode import SpeculativeDecoding
+from .lasting import LastingTensors
 from .moving import moved_cache, moved_news, moved_standing, packed
 from .pieces import Standing
 from .selection import DrawnChain
@@ -40,6 +41,7 @@ class CompiledDecoding(SpeculativeDecoding):
         super().__init__(target, **arguments)
         self.target, self.drafter = target, self.candidates.drafter
         self.compiler = Compiler(target, compile_config)
+        self.tensors = LastingTensors(target)
         self.full_depth = self.schedule.deepest
         # The news of a round: all that it accepted, and the bonus token.
         self.width = self.full_depth + 1
@@ -55,6 +57,12 @@ class CompiledDecoding(SpeculativeDecoding):
         self.runs_ahead = target.device.type != "cpu" and not waits
         self.queued: tuple[torch.Tensor, torch.LongTensor] | None = None
         self.standing: Standing | None = None
+
+    def run(self, input_ids: torch.LongTensor) -> Any:
+        try:
+            return super().run(input_ids)
+        finally:
+            self.tensors.give_back()
 
     def round(self) -> None:
         """Draft, read, verify and commit once."""
@@ -101,7 +109,9 @@ class CompiledDecoding(SpeculativeDecoding):
             super().select_rows(kept)
             return
         for row in {*self.live} - {self.live[index] for index in kept}:
-            self.standing.growing[row] = 0
+            # It takes no room any more, and its positions are such as exist.
+            self.standing.reset(row)
+            self.row_lengths[row] = 0
         self.live = [self.live[index] for index in kept]
 
     # From the first rounds to compiled ones.
@@ -118,18 +128,20 @@ class CompiledDecoding(SpeculativeDecoding):
     def _switch(self) -> None:
         """Move what the first rounds left into buffers."""
         state, batch = self.candidates.state, len(self.rows)
-        self.cache, self.row_lengths = moved_cache(self.reader.cache, batch, self.most_slots)
-        state.cache, draft_lengths = moved_cache(state.cache, batch, self.draft_room)
-        self.news, self.num_news = moved_news(self.candidates.take_unread(), self.width)
-        self.standing = moved_standing(self.row_lengths, draft_lengths, self.unread, self.reader.axis_shift)
+        self.cache, self.row_lengths = moved_cache(self.reader.cache, batch, self.most_slots, self.tensors, "target")
+        state.cache, draft_lengths = moved_cache(state.cache, batch, self.draft_room, self.tensors, "drafter")
+        self.news, self.num_news = moved_news(self.candidates.take_unread(), self.width, self.tensors)
+        self.standing = moved_standing(
+            self.row_lengths, draft_lengths, self.unread, self.reader.axis_shift, self.tensors
+        )
         self.live = list(range(batch))
         self.arguments = {name: value for name, value in self.reader.arguments.items() if name not in OWN_ARGUMENTS}
 
     def _make_room(self) -> None:
         """Let buffers grow that may be too small for this round."""
         longest, state = max(self.row_lengths), self.candidates.state
-        self.cache = with_room(self.cache, longest + self.most_slots)
-        state.cache = with_room(state.cache, longest + self.draft_room)
+        self.cache = with_room(self.cache, longest + self.most_slots, self.tensors, "target")
+        state.cache = with_room(state.cache, longest + self.draft_room, self.tensors, "drafter")
 
     # The parts of a round.
 
@@ -215,7 +227,11 @@ class CompiledDecoding(SpeculativeDecoding):
             return outcome, None, None
         logits, states = self.compiler(pieces.read, shape + taps, *reading, shown)
         num_slots = 1 + (tree.num_nodes if tree else 0)
-        own, scores, raw_logits = self.choose(self._of_live(logits)[:, :num_slots], tree, drawn)
+        logits = self._of_live(logits)[:, :num_slots]
+        if self.recorder.scores is not None:
+            # They outlast the round, unlike what compiled pieces leave.
+            logits = logits.clone()
+        own, scores, raw_logits = self.choose(logits, tree, drawn)
         choices = own.new_zeros(len(self.row_lengths), shown.num_nodes + 1)
         choices[self.live, :num_slots] = own
         outcome = self.compiler(
@@ -251,7 +267,7 @@ class HostCopy:
     """A tensor on its way to the host, which need not wait for it yet."""
 
     def __init__(self, values: torch.Tensor) -> None:
-        self.values = values.to("cpu", non_blocking=True)
+        self.values = values.to("cpu", non_blocking=values.device.type == "cuda")
         self.event = None
         if values.device.type == "cuda":
             self.event = torch.cuda.Event()

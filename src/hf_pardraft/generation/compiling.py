@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -26,9 +27,12 @@ class Compiler:
 
     def __init__(self, target: PreTrainedModel, config: CompileConfig | None) -> None:
         config = config or CompileConfig()
-        options = config.to_dict()
+        # `to_dict` copies the backend, and a copy would be compiled for anew in every call.
+        options = {**config.to_dict(), "backend": config.backend}
         # What differs from call to call is a tensor's value, or a dimension that is marked as dynamic.
         options["dynamic"] = bool(options["dynamic"])
+        # Whatever is wrong with them is said now, before the prompt is read.
+        torch.compile(_nothing, **options)
         self.options = options
         self.known = _compiled.setdefault(target, {})
 
@@ -52,9 +56,13 @@ class Compiler:
                 warnings.simplefilter("ignore")
                 result = compiled(*arguments)
         except COMPILE_ERRORS as error:
-            first_line = str(error).strip().split("\n")[0]
+            # A backend's own error is wrapped.
+            cause = error.inner_exception if isinstance(error, BackendCompilerFailed) else error
+            if isinstance(cause, (torch.OutOfMemoryError, MemoryError)):
+                raise cause from error
+            first_line = str(cause).strip().split("\n")[0]
             logger.warning_once(
-                f"Compiling the rounds failed, so they run uncompiled: {type(error).__name__}: {first_line}"
+                f"Compiling the rounds failed, so they run uncompiled: {type(cause).__name__}: {first_line}"
             )
             torch._dynamo.reset_code(copy.__code__)
             self.known[key] = piece
@@ -63,7 +71,12 @@ class Compiler:
         return result
 
 
-COMPILE_ERRORS = (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError)
+# Those of backends are among them.
+COMPILE_ERRORS = (TorchDynamoException,)
+
+
+def _nothing() -> None:
+    pass
 
 
 def wants_compiled(generation_config: GenerationConfig) -> bool:

@@ -26,6 +26,11 @@ def decoding_for(
         if reason is None:
             return CompiledDecoding(target, compile_config=generation_config.compile_config, **arguments)
         logger.warning_once(f"Rounds are not compiled, but run as without cache_implementation='static': {reason}")
+    elif generation_config.compile_config is not None and not generation_config.disable_compile:
+        logger.warning_once(
+            "You have set `compile_config`, but rounds are compiled with cache_implementation='static' only, got "
+            f"{generation_config.cache_implementation!r}. Compilation will be skipped."
+        )
     return SpeculativeDecoding(target, **arguments)
 
 

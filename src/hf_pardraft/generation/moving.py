@@ -5,16 +5,19 @@ import torch
 from ..models.draft_cache import GrowingLayer, RowEntries
 from ..models.drafting import DraftContext, News
 from .buffers import Buffers, capacity_for, new_buffers
+from .lasting import LastingTensors
 from .pieces import Standing
 from .prompt import Unread
 
 
-def moved_cache(cache: RowEntries, batch: int, num_more: int) -> tuple[Buffers, list[int]]:
+def moved_cache(
+    cache: RowEntries, batch: int, num_more: int, tensors: LastingTensors, role: str
+) -> tuple[Buffers, list[int]]:
     """The entries of a cache in buffers with room for `num_more`, each at its token's index; and how many each row has."""
     layers = cache.growing_layers()
     lengths = cache.row_lengths or [layers[0].get_seq_length()] * batch
     capacity = capacity_for(max(lengths) + num_more)
-    return new_buffers([_laid_out(layer, lengths) for layer in layers], capacity), lengths
+    return new_buffers([_laid_out(layer, lengths) for layer in layers], capacity, tensors, role), lengths
 
 
 def _laid_out(layer: GrowingLayer, lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,7 +33,7 @@ def _laid_out(layer: GrowingLayer, lengths: list[int]) -> tuple[torch.Tensor, to
     return tuple(parts)
 
 
-def moved_news(context: DraftContext, width: int) -> tuple[News, int]:
+def moved_news(context: DraftContext, width: int, tensors: LastingTensors) -> tuple[News, int]:
     """What the drafter has not read yet, padded on the right to `width`; and how much that is in the longest row."""
     batch, most = context.new_ids.shape
     counts = context.new_counts or [most] * batch
@@ -45,35 +48,34 @@ def moved_news(context: DraftContext, width: int) -> tuple[News, int]:
         features = torch.nn.functional.pad(features, (0, 0, missing, 0)) if missing > 0 else features[:, -most:]
         places = order.to(features.device)[:, :, None].expand(-1, -1, features.shape[2])
         features = features.gather(1, places)
-    news = News(context.new_ids.gather(1, order), context.new_positions.gather(1, order), held, features)
-    lasting(news.ids, news.positions, news.counts, news.features)
+    news = News(
+        tensors.copy("news: ids", context.new_ids.gather(1, order)),
+        tensors.copy("news: positions", context.new_positions.gather(1, order)),
+        tensors.copy("news: counts", held),
+        None if features is None else tensors.copy("news: features", features),
+    )
     return news, max(counts)
 
 
 def moved_standing(
-    lengths: list[int], draft_lengths: list[int], unread: Unread, axis_shift: torch.LongTensor | None
+    lengths: list[int],
+    draft_lengths: list[int],
+    unread: Unread,
+    axis_shift: torch.LongTensor | None,
+    tensors: LastingTensors,
 ) -> Standing:
     """Where the rows stand that have `lengths` entries, and the newest tokens to be read."""
     device = unread.ids.device
-    standing = Standing(
-        torch.tensor(lengths, device=device),
-        torch.tensor(draft_lengths, device=device),
-        packed(unread.ids),
-        packed(unread.root_positions),
-        torch.ones(len(lengths), dtype=torch.long, device=device),
+    return Standing(
+        tensors.copy("lengths", torch.tensor(lengths, device=device)),
+        tensors.copy("draft lengths", torch.tensor(draft_lengths, device=device)),
+        tensors.copy("roots", unread.ids),
+        tensors.copy("root positions", unread.root_positions),
+        tensors.copy("growing", torch.ones(len(lengths), dtype=torch.long, device=device)),
         None if axis_shift is None else packed(axis_shift),
     )
-    lasting(standing.lengths, standing.draft_lengths, standing.roots, standing.root_positions, standing.growing)
-    return standing
 
 
 def packed(values: torch.Tensor) -> torch.Tensor:
     """A copy with the strides that follow from its shape, on which compiled code depends."""
     return values.clone(memory_format=torch.contiguous_format)
-
-
-def lasting(*tensors: torch.Tensor | None) -> None:
-    """Say that tensors stay where they are: CUDA graphs change them in place."""
-    for tensor in tensors:
-        if tensor is not None and tensor.device.type == "cuda":
-            torch._dynamo.mark_static_address(tensor)

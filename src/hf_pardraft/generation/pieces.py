@@ -36,6 +36,11 @@ class Standing:
     growing: torch.LongTensor
     axis_shift: torch.LongTensor | None = None
 
+    def reset(self, row: int) -> None:
+        """Let a row that is over stand at the beginning of its buffers, and stay there."""
+        for values in (self.lengths, self.draft_lengths, self.root_positions, self.growing):
+            values[row] = 0
+
 
 def draft(
     drafter: ParallelDrafter, state: DraftState, news: News, standing: Standing, depth: int
@@ -82,7 +87,9 @@ def read(
         depths, within = slots, slots[:, None] <= slots[:, :, None]
     else:
         depths, within = tree.slot_depths, root_and_nodes(tree, len(ids), ids.device)
-    positions = standing.root_positions + depths
+    # Behind the longest text that a target has positions for, there may be none for slots without a node.
+    is_empty = torch.nn.functional.pad(tree.tokens < 0, (1, 0))
+    positions = standing.root_positions + depths.masked_fill(is_empty, 0)
     if standing.axis_shift is not None:
         positions = positions + standing.axis_shift
     cache.columns = standing.lengths[:, None] + slots
@@ -124,7 +131,8 @@ def commit(
     # No path is longer than what there is room for news.
     most = min(choices.shape[1], news.ids.shape[1])
     slots = torch.arange(most, device=choices.device)
-    tokens = acceptance.tokens[:, :most]
+    # Off the path there may be no choice, but the drafter reads whole rows, and looks all of their tokens up.
+    tokens = acceptance.tokens[:, :most].clamp(min=0)
     counts = (acceptance.num_accepted + 1) * standing.growing
     if acceptance.path is not None:
         path, start = acceptance.path[:, :most], standing.lengths[:, None]

@@ -34,7 +34,7 @@ from .drafting import (
 from .mask_token import choose_mask_token_id, find_tokenizer
 from .pairing import describe_target, tokenizer_hash
 from .published_dflash import IGNORED_WEIGHTS, RENAMED_WEIGHTS
-from .row_masks import additive, buffer_columns, token_indices, visible_columns
+from .row_masks import additive, additive_in_graphs, buffer_columns, token_indices, visible_columns
 from .tap_indices import layer_ids_to_hidden_state_indices
 from .target_bound import TargetBoundDrafter, architecture_like, with_common_names
 
@@ -303,8 +303,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         if "sliding_attention" in self.config.layer_types:
             distance = (indices[:, -block_size:, None] - places[:, None]).abs()
             masks["sliding_attention"] = visible & (distance <= self.config.sliding_window)
-        lowest = torch.finfo(self.dtype).min
-        return {name: torch.where(seen, 0.0, lowest).to(self.dtype)[:, None] for name, seen in masks.items()}
+        return {name: additive_in_graphs(seen, self.dtype) for name, seen in masks.items()}
 
     def _row_masks(self, context: DraftContext, state: DraftState) -> dict[str, torch.Tensor]:
         """Masks for rows of different lengths: a block sees all of its row's context, and all of itself."""

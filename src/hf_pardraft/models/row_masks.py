@@ -119,6 +119,12 @@ def _bounds(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
         )
 
 
+def additive_in_graphs(visible: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
+    """[`additive`], from `visible` alone, for compiled code."""
+    hidden = ~visible
+    return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)[:, None]
+
+
 def buffer_columns(
     within: torch.BoolTensor, new_indices: torch.LongTensor, lengths: torch.LongTensor, capacity: int
 ) -> tuple[torch.BoolTensor, torch.LongTensor]:
@@ -167,5 +173,5 @@ def buffer_masks(
             visible = seen & ((places[:, None] + ends) // size == (queries + ends) // size)
         elif size is not None:
             visible = seen & (places[:, None] > queries - size)
-        masks[layer_type] = torch.where(visible, 0.0, torch.finfo(dtype).min).to(dtype)[:, None]
+        masks[layer_type] = additive_in_graphs(visible, dtype)
     return masks if len(masks) > 1 else next(iter(masks.values()))

@@ -1,0 +1,53 @@
+"""The same calls with eager and with compiled rounds."""
+
+import torch
+
+from tiny_models import make_lasting_oracle, random_prompt, tiny_drafter
+
+RATES = [0.7, 0.6, 0.6, 0.5]
+LONGEST = 20
+
+
+def batch_of(lengths) -> dict[str, torch.Tensor]:
+    """Prompts of different lengths, padded on the left."""
+    prompts, longest = [random_prompt(length, seed=seed) for seed, length in enumerate(lengths)], max(lengths)
+    ids = torch.cat([torch.nn.functional.pad(p, (longest - p.shape[1], 0), value=0) for p in prompts])
+    mask = torch.cat([torch.nn.functional.pad(torch.ones_like(p), (longest - p.shape[1], 0)) for p in prompts])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def texts_of(target, batch, longest: int = LONGEST) -> list[torch.LongTensor]:
+    """What the target writes greedily, row by row and without padding."""
+    out = target.generate(**batch, do_sample=False, max_new_tokens=longest)
+    return [row[int((mask == 0).sum()) :] for row, mask in zip(out, batch["attention_mask"], strict=True)]
+
+
+def oracle(kind, target, batch, rates=RATES, runner_up=0.7, settings=None, longest=LONGEST, **overrides):
+    """A drafter that knows some of the greedy text, and whose proposals are recorded."""
+    drafter = tiny_drafter(kind, target, depth=len(rates), **overrides)
+    for name, value in {"record_drafts": True, **(settings or {})}.items():
+        setattr(drafter.generation_config, name, value)
+    return make_lasting_oracle(drafter, texts_of(target, batch, longest), rates, runner_up)
+
+
+def eager_and_static(target, batch, drafter, **options):
+    """The same call twice, and how it went."""
+    results = []
+    for how in ({}, {"cache_implementation": "static"}):
+        torch.manual_seed(0)
+        options = {"max_new_tokens": LONGEST, "do_sample": False, **options}
+        out = target.generate(**batch, assistant_model=drafter, **options, **how)
+        results.append((out, drafter.last_stats))
+    return results
+
+
+def assert_same(target, batch, drafter, **options) -> None:
+    """Assert that text and rounds are the same."""
+    (eager, eager_stats), (static, static_stats) = eager_and_static(target, batch, drafter, **options)
+    assert torch.equal(static, eager)
+    assert_same_stats(static_stats, eager_stats)
+
+
+def assert_same_stats(static, eager) -> None:
+    for name in ("rounds", "tokens_per_round", "drafted_per_round", "accepted_per_round", "proposals"):
+        assert getattr(static, name) == getattr(eager, name), name

@@ -1,0 +1,386 @@
+"""Compiled rounds write what eager ones write, round by round; seen here with pieces that are left uncompiled."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GPT2Config, StaticCache, StoppingCriteria
+
+from compiled_cases import RATES, assert_same, assert_same_stats, batch_of, eager_and_static, oracle, texts_of
+from hf_pardraft import NgramModel
+from hf_pardraft.generation import buffers, compiled_decode, lasting
+from hf_pardraft.generation.tree import TokenTree
+from tiny_models import random_prompt, tiny_drafter, tiny_target
+
+KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
+LENGTHS = (9, 3, 6, 1)
+PAIRS = [
+    *(("llama", kind) for kind in KINDS),
+    ("mistral", "pard"),
+    ("mistral", "dart"),
+    ("gemma3", "pard"),
+    ("gemma3", "dflare"),
+    ("gpt_oss", "dflash"),
+    ("qwen3_moe", "pard2"),
+    ("phi3", "dflash"),
+]
+
+
+@pytest.fixture(autouse=True)
+def pieces(monkeypatch):
+    """Nothing is compiled; the names of the pieces that run are noted."""
+    names = []
+
+    def uncompiled(piece, **options):
+        def noted(*arguments):
+            names.append(piece.__name__)
+            return piece(*arguments)
+
+        return noted
+
+    monkeypatch.setattr(torch, "compile", uncompiled)
+    return names
+
+
+@pytest.fixture
+def small_buffers(monkeypatch):
+    """Buffers grow every few rounds, and are full to the last column now and then."""
+    monkeypatch.setattr(buffers, "SMALLEST", 4)
+    monkeypatch.setattr(buffers, "capacity_for", lambda num_columns: num_columns)
+    monkeypatch.setattr("hf_pardraft.generation.moving.capacity_for", lambda num_columns: num_columns)
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+@pytest.mark.parametrize(("architecture", "kind"), PAIRS)
+def test_every_round_goes_as_it_goes_uncompiled(pieces, architecture, kind, budget):
+    target, batch = tiny_target(architecture), batch_of(LENGTHS)
+    drafter = oracle(kind, target, batch, settings={"tree_budget": budget})
+    assert_same(target, batch, drafter, do_sample=False)
+    assert pieces.count("read_and_commit") > 3
+    assert "draft" in pieces
+    assert ("grow_tree" in pieces) == (budget > 0)
+    assert drafter.last_stats.tau > 1.4
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+@pytest.mark.parametrize("overrides", [{"shifted": False}, {"draft_token_ids": list(range(2, 50))}])
+def test_darts_of_every_form(overrides, budget):
+    target, batch = tiny_target("qwen3"), batch_of((5, 2))
+    assert_same(target, batch, oracle("dart", target, batch, settings={"tree_budget": budget}, **overrides))
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+def test_an_untrained_drafter_is_refused_in_every_round_alike(kind):
+    target, batch = tiny_target("llama"), batch_of((7,))
+    drafter = tiny_drafter(kind, target)
+    drafter.generation_config.record_drafts = True
+    assert_same(target, batch, drafter)
+
+
+def test_float64_and_eager_attention():
+    target, batch = tiny_target("gemma3").double(), batch_of((4, 8))
+    target.set_attn_implementation("eager")
+    assert_same(target, batch, oracle("dflash", target, batch, settings={"tree_budget": 8}))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tree_budget": 9, "tree_beam_width": 2},
+        {"tree_budget": 9, "tree_top_k": 3, "tree_scoring": "dart"},
+        *({"tree_budget": 9, "tree_end_rule": rule} for rule in ("stop", "last", "ignore")),
+        {"tree_budget": 1},
+        {"tree_budget": 60},
+    ],
+)
+def test_trees_of_every_shape_and_end_rule(settings):
+    target, batch = tiny_target("llama"), batch_of((5, 8))
+    end = int(texts_of(target, batch)[0][-3])
+    assert_same(target, batch, oracle("pard", target, batch, settings=settings), eos_token_id=end)
+
+
+@pytest.mark.parametrize("rule", ["stop", "last", "ignore"])
+def test_trees_with_an_ngram_model(rule):
+    target, batch = tiny_target("llama"), batch_of((5, 8))
+    texts = texts_of(target, batch)
+    drafter = oracle("dart", target, batch, settings={"tree_budget": 12, "tree_end_rule": rule})
+    drafter.ngram = NgramModel.from_token_stream(texts, vocab_size=64, order=4)
+    assert_same(target, batch, drafter, eos_token_id=int(texts[1][-4]))
+
+
+SAMPLING = {
+    "everywhere": {"temperature": 0.7, "top_p": 0.9},
+    "along the path": {"temperature": 0.7, "repetition_penalty": 1.2},
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
+@pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}, {"verification": "rejection"}])
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+def test_a_seed_gives_the_same_samples(kind, settings, sampling):
+    target, batch = tiny_target("llama"), batch_of((6, 3))
+    drafter = oracle(kind, target, batch, settings=settings)
+    assert_same(target, batch, drafter, do_sample=True, **sampling)
+
+
+@pytest.mark.parametrize("budget", [0, 8])
+@pytest.mark.parametrize(
+    "processing", [{"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": [5, 9]}]
+)
+def test_processors(processing, budget):
+    target, batch = tiny_target("qwen3"), batch_of((6, 3))
+    assert_same(target, batch, oracle("pard", target, batch, settings={"tree_budget": budget}), **processing)
+
+
+@pytest.mark.parametrize("budget", [0, 8])
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+def test_rows_end_at_different_times_and_at_every_place_of_a_block(small_buffers, kind, budget):
+    """The longest row goes first: what it accepted behind its end must not be looked for in buffers that are full."""
+    target, batch = tiny_target("llama"), batch_of((14, 2, 5))
+    texts = texts_of(target, batch)
+    drafter = oracle(kind, target, batch, rates=[1.0] * 4, settings={"tree_budget": budget})
+    for place in range(5):
+        ends = [int(texts[0][14 + 5 + place]), int(texts[2][5 + 12])]
+        assert_same(target, batch, drafter, eos_token_id=ends)
+
+
+@pytest.mark.parametrize("budget", [0, 8])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+def test_buffers_that_grow_in_the_middle_of_a_text(small_buffers, kind, budget):
+    target, batch = tiny_target("gemma3"), batch_of((9, 1))
+    assert_same(target, batch, oracle(kind, target, batch, settings={"tree_budget": budget}))
+
+
+@pytest.mark.parametrize("budget", [0, 8])
+def test_every_length_is_cut_at_the_same_token(budget):
+    target, batch = tiny_target("llama"), batch_of((5,))
+    drafter = oracle("dflash", target, batch, rates=[0.9] * 4, settings={"tree_budget": budget})
+    for length in range(1, 16):
+        assert_same(target, batch, drafter, max_new_tokens=length)
+
+
+@pytest.mark.parametrize(("kind", "budget"), [("pard", 0), ("dflash", 6)])
+@pytest.mark.parametrize("rates", [RATES, [0.0] * 4, [0.2, 0.1, 0.1, 0.1]])
+def test_adaptive_depth_pauses_as_it_does_uncompiled(kind, rates, budget):
+    target, batch = tiny_target("qwen3"), batch_of((6,))
+    settings = {"adaptive_depth": True, "tree_budget": budget}
+    drafter = oracle(kind, target, batch, rates=rates, runner_up=0.0, settings=settings, longest=60)
+    assert_same(target, batch, drafter, max_new_tokens=60)
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+def test_adaptive_depth_of_a_batch(kind):
+    target, batch = tiny_target("qwen3"), batch_of((6, 3, 8))
+    drafter = oracle(kind, target, batch, rates=[0.2] * 4, settings={"adaptive_depth": True}, longest=50)
+    assert_same(target, batch, drafter, max_new_tokens=50)
+
+
+def test_several_sequences_of_one_prompt():
+    target, batch = tiny_target("llama"), batch_of((6, 2))
+    drafter = tiny_drafter("dflash", target)
+    assert_same(target, batch, drafter, do_sample=True, num_return_sequences=3)
+
+
+class EndsWithEven(StoppingCriteria):
+    """Over when the last two tokens are even."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return (input_ids[:, -2:] % 2 == 0).all(dim=1)
+
+
+@pytest.mark.parametrize("lengths", [(6,), (6, 3)])
+def test_a_criterion_of_ones_own(lengths):
+    target, batch = tiny_target("llama"), batch_of(lengths)
+    drafter = oracle("dflash", target, batch, rates=[1.0] * 4)
+    assert_same(target, batch, drafter, stopping_criteria=[EndsWithEven()], eos_token_id=62)
+    assert_same(target, batch, drafter, stopping_criteria=[EndsWithEven()])
+
+
+def test_stop_strings(tiny_family):
+    target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_family / "target")
+    batch = dict(tokenizer("def add(a, b):", return_tensors="pt"))
+    text = tokenizer.decode(target.generate(**batch, max_new_tokens=28)[0, batch["input_ids"].shape[1] :])
+    drafter = oracle("dflash", target, batch, rates=[1.0] * 4)
+    for stop in (text[7:9], text[12:15]):
+        assert_same(target, batch, drafter, stop_strings=[stop], tokenizer=tokenizer)
+
+
+class Collected:
+    def __init__(self):
+        self.parts = []
+
+    def put(self, value):
+        self.parts.append(value.clone())
+
+    def end(self):
+        self.parts.append(None)
+
+
+def test_a_streamer_sees_the_same_runs():
+    target, batch = tiny_target("llama"), batch_of((6,))
+    drafter, seen = oracle("dflash", target, batch), []
+    for how in ({}, {"cache_implementation": "static"}):
+        streamer = Collected()
+        target.generate(**batch, assistant_model=drafter, max_new_tokens=20, streamer=streamer, **how)
+        seen.append(streamer.parts)
+    assert seen[0].pop() is None
+    assert seen[1].pop() is None
+    assert len(seen[0]) > 4
+    assert all(map(torch.equal, *seen))
+
+
+@pytest.mark.parametrize("processing", [{}, {"repetition_penalty": 1.3}, {"do_sample": True, "top_k": 9}])
+@pytest.mark.parametrize("budget", [0, 8])
+def test_returned_scores_logits_and_cache(processing, budget):
+    target, batch = tiny_target("gemma3"), batch_of((6, 3))
+    drafter = oracle("pard", target, batch, settings={"tree_budget": budget})
+    options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "eos_token_id": 9}
+    (eager, eager_stats), (static, static_stats) = eager_and_static(target, batch, drafter, **options, **processing)
+    assert torch.equal(static.sequences, eager.sequences)
+    assert_same_stats(static_stats, eager_stats)
+    for name in ("scores", "logits"):
+        torch.testing.assert_close(getattr(static, name), getattr(eager, name), rtol=1e-4, atol=1e-4)
+    assert isinstance(static.past_key_values, StaticCache)
+    assert isinstance(eager.past_key_values, DynamicCache)
+    assert int(static.past_key_values.get_seq_length()) == eager.past_key_values.get_seq_length()
+    full = target.config.layer_types.index("full_attention")
+    found, expected = static.past_key_values.layers[full], eager.past_key_values.layers[full]
+    torch.testing.assert_close(found.keys[:, :, : expected.keys.shape[2]], expected.keys, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.values[:, :, : expected.values.shape[2]], expected.values, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_a_returned_static_cache_goes_on_in_a_second_turn(architecture):
+    target, batch = tiny_target(architecture), batch_of((6,))
+    drafter = oracle("dflash", target, batch)
+    # A static cache has room for as many tokens as its call might have written.
+    options = {"max_new_tokens": 60, "eos_token_id": int(texts_of(target, batch)[0][-4])}
+    first = target.generate(
+        **batch, assistant_model=drafter, cache_implementation="static", return_dict_in_generate=True, **options
+    )
+    assert first.sequences.shape[1] < 26
+    ids = torch.cat([first.sequences, random_prompt(3, seed=4)], dim=1)
+    turn = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 14}
+    expected = target.generate(ids, **turn)
+    assert torch.equal(
+        target.generate(ids, past_key_values=first.past_key_values, assistant_model=drafter, **turn), expected
+    )
+
+
+def test_a_target_may_write_to_its_last_position():
+    """GPT-2 has no position behind the last one, where compiled rounds have slots all the same."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 30, "vocab_size": 64}
+    config = GPT2Config(**sizes, initializer_range=0.2, bos_token_id=1, eos_token_id=None, pad_token_id=0)
+    target = AutoModelForCausalLM.from_config(config).eval()
+    for budget in (0, 8):
+        batch = batch_of((6,))
+        drafter = oracle("pard", target, batch, settings={"tree_budget": budget}, longest=24)
+        assert_same(target, batch, drafter, max_new_tokens=24)
+
+
+def test_calls_under_inference_mode_and_without_may_alternate(monkeypatch):
+    monkeypatch.setattr(lasting, "HELD_ON", ("cpu",))
+    target, batch = tiny_target("llama"), batch_of((6,))
+    drafter = oracle("dflash", target, batch)
+    with torch.inference_mode():
+        assert_same(target, batch, drafter)
+    assert_same(target, batch, drafter)
+
+
+@pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}, {"verification": "rejection"}])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+def test_a_draft_that_runs_ahead_of_the_host_changes_nothing(monkeypatch, kind, settings):
+    """As on an accelerator: the next draft is made before the host knows which rows are over."""
+    target, batch = tiny_target("llama"), batch_of((9, 3, 6))
+    drafter = oracle(kind, target, batch, settings=settings)
+    end = int(texts_of(target, batch)[1][14])
+    ahead = []
+    original = compiled_decode.CompiledDecoding.__init__
+
+    def running_ahead(self, *arguments, **options):
+        original(self, *arguments, **options)
+        self.runs_ahead = True
+        ahead.append(self)
+
+    monkeypatch.setattr(compiled_decode.CompiledDecoding, "__init__", running_ahead)
+    assert_same(target, batch, drafter, eos_token_id=end, do_sample="verification" in settings)
+    assert len(ahead) == 1
+
+
+def replayed(value, tensors):
+    """A copy of what a piece put out, whose tensors are noted."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.clone())
+        return tensors[-1]
+    if isinstance(value, tuple):
+        return tuple(replayed(part, tensors) for part in value)
+    if isinstance(value, TokenTree):
+        parts = {name: replayed(getattr(value, name), tensors) for name in ("tokens", "parents", "depths", "ancestors")}
+        return replace(value, **parts)
+    assert value is None
+    return value
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}, {"adaptive_depth": True}])
+def test_nothing_that_a_step_puts_out_is_read_in_the_next(monkeypatch, settings, ahead):
+    """As with CUDA graphs, which write to the same memory in every step."""
+    put_out = []
+
+    def graphed(piece, **options):
+        return lambda *arguments: replayed(piece(*arguments), put_out)
+
+    def begin_step():
+        for tensor in put_out:
+            tensor.fill_(True if tensor.dtype == torch.bool else 10**9)
+        put_out.clear()
+
+    monkeypatch.setattr(torch, "compile", graphed)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", begin_step)
+    original = compiled_decode.CompiledDecoding.__init__
+
+    def maybe_ahead(self, *arguments, **options):
+        original(self, *arguments, **options)
+        self.runs_ahead = ahead and not (self.settings.adaptive_depth or self.recorder.enabled)
+
+    monkeypatch.setattr(compiled_decode.CompiledDecoding, "__init__", maybe_ahead)
+    target, batch = tiny_target("llama"), batch_of((9, 3, 6))
+    drafter = oracle("dflash", target, batch, settings=settings)
+    end = int(texts_of(target, batch)[1][14])
+    assert_same(target, batch, drafter, eos_token_id=end)
+    assert_same(target, batch, drafter, do_sample=True, top_k=9)
+    options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "eos_token_id": end}
+    for processing in ({}, {"repetition_penalty": 1.2}):
+        (eager, _), (static, _) = eager_and_static(target, batch, drafter, **options, **processing)
+        torch.testing.assert_close(static.scores, eager.scores, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(static.logits, eager.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_tensors_keep_their_places_from_call_to_call(monkeypatch):
+    """As CUDA graphs need it: of calls of one batch size, whatever a piece changes is where it was."""
+    monkeypatch.setattr(lasting, "HELD_ON", ("cpu",))
+    monkeypatch.setattr(buffers, "SMALLEST", 16)
+    places = []
+
+    def watched(piece, **options):
+        def watch(*arguments):
+            if piece.__name__ == "draft":
+                _, state, news, standing, _ = arguments
+                tensors = [news.ids, news.positions, news.counts, news.features, standing.lengths, standing.growing]
+                tensors += [standing.draft_lengths, standing.roots, standing.root_positions]
+                tensors += [part for layer in state.cache.layers for part in (layer.keys, layer.values)]
+                places[-1].add((state.cache.capacity, *(tensor.data_ptr() for tensor in tensors)))
+            return piece(*arguments)
+
+        return watch
+
+    monkeypatch.setattr(torch, "compile", watched)
+    target, batch = tiny_target("llama"), batch_of((9, 3))
+    drafter = oracle("dflash", target, batch, settings={"tree_budget": 6})
+    for _ in range(3):
+        places.append(set())
+        assert_same(target, batch, drafter)
+    assert places[0] == places[1] == places[2]
+    assert len({capacity for capacity, *_ in places[0]}) > 1
