@@ -336,7 +336,8 @@ def test_a_checkpoint_of_the_authors_trainer_is_the_same_drafter(published, tmp_
     with pytest.raises(ValueError, match=r"\(pard2_proj_bias\): expected \['target_proj.weight'\], found"):
         AutoDrafter.from_pretrained(tmp_path / "trained")
     # An adapter's names begin alike, and are no drafter's.
-    save_file({f"base_model.model.{name}": weight for name, weight in base.items()}, folder / "model.safetensors")
+    adapted = {f"base_model.model.{name}": weight for name, weight in base.items()} | projection
+    save_file(adapted, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"unexpected keys: base_model\.model\."):
         AutoDrafter.from_pretrained(tmp_path / "trained")
 

@@ -19,7 +19,7 @@ class AdapterOptions:
 
     lora_rank: int | None = field(
         default=None,
-        metadata={"help": "Train an adapter of this rank (needs the peft package); by default all weights."},
+        metadata={"help": "Train an adapter of this rank (needs peft); by default all weights."},
     )
     lora_alpha: int | None = field(
         default=None, metadata={"help": "What is learned counts alpha / rank times; twice the rank by default."}
@@ -30,8 +30,7 @@ class AdapterOptions:
     lora_target_modules: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Names of the layers that it changes, such as q_proj v_proj, or all-linear. By default PEFT's choice for the "
-            "architecture, which it has for pard and pard2."
+            "help": "Layers that it changes, as q_proj v_proj, or all-linear; by default PEFT's choice (for pard and pard2)."
         },
     )
 

@@ -117,7 +117,7 @@ class DraftTrainingArguments(TrainingArguments):
     )
     keep_adapter: bool = field(
         default=False,
-        metadata={"help": "Save the adapter itself, rather than the drafter with the adapter merged in."},
+        metadata={"help": "Save the adapter itself, rather than merged into the drafter."},
     )
     tau_prompts: int = field(
         default=4,
