@@ -110,6 +110,14 @@ def test_a_save_that_fails_leaves_the_folder_as_it_was(target, tmp_path, monkeyp
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_a_state_dict_without_the_projection_is_refused_and_nothing_is_written(target, tmp_path):
+    drafter = tiny_drafter("pard2", target)
+    weights = {name: weight for name, weight in drafter.state_dict().items() if not name.startswith("target_proj")}
+    with pytest.raises(ValueError, match=r"needs its projection \(target_proj\.weight\)"):
+        drafter.save_pretrained(tmp_path, state_dict=weights)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_weights_of_an_earlier_save_in_other_shards_do_not_stay(target, tmp_path):
     first, second = tiny_drafter("dflash", target), tiny_drafter("dflash", target, seed=7)
     first.save_pretrained(tmp_path)
