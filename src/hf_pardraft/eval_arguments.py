@@ -77,7 +77,8 @@ def evaluate_drafters(
         list[str] | None,
         typer.Option(
             help="Let drafters be right that often: the share of drafts accepted after those before them, or the share of rounds "
-            "that accept the first, second, ... draft, or tau=NUMBER. True shapes and costs, invented quality."
+            "that accept the first, second, ... draft, or a file with these, or tau=NUMBER. True shapes and costs, invented "
+            "quality."
         ),
     ] = None,
     simulate_runner_up: Annotated[

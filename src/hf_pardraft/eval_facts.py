@@ -28,7 +28,7 @@ def facts_of(
     """The JSON's top level, but for the rows."""
     simulation = None
     if plan.profile is not None:
-        simulation = {"acceptance": " ".join(request.simulate_acceptance), "runner_up": request.simulate_runner_up}
+        simulation = {"acceptance": str(plan.profile), "runner_up": request.simulate_runner_up}
     return {
         "simulated": plan.profile is not None,
         "simulation": simulation,

@@ -1,6 +1,7 @@
 """An evaluation's figures from hand-made runs, and how they are shown."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -153,6 +154,24 @@ def test_results_are_shown_to_people():
     several = markdown(report(conditions=(Condition(batch_size=2), Condition(batch_size=2, temperature=1.0))))
     assert "| d | 1 | 12.0 |" in several
     assert "SIMULATED" not in text + table
+
+
+def test_names_have_room_beside_several_conditions():
+    found = report(conditions=[Condition(batch_size=size, temperature=t) for t in (0.0, 1.0) for size in (1, 16)])
+    name = "Qwen3-8B-DFlare, tree 60"
+    found.rows = [replace(row, name=name) if row.name == "d" else row for row in found.rows]
+    console = Console(width=80, file=StringIO())
+    console.print(screen_table(found))
+    lines = console.file.getvalue().splitlines()
+    assert sum(name in line for line in lines) == 4
+    headings = [
+        "batch 1, temperature 0",
+        "batch 16, temperature 0",
+        "batch 1, temperature 1",
+        "batch 16, temperature 1",
+    ]
+    assert [line.strip() for line in lines if line.strip().startswith("batch")] == headings
+    assert sum("batch 16" in line for line in shown(found).splitlines()) == 4
 
 
 def test_a_simulation_says_so_everywhere():

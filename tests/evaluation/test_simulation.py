@@ -83,12 +83,19 @@ def test_the_models_are_left_as_they_were():
     assert "draft" not in vars(drafter)
 
 
-def test_profiles_as_they_are_typed():
+def test_profiles_as_they_are_typed(tmp_path):
     assert read_profile(["0.7"]).rates(3) == [0.7] * 3
     assert read_profile(["0.8", "0.4", "0"]).rates(3) == pytest.approx([0.8, 0.5, 0.0])
     assert read_profile(["0.8", "0.4"]).rates(1) == [0.8]
     assert expected_tau(read_profile(["tau=2.5"]).rates(7)) == pytest.approx(2.5)
     assert expected_tau([0.5, 0.5]) == 1.75
+    measured = read_profile(["0.8", "0.4", "0"])
+    assert read_profile(["0.8,0.4,0"]) == read_profile(["0.8,", "0.4", "0"]) == measured
+    for content in ("[0.8, 0.4, 0]", "0.8\n0.4\n0\n", "0.8 0.4 0"):
+        (tmp_path / "profile").write_text(content)
+        assert read_profile([str(tmp_path / "profile")]) == measured
+    for typed in ("0.7", "tau=2.5", "0.8 0.4 0"):
+        assert str(read_profile(typed.split())) == typed
     assert rate_for_tau(1.0, 4) == pytest.approx(0.0, abs=1e-9)
     assert rate_for_tau(5.0, 4) == pytest.approx(1.0)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
+from huggingface_hub import EvalResult, ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_pardraft import PardDrafter
@@ -164,6 +164,21 @@ def test_a_card_that_people_wrote_gets_a_part_of_its_own(hub):
     card = ModelCard.load(folder / "README.md")
     assert card.data.license == "mit"
     assert card.text.index("# Mine") < card.text.index("## Measured") < card.text.index("| drafter |")
+
+
+def test_figures_that_people_put_into_the_metadata_stay(hub):
+    folder = save_drafter("dflash", hub)
+    path = folder / "README.md"
+    card = ModelCard.load(path)
+    card.data.model_name = "drafter"
+    card.data.eval_results = [EvalResult("text-generation", "mmlu", "MMLU", "accuracy", 0.5, task_name="questions")]
+    card.save(path)
+    for speedup in (2.5, 2.6):
+        rows = [{**RESULTS["rows"][1], "speedup": speedup}]
+        assert pardraft("card", folder, "--results", write_results(hub, rows=rows)).exit_code == 0
+        found = [(r.metric_type, r.metric_value) for r in ModelCard.load(path).data.eval_results]
+        measured = [("acceptance_length", 3.25), ("speedup", speedup), ("tokens_per_second", 50.0)]
+        assert found == [("accuracy", 0.5), *measured]
 
 
 def test_the_rows_of_a_drafter_can_be_named(hub):

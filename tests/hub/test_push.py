@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import ModelCard
@@ -104,6 +106,7 @@ def test_nothing_is_uploaded_before_the_checks(published):
     assert "--allow-unmeasured" in found["unmeasured"]["error"]
     assert found["wrong_token"]["code"] == 1
     assert "401" in found["wrong_token"]["error"]
+    assert "hf auth login" in found["wrong_token"]["error"]
 
 
 def test_a_measured_drafter_goes_to_a_branch(published):
@@ -235,17 +238,42 @@ def test_a_name_that_no_repository_can_have_is_refused_before_anything_is_sent(t
     assert isinstance(done.exception, ValueError)
 
 
-def test_a_hub_that_can_not_be_reached_is_one_error(tmp_path, monkeypatch):
-    class Unreachable:
-        endpoint = "http://nowhere"
+class Failing:
+    """A Hub that fails in one of its steps."""
 
-        def __init__(self, **options):
-            pass
+    endpoint = "http://nowhere"
 
-        def create_repo(self, *args, **options):
-            raise HTTPError("no route to host")
+    def __init__(self, **errors):
+        self.errors = errors
 
-    monkeypatch.setattr(push_module, "HfApi", Unreachable)
+    def create_repo(self, repo_id, **options):
+        if "create_repo" in self.errors:
+            raise self.errors["create_repo"]
+        return SimpleNamespace(repo_id=repo_id)
+
+    def create_commit(self, *args, **options):
+        raise self.errors["create_commit"]
+
+
+def upload_failure() -> RuntimeError:
+    """As huggingface_hub tells of a file that did not get through."""
+    error = RuntimeError("Error while uploading 'model.safetensors'")
+    error.__cause__ = HTTPError("500 Server Error")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("errors", "match"),
+    [
+        ({"create_repo": HTTPError("no route to host")}, r"no route to host\. Nothing was committed"),
+        (
+            {"create_commit": upload_failure()},
+            r"uploading 'model\.safetensors' \(500 Server Error\)\. Nothing was committed",
+        ),
+    ],
+)
+def test_a_hub_that_fails_is_one_error(tmp_path, monkeypatch, errors, match):
+    monkeypatch.setattr(push_module, "HfApi", lambda **options: Failing(**errors))
     done = pardraft("push", measure(save_drafter(tmp_path / "drafter")), "someone/drafter")
     assert isinstance(done.exception, OSError)
-    assert "can't upload to someone/drafter at http://nowhere: no route to host" in str(done.exception)
+    assert re.search(f"can't upload to someone/drafter at http://nowhere: .*{match}", str(done.exception))

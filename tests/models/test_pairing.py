@@ -140,6 +140,15 @@ def test_another_fine_tune_of_the_target_warns_once(target, tokenizer):
     assert warnings_of(tuned, drafter, random_prompt(4)) == []
 
 
+def test_weights_that_are_quantised_are_compared_with_nothing(target, tokenizer):
+    drafter = tiny_drafter("dflash", target)
+    quantised = tiny_target("qwen3", seed=5, vocab_size=300)
+    quantised.config.quantization_config = {"quant_method": "fp8"}
+    assert warnings_of(quantised, drafter, random_prompt(4)) == []
+    del quantised.config.quantization_config
+    assert len(warnings_of(quantised, copy.deepcopy(drafter), random_prompt(4))) == 1
+
+
 def test_another_revision_warns_where_weights_can_not_be_compared(target, tokenizer, monkeypatch):
     # A copy, since the drafter was compared with this target when it was made.
     drafter = copy.deepcopy(tiny_drafter("dflash", target))

@@ -54,6 +54,25 @@ def test_a_drafter_round_trips_bit_exactly(target, tmp_path, kind, dtype):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_converted_drafter_is_the_one_that_is_loaded_from_what_it_saved(target, tmp_path, kind, dtype):
+    drafter = tiny_drafter(kind, target).to(dtype)
+    drafter.save_pretrained(tmp_path, with_code=False, max_shard_size="20KB")
+    loaded = dict(AutoDrafter.from_pretrained(tmp_path, dtype="auto").named_buffers())
+    frequencies = {name: buffer for name, buffer in drafter.named_buffers() if name.endswith("inv_freq")}
+    assert frequencies
+    assert all(torch.equal(buffer, loaded[name]) for name, buffer in frequencies.items())
+
+
+def test_a_pard_drafter_made_of_a_model_in_half_precision_computes_what_that_does(tmp_path):
+    tiny_target("qwen3", max_position_embeddings=4096).save_pretrained(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    drafter = PardDrafter.from_causal_lm(base, mask_token_id=MASK_TOKEN_ID)
+    ids, positions = torch.arange(3, 12)[None], 3000 + torch.arange(9)[None] ** 2
+    assert torch.equal(drafter(ids, position_ids=positions).logits, base(ids, position_ids=positions).logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_to_publish_carries_the_code_that_loads_it(target, tmp_path, kind):
     drafter = tiny_drafter(kind, target)
     drafter.config.auto_map = {"AutoModel": "someone/drafter--dflash.DFlashDraftModel", "AutoTokenizer": "of.Another"}
@@ -89,6 +108,14 @@ def test_a_save_that_fails_leaves_the_folder_as_it_was(target, tmp_path, monkeyp
     with pytest.raises(OSError, match="No space left"):
         tiny_drafter(kind, target, seed=7).save_pretrained(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_state_dict_without_the_projection_is_refused_and_nothing_is_written(target, tmp_path):
+    drafter = tiny_drafter("pard2", target)
+    weights = {name: weight for name, weight in drafter.state_dict().items() if not name.startswith("target_proj")}
+    with pytest.raises(ValueError, match=r"needs its projection \(target_proj\.weight\)"):
+        drafter.save_pretrained(tmp_path, state_dict=weights)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_weights_of_an_earlier_save_in_other_shards_do_not_stay(target, tmp_path):

@@ -1,7 +1,9 @@
-"""How often a simulated drafter is right, from one number, a list by position, or the tau to hit. Pure."""
+"""How often a simulated drafter is right, from one number, a list by position, or the tau to hit."""
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 TAU_PREFIX = "tau="
 
@@ -20,6 +22,12 @@ class AcceptanceProfile:
     rate: float | None = None
     by_position: tuple[float, ...] | None = None
     tau: float | None = None
+
+    def __str__(self) -> str:
+        """As it is typed, for what is published: numbers, not the name of their file."""
+        if self.tau is not None:
+            return f"{TAU_PREFIX}{self.tau:g}"
+        return " ".join(f"{share:g}" for share in self.by_position or (self.rate,))
 
     def rates(self, depth: int) -> list[float]:
         """For each of `depth` positions, the probability of being right given that all before it are.
@@ -41,11 +49,16 @@ class AcceptanceProfile:
 
 
 def read_profile(values: list[str]) -> AcceptanceProfile:
-    """Understand `--simulate-acceptance`: one number, several, or `tau=` and a number.
+    """Understand `--simulate-acceptance`: one number, several (with or without commas), a file of them, or `tau=` and a number.
 
     Raises:
+        OSError: if the file can't be read.
         ValueError: if it is none of these, a share is not between 0 and 1, or shares rise.
     """
+    if len(values) == 1 and Path(values[0]).is_file():
+        values = [Path(values[0]).read_text(encoding="utf-8").strip().removeprefix("[").removesuffix("]")]
+    # A JSON list, lines and columns are all numbers with something between them.
+    values = [part for value in values for part in re.split(r"[\s,;]+", value) if part]
     if len(values) == 1 and values[0].startswith(TAU_PREFIX):
         tau = read_number(values[0].removeprefix(TAU_PREFIX))
         if not 1 <= tau < float("inf"):

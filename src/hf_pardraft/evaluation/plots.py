@@ -39,7 +39,7 @@ def save_plots(report: Report, folder: Path) -> list[Path]:
 
 def height_for(num_lines: int) -> float:
     """Inches for the axes and a legend of so many lines."""
-    return 4.0 + 0.1 * num_lines
+    return 4.0 + 0.2 * num_lines
 
 
 def new_figure(report: Report, height: float) -> tuple[Any, Any]:
@@ -55,8 +55,8 @@ def new_figure(report: Report, height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def legend_below(figure: Any, columns: int = 2) -> None:
-    """The legend where it hides nothing."""
+def legend_below(figure: Any, columns: int = 1) -> None:
+    """The legend where it hides nothing; names of repositories are too long to stand beside each other."""
     figure.legend(loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
 
 

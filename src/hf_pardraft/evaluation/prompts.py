@@ -39,7 +39,7 @@ def gsm8k(row: dict[str, Any]) -> Question:
 
 
 def competition(row: dict[str, Any]) -> Question:
-    """MATH-500 and AIME. Copies of MATH-500 call the problem a question."""
+    """MATH-500 and AIME. Some copies of both call the problem a question."""
     problem = row["problem"] if "problem" in row else row["question"]
     return asked(f"{problem}\n{STEP_BY_STEP}", f"Problem: {problem}\nSolution:")
 
@@ -115,7 +115,7 @@ BENCHMARKS = {
         data_files="https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
     ),
     "alpaca": Benchmark((("instruction",),), alpaca, "tatsu-lab/alpaca", "train"),
-    "aime": Benchmark((("problem",),), competition, "HuggingFaceH4/aime_2024", "train"),
+    "aime": Benchmark((("problem", "question"),), competition, "HuggingFaceH4/aime_2024", "train"),
     # The data set is a script, which `datasets` no longer runs; this is its newest file.
     "livecodebench": Benchmark(
         (("question_content",),),

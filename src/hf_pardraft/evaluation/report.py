@@ -45,6 +45,7 @@ class Report:
         return f"SIMULATED ACCEPTANCE ({self.facts['simulation']['acceptance']}), no measured quality: {text}"
 
 
+CONDITION_COLUMNS = ("batch", "temperature")
 DRAFT_COLUMNS = ("accept", "correct", "waste", "draft", "verify")
 Column = Callable[[EvaluationRow], str]
 
@@ -86,7 +87,7 @@ COLUMNS: dict[str, Column] = {
 def shown_columns(rows: list[EvaluationRow]) -> dict[str, Column]:
     """Those columns that have something to say: no batch size and temperature that never change, nor what nobody knows."""
     hidden = {name for name, column in COLUMNS.items() if all(column(row) == NOTHING for row in rows)}
-    hidden |= {name for name in ("batch", "temperature") if len({COLUMNS[name](row) for row in rows}) < 2}
+    hidden |= {name for name in CONDITION_COLUMNS if len({COLUMNS[name](row) for row in rows}) < 2}
     return {name: column for name, column in COLUMNS.items() if name not in hidden}
 
 
@@ -107,23 +108,23 @@ def position_table(rows: list[EvaluationRow]) -> tuple[list[str], list[list[str]
 
 def named(row: EvaluationRow, rows: list[EvaluationRow]) -> str:
     """A row's name, with its batch size and temperature where those differ."""
+    condition = condition_name(row, rows)
+    return f"{row.name}, {condition}" if condition else row.name
+
+
+def condition_name(row: EvaluationRow, rows: list[EvaluationRow]) -> str:
+    """A row's batch size and temperature, as far as they differ from row to row; may be empty."""
     columns = shown_columns(rows)
-    parts = [f"{name} {columns[name](row)}" for name in ("batch", "temperature") if name in columns]
-    return ", ".join([row.name, *parts])
+    return ", ".join(f"{name} {columns[name](row)}" for name in CONDITION_COLUMNS if name in columns)
 
 
 def screen_table(report: Report) -> Table:
     """How fast it was, for a terminal of 80 columns."""
-    columns = {name: column for name, column in shown_columns(report.rows).items() if name not in DRAFT_COLUMNS}
+    left_out = (*CONDITION_COLUMNS, *DRAFT_COLUMNS)
+    columns = {name: column for name, column in shown_columns(report.rows).items() if name not in left_out}
     style = "bold red" if report.facts["simulated"] else "bold"
     table = new_table(columns, title=report.title, title_style=style, title_justify="left")
-    last = None
-    for row in report.rows:
-        condition = (row.batch_size, row.temperature)
-        if last not in (None, condition):
-            table.add_section()
-        last = condition
-        table.add_row(row.name, *(column(row) for column in columns.values()))
+    add_rows(table, report.rows, report.rows, list(columns.values()))
     return table
 
 
@@ -133,10 +134,28 @@ def drafts_table(report: Report) -> Table:
     columns = {name: column for name, column in shown_columns(report.rows).items() if name in DRAFT_COLUMNS}
     table = new_table(columns)
     table.add_column("accepted by position, %")
-    for row in rows:
-        positions = " ".join(f"{100 * share:.0f}" for share in row.acceptance_by_position)
-        table.add_row(named(row, report.rows), *(column(row) for column in columns.values()), positions)
+    add_rows(table, rows, report.rows, [*columns.values(), positions_in_percent])
     return table
+
+
+def positions_in_percent(row: EvaluationRow) -> str:
+    return " ".join(f"{100 * share:.0f}" for share in row.acceptance_by_position)
+
+
+def add_rows(table: Table, rows: list[EvaluationRow], all_rows: list[EvaluationRow], columns: list[Column]) -> None:
+    """Add `rows` to a table, under a line for each condition where there are several among `all_rows`.
+
+    A column for them would leave no room for names.
+    """
+    last = None
+    for row in rows:
+        condition = condition_name(row, all_rows)
+        if condition and condition != last:
+            if last is not None:
+                table.add_section()
+            table.add_row(condition, style="bold")
+            last = condition
+        table.add_row(row.name, *(column(row) for column in columns))
 
 
 def new_table(headings: Iterable[str], **options: Any) -> Table:

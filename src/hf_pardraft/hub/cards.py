@@ -21,6 +21,8 @@ TEMPLATES = Path(__file__).parent.parent / "model_cards"
 FILE_NAME = "README.md"
 KIND_NAMES = {"pard": "PARD", "pard2": "PARD-2", "dflash": "DFlash", "dflare": "DFlare", "dart": "DART"}
 UNKNOWN_TARGET = "TARGET"
+# What the Hub's model-index calls the figures that are ours to renew.
+OWN_TASK = "speculative decoding"
 NO_RECIPE = "Not recorded: say here how and on which text it was trained."
 NO_LICENCE = "Not decided: say here under which licence it may be used."
 # Names of a Hub repository; what looks otherwise was a folder.
@@ -99,7 +101,7 @@ def update_card(card: ModelCard, drafter: ParallelDrafter, facts: CardFacts, nam
         "license": facts.licence,
         "datasets": facts.datasets or None,
         "language": facts.languages or None,
-        "eval_results": eval_results(drafter, facts, name),
+        "eval_results": renewed_results(card, eval_results(drafter, facts, name)),
     }
     for key, value in fields.items():
         if value is not None:
@@ -243,7 +245,7 @@ def eval_results(drafter: ParallelDrafter, facts: CardFacts, name: str) -> list[
     found = [
         EvalResult(
             task_type="text-generation",
-            task_name="speculative decoding",
+            task_name=OWN_TASK,
             dataset_type="custom",
             dataset_name=facts.results.prompts,
             metric_type=metric,
@@ -259,6 +261,13 @@ def eval_results(drafter: ParallelDrafter, facts: CardFacts, name: str) -> list[
         if value is not None
     ]
     return found or None
+
+
+def renewed_results(card: ModelCard, found: list[EvalResult] | None) -> list[EvalResult] | None:
+    """The card's figures of other tasks, which people put there, and those `found` now; `None` if nothing was measured."""
+    if found is None:
+        return None
+    return [result for result in card.data.eval_results or [] if result.task_name != OWN_TASK] + found
 
 
 def has_measured_numbers(card: ModelCard) -> bool:

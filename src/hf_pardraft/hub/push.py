@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
-from huggingface_hub.errors import HTTPError
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers.dynamic_module_utils import get_relative_import_files
 
@@ -195,6 +195,16 @@ def push(
             revision=revision,
             create_pr=create_pr,
         )
-    except HTTPError as error:
-        raise OSError(f"can't upload to {repo_id} at {api.endpoint}: {error}") from error
+    # A file that does not get through, after several attempts, is a RuntimeError to huggingface_hub.
+    except (HTTPError, RuntimeError) as error:
+        raise OSError(f"can't upload to {repo_id} at {api.endpoint}: {failure(error)}") from error
     return commit.pr_url or commit.commit_url
+
+
+def failure(error: Exception) -> str:
+    """What went wrong with an upload, and what to do if it is the token."""
+    cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
+    advice = ""
+    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+        advice = "\nLog in with hf auth login, or pass --token, with a token that may write there"
+    return f"{error}{cause}{advice}. Nothing was committed"

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from .checked_loading import hub_arguments, load_checked
 from .checksums import add_checksums
 from .draft_cache import GrowingCache
+from .exact_frequencies import exact_frequencies
 from .pairing import note_pairing, warn_if_other_target
 from .saving import CARD, PUSH_ARGUMENTS, push_drafter, set_auto_map, staged, write_code
 
@@ -338,6 +339,11 @@ class ParallelDrafter:
         """Draft as many tokens as training teaches, unless the drafter has a block size of its own."""
         if self.max_draft_depth is None:
             self.generation_config.num_assistant_tokens = draft_tokens
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """What `to`, `half`, `bfloat16` and the like call; see [`exact_frequencies`]."""
+        with exact_frequencies(self):
+            return super()._apply(*args, **kwargs)
 
     def save_pretrained(
         self,

@@ -156,8 +156,14 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             return
         weights = dict(self.state_dict() if state_dict is None else state_dict)
         projection = {name: weights[name] for name in weights if name.startswith(f"{PROJECTION}.")}
+        is_writer = self.should_save_on_this_rank(is_main_process)
+        if is_writer and not projection:
+            raise ValueError(
+                f"the state dict of a PARD-2 drafter needs its projection ({PROJECTION}.weight), and this one has none: pass "
+                "all of the drafter's weights"
+            )
         super().save_weights(save_directory, is_main_process, weights, **kwargs)
-        if self.should_save_on_this_rank(is_main_process):
+        if is_writer:
             save_projection(projection, save_directory)
 
     def load_separate_weights(self, folder: str) -> None:

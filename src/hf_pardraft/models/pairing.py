@@ -46,6 +46,9 @@ def target_fingerprint(target: PreTrainedModel) -> list[float] | None:
 
     Rounding to another dtype leaves them within the tolerance of [`warn_if_other_target`].
     """
+    # Whatever stands for quantised weights, be it a float, is not what they are.
+    if "quantization_config" in target.config.to_dict():
+        return None
     matrices = [parameter for parameter in target.parameters() if parameter.ndim == 2]
     chosen = [matrices[i * (len(matrices) - 1) // 7] for i in range(8)] if matrices else []
     if not chosen or any(matrix.is_meta or not matrix.is_floating_point() for matrix in chosen):
