@@ -1,5 +1,6 @@
 """What is compiled, how often, with which options; and what runs eager instead, having said why."""
 
+import functools
 import gc
 import logging
 import weakref
@@ -114,7 +115,8 @@ def test_options_reach_the_compiler():
 def test_options_that_nobody_can_use_are_refused_before_the_prompt_is_read(monkeypatch, fields):
     target = tiny_target("llama", num_hidden_layers=1)
     drafter = tiny_drafter("pard", target)
-    monkeypatch.setattr(target, "forward", lambda *args, **kwargs: pytest.fail("the prompt was read"))
+    read = functools.wraps(target.forward)(lambda *args, **kwargs: pytest.fail("the prompt was read"))
+    monkeypatch.setattr(target, "forward", read)
     with pytest.raises(RuntimeError, match=r"no-such-backend|mode or options"):
         static(target, random_prompt(5), drafter, CompileConfig(**fields))
 
