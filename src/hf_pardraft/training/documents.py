@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
+from .loss_inputs import IGNORED
 from .masks import PADDING
-
-IGNORED = -100
 
 
 def checked(example: dict[str, Any]) -> tuple[torch.LongTensor, torch.LongTensor, torch.LongTensor]:
