@@ -244,7 +244,10 @@ class FickleServer:
                     self.connection.close()
                     return
                 content = {"role": "assistant", "content": f"answer {len(body['messages'])}"}
-                answer = {"choices": [{"index": 0, "message": content, "finish_reason": "stop"}]}
+                choice = {"index": 0, "message": content, "finish_reason": "stop"}
+                if isinstance(status, dict):
+                    choice, status = choice | status, 200
+                answer = {"choices": [choice]}
                 answer |= {"id": "x", "created": 0, "model": "m", "system_fingerprint": "", "object": "chat.completion"}
                 answer |= {"usage": {"completion_tokens": 1, "prompt_tokens": 1, "total_tokens": 2}}
                 data = json.dumps(answer if status == 200 else {"error": "trouble"}).encode()
@@ -297,6 +300,63 @@ def test_a_server_answers_every_row_though_it_fails_at_times(online, tmp_path):
     seeds = {(json.dumps(body["messages"]), body["seed"]) for body, _ in server.requests}
     assert len(seeds) == len({messages for messages, _ in seeds})
     assert "hf_secret" not in str(headers)
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"message": {"role": "assistant", "content": None}}, "without a text"),
+        ({"message": None}, "without a text"),
+        ({"finish_reason": "content_filter"}, "filter"),
+        ({"finish_reason": "length"}, Answer("answer 1", is_whole=False)),
+        (
+            {"message": {"role": "assistant", "content": "5", "reasoning_content": "2 + 3"}},
+            Answer("5", reasoning="2 + 3"),
+        ),
+        ({"message": {"role": "assistant", "content": "5", "reasoning": "2 + 3"}}, Answer("5", reasoning="2 + 3")),
+        # All its tokens went into thinking.
+        (
+            {"message": {"role": "assistant", "content": None, "reasoning_content": "2"}, "finish_reason": "length"},
+            Answer("", is_whole=False, reasoning="2"),
+        ),
+    ],
+)
+def test_what_a_server_says_of_its_answer_is_heard(choice, expected, online):
+    rewrite = Rewrite(0, {"messages": [user("two and three")]})
+    with FickleServer(lambda body, tries: choice) as server:
+        writer = ServerWriter(server.url, "m", backoff=0.001)
+        if isinstance(expected, Answer):
+            assert writer.answer(rewrite) == expected
+        else:
+            with pytest.raises(ValueError, match=expected):
+                writer.answer(rewrite)
+        # None of this gets better by asking again.
+        assert len(server.requests) == 1
+
+
+def test_an_answer_ends_where_the_context_ends(target, tokenizer, tmp_path):
+    row, longest = {"messages": [user("two and three " * 5)]}, target.config.max_position_embeddings
+    prompt = len(local(target, tokenizer).prompt_ids(Rewrite(0, row)))
+    target.config.max_position_embeddings = prompt + 3
+    try:
+        writer = local(target, tokenizer, temperature=0.0)
+        regenerate([row], tmp_path / "out.jsonl", writer, "tiny", progress=False)
+        target.config.max_position_embeddings = prompt
+        failed = regenerate([row], tmp_path / "long.jsonl", local(target, tokenizer), "tiny", progress=False).failed
+    finally:
+        target.config.max_position_embeddings = longest
+    (written,) = read(tmp_path / "out.jsonl")
+    assert written["truncated"]
+    assert len(tokenizer.encode(written["messages"][1]["content"])) <= 3
+    assert f"{prompt} tokens" in failed[0]
+
+
+@pytest.mark.parametrize("setting", [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.1}, {"max_tokens": 0}])
+def test_settings_that_no_law_can_be_sampled_with_are_refused(setting, target, tokenizer):
+    with pytest.raises(ValueError, match="expected temperature"):
+        local(target, tokenizer, **setting)
+    with pytest.raises(ValueError, match="expected temperature"):
+        ServerWriter("http://127.0.0.1:9/v1", "m", **setting)
 
 
 def test_a_row_that_keeps_failing_is_told_and_tried_again_by_the_next_run(online, tmp_path):

@@ -82,7 +82,9 @@ def prepare_data(
     options = {} if isinstance(data, IterableDataset) else {"num_proc": num_proc}
     if kind != "tokens":
         encode = ExampleEncoder(tokenizer, kind, max_length, template_kwargs or {})
-        data = data.map(encode, remove_columns=columns, **options, **described("Tokenizing", data))
+        data = data.map(
+            encode, remove_columns=columns, features=token_features(), **options, **described("Tokenizing", data)
+        )
         columns = ["input_ids", "labels"]
     data = _with_something_to_learn(data, "labels" if "labels" in columns else "input_ids", layout, options)
     if packing and "document_ids" not in columns:
@@ -154,8 +156,15 @@ def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout)
         return prepare_data(Dataset.from_list(rows), max_length=max_length, packing=packing, layout=layout)
     encode = ExampleEncoder(tokenizer, kind, max_length, template_kwargs or {})
     bar = transformers_logging.tqdm(rows, desc="Tokenizing", disable=len(rows) < EXAMPLES_PER_PACKING)
-    examples = Dataset.from_list([encode(check_kind(row, kind)) for row in bar])
+    examples = Dataset.from_list([encode(check_kind(row, kind)) for row in bar], features=token_features())
     return prepare_data(examples, max_length=max_length, packing=packing, layout=layout)
+
+
+def token_features() -> Any:
+    """The columns of tokenised examples, which the first of them, if they are empty, don't show."""
+    from datasets import Features, List, Value
+
+    return Features({name: List(Value("int64")) for name in ("input_ids", "labels")})
 
 
 def check_something_encodes(kind: str, tokenizer: PreTrainedTokenizerBase | None) -> None:

@@ -13,17 +13,20 @@ def checked(example: dict[str, Any]) -> tuple[torch.LongTensor, torch.LongTensor
     """Input ids, labels and document numbers of an example, `(length,)` each.
 
     Without `labels` all tokens are learned. Documents are numbered 0, 1, ... as they follow each other, whatever numbers
-    `document_ids` gives them; without it there is one.
+    `document_ids` gives them; without it there is one. Tokens that an `attention_mask` marks as padding are left out, on
+    whichever side they stand.
     """
     input_ids = torch.as_tensor(example["input_ids"], dtype=torch.long)
     labels = torch.as_tensor(example.get("labels", input_ids), dtype=torch.long)
     documents = torch.as_tensor(example.get("document_ids", torch.zeros_like(input_ids)), dtype=torch.long)
-    if not input_ids.shape == labels.shape == documents.shape or input_ids.ndim != 1 or len(input_ids) == 0:
+    real = torch.as_tensor(example.get("attention_mask", torch.ones_like(input_ids))) != 0
+    shapes = [tuple(part.shape) for part in (input_ids, labels, documents, real)]
+    if len(set(shapes)) > 1 or input_ids.ndim != 1 or not real.any():
         raise ValueError(
-            "an example needs input_ids, labels and document_ids of one length, at least 1, got "
-            f"{tuple(input_ids.shape)}, {tuple(labels.shape)} and {tuple(documents.shape)}"
+            "an example needs input_ids, labels, document_ids and attention_mask of one length, with a token at least, got "
+            f"{', '.join(map(str, shapes))}"
         )
-    return input_ids, labels, document_starts(documents).long().cumsum(dim=-1) - 1
+    return input_ids[real], labels[real], document_starts(documents[real]).long().cumsum(dim=-1) - 1
 
 
 def document_starts(documents: torch.LongTensor) -> torch.BoolTensor:

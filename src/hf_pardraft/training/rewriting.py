@@ -1,5 +1,6 @@
 """A row whose answers are rewritten, turn by turn: what the target reads next, and the row that comes of it."""
 
+import math
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,14 @@ from typing import Any
 from .examples import as_messages, from_sharegpt, without_nones
 
 SEED_BITS = 0x7FFFFFFF
+
+
+def check_sampling(temperature: float, top_p: float, max_tokens: int) -> None:
+    """Raise a `ValueError` for settings that no law can be sampled with."""
+    if not 0 <= temperature < math.inf or not 0 < top_p <= 1 or max_tokens < 1:
+        raise ValueError(
+            f"expected temperature >= 0, top_p in (0, 1] and max_tokens >= 1, got {temperature}, {top_p} and {max_tokens}"
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
 from .examples import template_inputs
-from .rewriting import Answer, Rewrite
+from .rewriting import Answer, Rewrite, check_sampling
 
 # Too early, too many, or the server's own trouble: another try may succeed.
 PASSING_STATUS = {408, 409, 425, 429}
@@ -58,6 +58,7 @@ class ServerWriter:
     ) -> None:
         if concurrency < 1 or retries < 0:
             raise ValueError(f"concurrency must be at least 1 and retries at least 0, got {concurrency} and {retries}")
+        check_sampling(temperature, top_p, max_tokens)
         self.client = InferenceClient(base_url=url, api_key=api_key or NO_KEY, timeout=timeout)
         self.url, self.model, self.seed = url, model, seed
         self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
@@ -152,12 +153,14 @@ class ServerWriter:
         )
         if not answered.choices:
             raise ValueError("the server answered without a choice")
-        choice = answered.choices[0]
+        reason, message = answered.choices[0].finish_reason, answered.choices[0].message or {}
+        if reason == "content_filter":
+            raise ValueError("the server's filter cut off the answer")
         # A server with a reasoning parser reports thinking apart.
-        reasoning = choice.message.get("reasoning_content") or choice.message.get("reasoning")
-        if choice.message.content is None and not reasoning:
+        text, reasoning = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
+        if text is None and not reasoning:
             raise ValueError("the server answered without a text")
-        return Answer(choice.message.content or "", choice.finish_reason != "length", reasoning)
+        return Answer(text or "", reason != "length", reasoning)
 
 
 def may_pass(error: Exception) -> bool:
