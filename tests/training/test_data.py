@@ -11,6 +11,7 @@ from datasets import Dataset, DatasetDict, load_dataset
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
 from hf_pardraft.training.data import prepare_data
 from hf_pardraft.training.data_sources import load_data
+from hf_pardraft.training.documents import checked
 from hf_pardraft.training.packing import pack
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
@@ -152,6 +153,14 @@ def test_packed_rows_hold_no_padding():
     ]
     (packed,) = prepare_data(rows, max_length=5, packing=True)
     assert packed == {"input_ids": [5, 6, 7, 8, 9], "labels": [5, 6, 7, 8, 9], "document_ids": [0, 0, 0, 1, 1]}
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_of_rows_without_labels_among_others_all_is_learned(packing):
+    rows = [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, {"input_ids": [8, 9, 10]}]
+    prepared = prepare_data(tuple(rows), max_length=3, packing=packing)
+    found = [tensor.tolist() for row in prepared for tensor in checked(row)[:2]]
+    assert found == [[5, 6, 7], [-100, 6, 7], [8, 9, 10], [8, 9, 10]]
 
 
 def test_a_lone_label_is_something_to_learn_for_some_layouts_only():

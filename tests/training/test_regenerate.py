@@ -83,6 +83,11 @@ def test_each_turn_is_written_behind_the_new_answers_before_it():
     assert rewrite.seed(0) != seed
     assert rewrite.result()["messages"][-1] == assistant("new 2", reasoning_content="because")
     assert rewrite.result()["index"] == 5
+    calling = Rewrite(0, {"messages": [user("a"), assistant("x"), user("b"), assistant("y")]})
+    calling.add(Answer("", tool_calls=[{"function": {"name": "f"}}]))
+    # Nobody knows what the tool would say.
+    assert calling.is_done
+    assert calling.result() == {"index": 0, "truncated": False, "messages": [user("a"), call]}
     cut = Rewrite(0, {"messages": [user("a"), assistant("x"), user("b"), assistant("y")]})
     cut.add(Answer("half", is_whole=False))
     assert cut.is_done
@@ -302,6 +307,9 @@ def test_a_server_answers_every_row_though_it_fails_at_times(online, tmp_path):
     assert "hf_secret" not in str(headers)
 
 
+CALLED = {"id": "x1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": [3]}'}}
+
+
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
@@ -314,6 +322,10 @@ def test_a_server_answers_every_row_though_it_fails_at_times(online, tmp_path):
             Answer("5", reasoning="2 + 3"),
         ),
         ({"message": {"role": "assistant", "content": "5", "reasoning": "2 + 3"}}, Answer("5", reasoning="2 + 3")),
+        (
+            {"message": {"role": "assistant", "content": None, "tool_calls": [CALLED]}, "finish_reason": "tool_calls"},
+            Answer("", tool_calls=[{**CALLED, "function": {"name": "add", "arguments": {"a": 2, "b": [3]}}}]),
+        ),
         # All its tokens went into thinking.
         (
             {"message": {"role": "assistant", "content": None, "reasoning_content": "2"}, "finish_reason": "length"},

@@ -26,7 +26,10 @@ EXAMPLES_PER_PACKING = 1000
 
 
 def has_something_to_learn(labels: Any, run: int, num_before: int) -> bool:
-    """Whether `run` labels stand in a row, the last of them behind `num_before` tokens; `labels (length,)`."""
+    """Whether `run` labels stand in a row, the last of them behind `num_before` tokens; `labels (length,)`, or `None` of an
+    example that has none: it learns all its tokens."""
+    if labels is None:
+        return True
     length = 0
     for place, label in enumerate(torch.as_tensor(labels).tolist()):
         length = length + 1 if label != IGNORED else 0
@@ -70,8 +73,8 @@ def prepare_data(
     require_datasets()
     from datasets import Dataset, IterableDataset
 
-    if isinstance(data, list):
-        return _prepare_rows(data, tokenizer, max_length, packing, template_kwargs, layout)
+    if isinstance(data, list | tuple):
+        return _prepare_rows(list(data), tokenizer, max_length, packing, template_kwargs, layout)
     data = load_data(data)
     if not isinstance(data, Dataset | IterableDataset):
         return data

@@ -8,6 +8,9 @@ import torch
 from .loss_inputs import IGNORED
 from .masks import PADDING
 
+# What an example may have beside its tokens; Arrow puts null where other rows have it and this one has not.
+OPTIONAL = ("labels", "document_ids", "attention_mask")
+
 
 def checked(example: dict[str, Any]) -> tuple[torch.LongTensor, torch.LongTensor, torch.LongTensor]:
     """Input ids, labels and document numbers of an example, `(length,)` each.
@@ -17,9 +20,10 @@ def checked(example: dict[str, Any]) -> tuple[torch.LongTensor, torch.LongTensor
     whichever side they stand.
     """
     input_ids = torch.as_tensor(example["input_ids"], dtype=torch.long)
-    labels = torch.as_tensor(example.get("labels", input_ids), dtype=torch.long)
-    documents = torch.as_tensor(example.get("document_ids", torch.zeros_like(input_ids)), dtype=torch.long)
-    real = torch.as_tensor(example.get("attention_mask", torch.ones_like(input_ids))) != 0
+    given = {name: torch.as_tensor(value) for name, value in example.items() if name in OPTIONAL and value is not None}
+    labels = given.get("labels", input_ids).long()
+    documents = given.get("document_ids", torch.zeros_like(input_ids)).long()
+    real = given.get("attention_mask", torch.ones_like(input_ids)) != 0
     shapes = [tuple(part.shape) for part in (input_ids, labels, documents, real)]
     if len(set(shapes)) > 1 or input_ids.ndim != 1 or not real.any():
         raise ValueError(
