@@ -346,20 +346,21 @@ def test_what_a_server_says_of_its_answer_is_heard(choice, expected, online):
         assert len(server.requests) == 1
 
 
-def test_an_answer_ends_where_the_context_ends(target, tokenizer, tmp_path):
-    row, longest = {"messages": [user("two and three " * 5)]}, target.config.max_position_embeddings
+def test_an_answer_ends_where_the_context_ends(target, tokenizer, tmp_path, monkeypatch):
+    row = {"messages": [user("two and three " * 5)]}
     prompt = len(local(target, tokenizer).prompt_ids(Rewrite(0, row)))
-    target.config.max_position_embeddings = prompt + 3
-    try:
-        writer = local(target, tokenizer, temperature=0.0)
-        regenerate([row], tmp_path / "out.jsonl", writer, "tiny", progress=False)
-        target.config.max_position_embeddings = prompt
-        failed = regenerate([row], tmp_path / "long.jsonl", local(target, tokenizer), "tiny", progress=False).failed
-    finally:
-        target.config.max_position_embeddings = longest
-    (written,) = read(tmp_path / "out.jsonl")
-    assert written["truncated"]
-    assert len(tokenizer.encode(written["messages"][1]["content"])) <= 3
+    never_ends = target.lm_head.bias.data.clone().index_fill_(0, torch.tensor([2]), -100.0)
+    monkeypatch.setattr(target.lm_head, "bias", torch.nn.Parameter(never_ends))
+    monkeypatch.setattr(target.config, "max_position_embeddings", prompt + 3)
+    for drafter in (None, tiny_drafter("pard", target)):
+        path = tmp_path / f"{drafter is None}.jsonl"
+        writer = local(target, tokenizer, temperature=0.0, drafter=drafter)
+        regenerate([row], path, writer, "tiny", progress=False)
+        (written,) = read(path)
+        assert written["truncated"]
+        assert 0 < len(tokenizer.encode(written["messages"][1]["content"])) <= 3
+    monkeypatch.setattr(target.config, "max_position_embeddings", prompt)
+    failed = regenerate([row], tmp_path / "long.jsonl", local(target, tokenizer), "tiny", progress=False).failed
     assert f"{prompt} tokens" in failed[0]
 
 
@@ -426,3 +427,18 @@ def test_arguments_that_contradict_each_other_are_refused(arguments, match, tmp_
     done = in_process.pardraft("regenerate", "data.jsonl", *output, *arguments)
     assert isinstance(done.exception, ValueError)
     assert match in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["data.jsonl", "--output", "out.parquet"], r".jsonl file to write to"),
+        (["data.jsonl", "--output", "out.jsonl"], "no data file 'data.jsonl'"),
+        (["data.jsonl", "--output", "out.jsonl", "--top-p", "0"], "top_p in (0, 1]"),
+    ],
+)
+def test_all_else_is_looked_at_before_a_target_is_loaded(arguments, match, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = in_process.pardraft("regenerate", *arguments, "--target", "no/such-model")
+    assert match in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
