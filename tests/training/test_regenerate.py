@@ -348,17 +348,19 @@ def test_what_a_server_says_of_its_answer_is_heard(choice, expected, online):
 
 def test_an_answer_ends_where_the_context_ends(target, tokenizer, tmp_path, monkeypatch):
     row = {"messages": [user("two and three " * 5)]}
-    prompt = len(local(target, tokenizer).prompt_ids(Rewrite(0, row)))
+    ids = local(target, tokenizer).prompt_ids(Rewrite(0, row))
+    prompt = len(ids)
     never_ends = target.lm_head.bias.data.clone().index_fill_(0, torch.tensor([2]), -100.0)
     monkeypatch.setattr(target.lm_head, "bias", torch.nn.Parameter(never_ends))
     monkeypatch.setattr(target.config, "max_position_embeddings", prompt + 3)
+    three = target.generate(torch.tensor([ids]), max_new_tokens=3, do_sample=False, pad_token_id=0)[0, prompt:]
     for drafter in (None, tiny_drafter("pard", target)):
         path = tmp_path / f"{drafter is None}.jsonl"
         writer = local(target, tokenizer, temperature=0.0, drafter=drafter)
         regenerate([row], path, writer, "tiny", progress=False)
         (written,) = read(path)
         assert written["truncated"]
-        assert 0 < len(tokenizer.encode(written["messages"][1]["content"])) <= 3
+        assert written["messages"][1]["content"] == tokenizer.decode(three, skip_special_tokens=True)
     monkeypatch.setattr(target.config, "max_position_embeddings", prompt)
     failed = regenerate([row], tmp_path / "long.jsonl", local(target, tokenizer), "tiny", progress=False).failed
     assert f"{prompt} tokens" in failed[0]
