@@ -38,6 +38,7 @@ PURE = {
     "generation.prefix_search",
     "generation.tree",
     "generation.verify",
+    "training.loss_inputs",
     "training.losses",
     "training.masks",
     "training.sums",

@@ -1,6 +1,6 @@
 """A byte-level tokenizer with the special tokens of chats, and chat templates of several habits."""
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -60,3 +60,19 @@ def tiny_chat_tokenizer(template: str | None = "chatml", eos_token: str = "<|im_
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
     tokenizer.chat_template = TEMPLATES[template] if template else None
     return tokenizer
+
+
+def tiny_blank_first_tokenizer(adds: str = "<s> $A") -> PreTrainedTokenizerFast:
+    """As Llama's: each text is read as if it began with a blank, and blanks belong to the words behind them.
+
+    Args:
+        adds: what the tokenizer puts around a text.
+    """
+    special = [("<s>", 0), ("</s>", 1)]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    bpe.decoder = decoders.Metaspace(prepend_scheme="always")
+    trainer = trainers.BpeTrainer(vocab_size=99, special_tokens=[name for name, _ in special], show_progress=False)
+    bpe.train_from_iterator([TEXT], trainer)
+    bpe.post_processor = processors.TemplateProcessing(single=adds, special_tokens=special)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="</s>")

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from .commands import load_models
+from .training.data_sources import load_data
 from .training.local_writer import LocalWriter
-from .training.regenerate import Regeneration, Shard, regenerate
+from .training.regenerate import Regeneration, Shard, check_output, regenerate
+from .training.rewriting import check_sampling
 from .training.server_writer import ServerWriter
 
 
@@ -57,20 +59,17 @@ def regenerate_dataset(request: RegenerateRequest) -> Regeneration:
         "template_kwargs": parse_template_kwargs(request.chat_template_kwargs),
     }
     shard = Shard.of_this_process() if request.shard is None else Shard.parse(request.shard)
+    # A model takes minutes to load, so all else is looked at before.
+    check_output(request.output)
+    rows = load_data(request.dataset, request.config, request.split)
     writer = server_writer(request, sampling) if request.server else local_writer(request, sampling)
-    return regenerate(
-        request.dataset,
-        request.output,
-        writer,
-        target_name=request.model if request.server else request.target,
-        shard=shard,
-        config=request.config,
-        split=request.split,
-    )
+    target_name = request.model if request.server else request.target
+    return regenerate(rows, request.output, writer, target_name=target_name, shard=shard)
 
 
 def check_writer(request: RegenerateRequest) -> None:
-    """Raise a `ValueError` unless it is clear who writes."""
+    """Raise a `ValueError` unless it is clear who writes, and how."""
+    check_sampling(request.temperature, request.top_p, request.max_tokens)
     if bool(request.target) == bool(request.server):
         raise ValueError("expected who writes the answers, either --target or --server: pass one of them")
     if request.server and not request.model:

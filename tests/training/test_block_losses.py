@@ -251,6 +251,56 @@ def test_huge_logits_and_empty_batches_give_numbers(name, dtype):
     assert not drafted.grad.any()
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_stands_at_an_invalid_position_changes_nothing(name):
+    """Rows that see nothing are NaN in some attention implementations."""
+    logits, target, labels, valid = random_case(3)
+    gradients, values = [], []
+    for rubbish in (0.0, math.nan, -math.inf):
+        hole = ~valid[:, :, None]
+        drafted = logits.masked_fill(hole, rubbish).requires_grad_()
+        loss = LOSSES[name](drafted, target.masked_fill(hole, rubbish), labels, valid)
+        loss.backward()
+        values.append(loss.item())
+        gradients.append(drafted.grad)
+    assert values[1] == values[2] == values[0]
+    for gradient in gradients:
+        assert torch.equal(gradient, gradients[0])
+        assert not gradient[~valid].any()
+
+
+@pytest.mark.parametrize("name", sorted({*LOSSES} - {"annealed_kl"}))
+def test_a_position_whose_label_is_ignored_does_not_count(name):
+    logits, target, labels, valid = random_case(6)
+    assert (labels[~valid] == -100).all()
+    every = torch.ones_like(valid)
+    assert LOSSES[name](logits, target, labels, every) == LOSSES[name](logits, target, labels, valid)
+    assert LOSSES[name](logits, target, labels.int(), every.long()) == LOSSES[name](logits, target, labels, valid)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_tokens_that_both_models_rule_out_change_nothing(name):
+    logits, target, labels, valid = random_case(1)
+    gradients, values = [], []
+    for columns in (0, 2):
+        drafted = torch.nn.functional.pad(logits, (0, columns), value=-math.inf).requires_grad_()
+        loss = LOSSES[name](drafted, torch.nn.functional.pad(target, (0, columns), value=-math.inf), labels, valid)
+        loss.backward()
+        values.append(loss.item())
+        gradients.append(drafted.grad)
+    assert values[1] == pytest.approx(values[0], abs=1e-12)
+    torch.testing.assert_close(gradients[1][..., :7], gradients[0])
+    assert not gradients[1][..., 7:].any()
+
+
+def test_a_token_that_the_target_rules_out_costs_its_share_of_the_draft():
+    draft = torch.zeros(1, 1, 4, dtype=torch.float64)
+    target = torch.tensor([[[0.0, 0.0, -math.inf, -math.inf]]], dtype=torch.float64)
+    assert annealed_kl(draft, target, torch.ones(1, 1, dtype=torch.bool)).item() == pytest.approx(math.log(2))
+    # What the target may write and the drafter never proposes is infinitely far off.
+    assert annealed_kl(target, draft, torch.ones(1, 1, dtype=torch.bool)).item() == math.inf
+
+
 def test_dpace_weights_are_the_log_probability_gradients_of_the_accepted_length():
     logits, _, labels, valid = random_case(3)
     log_probs = label_rows(logits, labels, valid).detach().requires_grad_()

@@ -74,6 +74,78 @@ def test_what_the_generation_prompt_gives_is_not_learned():
     assert learned(tokenizer, encode_chat(tokenizer, silent)) == ["<think></think>Yes.<|im_end|>"]
 
 
+def test_a_tool_call_is_learned_though_the_template_shows_it_otherwise_when_it_is_last():
+    tokenizer = tiny_chat_tokenizer("chatml")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{'<|im_start|>' + m.role + '\\n'}}"
+        "{% if m.role == 'assistant' and loop.last %}{{'<think></think>'}}{% endif %}{{m.content}}"
+        "{% for c in m.tool_calls or [] %}{% if m.content or not loop.first %}{{'\\n'}}{% endif %}"
+        "{{'call ' + c.name}}{% endfor %}"
+        "{{'<|im_end|>\\n'}}{% endfor %}{% if add_generation_prompt %}{{'<|im_start|>assistant\\n'}}{% endif %}"
+    )
+    result, answer = {"role": "tool", "content": "5"}, {"role": "assistant", "content": "It is five."}
+    for content, said in (("", ""), ("Let me see.", "Let me see.\n")):
+        calls = {"role": "assistant", "content": content, "tool_calls": [{"name": "add"}, {"name": "sum"}]}
+        runs = learned(tokenizer, encode_chat(tokenizer, [TURNS[1], calls, result, answer, TURNS[3], TURNS[4]]))
+        assert runs == [
+            f"{said}call add\ncall sum<|im_end|>",
+            "It is five.<|im_end|>",
+            "<think></think>Yes, assistant: five.<|im_end|>",
+        ]
+
+
+def test_a_tool_call_is_learned_where_the_template_shows_no_content_beside_it():
+    """As Mistral's, which has the tools before the last question, and wants a question behind each answer in words."""
+    tokenizer = tiny_chat_tokenizer("chatml")
+    tokenizer.chat_template = (
+        "{% set ns = namespace(turn=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% if ns.turn % 2 %}{{raise_exception('roles must alternate')}}{% endif %}{% set ns.turn = ns.turn + 1 %}"
+        "{{('tools: add ' if loop.last else '') + '<|im_start|>' + m.content + '<|endoftext|>'}}"
+        "{% elif m.role == 'tool' %}{{'<|im_start|>' + m.content + '<|endoftext|>'}}"
+        "{% elif m.tool_calls %}{{'call ' + m.tool_calls[0].name + '<|im_end|>'}}"
+        "{% else %}{% if ns.turn % 2 == 0 %}{{raise_exception('roles must alternate')}}{% endif %}"
+        "{% set ns.turn = ns.turn + 1 %}{{' ' + m.content + '<|im_end|>'}}{% endif %}{% endfor %}"
+    )
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}
+    result, answer = {"role": "tool", "content": "5"}, {"role": "assistant", "content": "It is five."}
+    runs = learned(tokenizer, encode_chat(tokenizer, [TURNS[1], call, result, answer, TURNS[3], TURNS[4]]))
+    assert runs == ["call add<|im_end|>", " It is five.<|im_end|>", " Yes, assistant: five.<|im_end|>"]
+
+
+def test_a_prompt_that_is_shown_otherwise_while_it_is_last_ends_where_it_ends():
+    """As Mistral's template, which shows the system's text in the last turn of the user; an answer begins with a blank."""
+    tokenizer = tiny_chat_tokenizer("chatml")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{'<|im_start|>' + ('Be brief. ' if loop.last else '') + m.content}}"
+        "{{'<|im_end|>'}}{% elif m.role == 'assistant' %}{{' ' + m.content + '<|endoftext|>'}}{% endif %}{% endfor %}"
+    )
+    example = encode_chat(tokenizer, TURNS)
+    assert learned(tokenizer, example) == [" It is five.<|endoftext|>", " Yes, assistant: five.<|endoftext|>"]
+    assert tokenizer.tokenize(" It is five.") == tokenizer.convert_ids_to_tokens(
+        [label for label in example["labels"] if label != -100][: len(tokenizer.tokenize(" It is five."))]
+    )
+
+
+def test_earlier_turns_may_end_with_another_token_than_the_last():
+    """As gpt-oss, which writes <|return|> behind the last answer and <|end|> behind all others."""
+    tokenizer = tiny_chat_tokenizer("chatml")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{'<|im_start|>' + m.role + ': ' + m.content}}"
+        "{{'<|endoftext|>' if m.role == 'assistant' and loop.last else '<|im_end|>'}}{% endfor %}"
+        "{% if add_generation_prompt %}{{'<|im_start|>assistant: '}}{% endif %}"
+    )
+    runs = learned(tokenizer, encode_chat(tokenizer, TURNS))
+    assert runs == ["It is five.<|im_end|>", "Yes, assistant: five.<|endoftext|>"]
+    # The next turn's header is no end.
+    headed = tiny_chat_tokenizer("chatml")
+    headed.chat_template = (
+        "{% for m in messages %}{{('<|im_start|>' if m.role == 'user' else '<|im_end|>') + m.content}}{% endfor %}"
+        "{{'<|im_end|>' if add_generation_prompt else '<|endoftext|>'}}"
+    )
+    runs = learned(headed, encode_chat(headed, TURNS[1:]))
+    assert runs == ["It is five.", "Yes, assistant: five.<|endoftext|>"]
+
+
 def test_the_template_decides_with_generation_blocks():
     tokenizer = tiny_chat_tokenizer("generation")
     # Without them the first letter would be learned, too.

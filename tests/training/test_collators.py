@@ -113,6 +113,22 @@ def test_a_block_is_not_trained_behind_a_token_that_the_target_did_not_write():
     assert 3 not in blocks["anchors"].tolist()
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_that_an_attention_mask_marks_is_no_text(side):
+    """Also where padding and end of text are one token, and where nobody made labels."""
+    ids, padding = [5, 6, 7, 8, 2], [2, 2, 2]
+    plain = {"input_ids": ids, "labels": [-100, 6, 7, 8, 2]}
+    for example in (plain, {"input_ids": ids}):
+        rows = [{**example, "attention_mask": [1] * 5}]
+        for name, filled in (("input_ids", padding), ("labels", padding), ("attention_mask", [0] * 3)):
+            if name in rows[0]:
+                rows[0][name] = filled + rows[0][name] if side == "left" else rows[0][name] + filled
+        for collator in (PardCollator(63, 4), BlockCollator(63, 4), SharedPrefixCollator(4)):
+            found, expected = collator(rows), collator([example])
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_bad_examples_are_refused():
     with pytest.raises(ValueError, match="of one length"):
         PardCollator(MASK_TOKEN_ID)([{"input_ids": [1, 2, 3], "labels": [1]}])

@@ -161,6 +161,49 @@ def test_examples_without_an_answer_are_dropped_and_counted(tokenizer, caplog):
         prepare_data([UNANSWERED], tokenizer)
 
 
+@pytest.mark.parametrize(
+    ("rows", "num_kept"),
+    [
+        ([{"text": None}, {"text": "two and three"}, {"text": ""}, {"text": "is"}], 2),
+        (
+            [
+                {"prompt": "two", "completion": None},
+                {"prompt": None, "completion": "x"},
+                {"prompt": "two", "completion": "is"},
+            ],
+            1,
+        ),
+        ([{"messages": None}, CHAT], 1),
+    ],
+)
+@pytest.mark.parametrize("source", ["memory", "file", "stream"])
+def test_rows_of_nulls_are_dropped_as_those_that_teach_nothing(rows, num_kept, source, tokenizer, tmp_path):
+    data = rows
+    if source != "memory":
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = load_data(tmp_path / "rows.jsonl", streaming=source == "stream")
+    kept = list(prepare_data(data, tokenizer))
+    assert len(kept) == num_kept
+    assert all(tokenizer.eos_token_id in row["labels"] for row in kept)
+
+
+def test_packed_rows_hold_no_padding():
+    rows = [
+        {"input_ids": [2, 2, 5, 6, 7], "attention_mask": [0, 0, 1, 1, 1]},
+        {"input_ids": [8, 9], "attention_mask": [1, 1]},
+    ]
+    (packed,) = prepare_data(rows, max_length=5, packing=True)
+    assert packed == {"input_ids": [5, 6, 7, 8, 9], "labels": [5, 6, 7, 8, 9], "document_ids": [0, 0, 0, 1, 1]}
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_of_rows_without_labels_among_others_all_is_learned(packing):
+    rows = [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, {"input_ids": [8, 9, 10]}]
+    prepared = prepare_data(tuple(rows), max_length=3, packing=packing)
+    found = [tensor.tolist() for row in prepared for tensor in checked(row)[:2]]
+    assert found == [[5, 6, 7], [-100, 6, 7], [8, 9, 10], [8, 9, 10]]
+
+
 def test_a_lone_label_is_something_to_learn_for_some_layouts_only():
     lone = [{"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}, {"input_ids": [5, 6, 7], "labels": [5, 6, 7]}]
     assert len(prepare_data(lone, layout="dropped_masks")) == 2

@@ -106,7 +106,7 @@ def test_gamma_grows_with_the_epochs_as_the_published_trainer_lets_it():
         assert gamma_after_epochs(row["epoch"], row["gamma_init"], row["step"]) == pytest.approx(row["gamma"], abs=1e-9)
 
 
-@pytest.mark.parametrize("gamma", [0.0, -1.0])
+@pytest.mark.parametrize("gamma", [0.0, -1.0, float("nan")])
 def test_a_gamma_that_is_not_positive_is_refused(gamma):
     with pytest.raises(ValueError, match="gamma must be positive"):
         position_weights(3, gamma)

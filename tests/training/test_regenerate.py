@@ -83,6 +83,11 @@ def test_each_turn_is_written_behind_the_new_answers_before_it():
     assert rewrite.seed(0) != seed
     assert rewrite.result()["messages"][-1] == assistant("new 2", reasoning_content="because")
     assert rewrite.result()["index"] == 5
+    calling = Rewrite(0, {"messages": [user("a"), assistant("x"), user("b"), assistant("y")]})
+    calling.add(Answer("", tool_calls=[{"function": {"name": "f"}}]))
+    # Nobody knows what the tool would say.
+    assert calling.is_done
+    assert calling.result() == {"index": 0, "truncated": False, "messages": [user("a"), call]}
     cut = Rewrite(0, {"messages": [user("a"), assistant("x"), user("b"), assistant("y")]})
     cut.add(Answer("half", is_whole=False))
     assert cut.is_done
@@ -244,7 +249,10 @@ class FickleServer:
                     self.connection.close()
                     return
                 content = {"role": "assistant", "content": f"answer {len(body['messages'])}"}
-                answer = {"choices": [{"index": 0, "message": content, "finish_reason": "stop"}]}
+                choice = {"index": 0, "message": content, "finish_reason": "stop"}
+                if isinstance(status, dict):
+                    choice, status = choice | status, 200
+                answer = {"choices": [choice]}
                 answer |= {"id": "x", "created": 0, "model": "m", "system_fingerprint": "", "object": "chat.completion"}
                 answer |= {"usage": {"completion_tokens": 1, "prompt_tokens": 1, "total_tokens": 2}}
                 data = json.dumps(answer if status == 200 else {"error": "trouble"}).encode()
@@ -297,6 +305,73 @@ def test_a_server_answers_every_row_though_it_fails_at_times(online, tmp_path):
     seeds = {(json.dumps(body["messages"]), body["seed"]) for body, _ in server.requests}
     assert len(seeds) == len({messages for messages, _ in seeds})
     assert "hf_secret" not in str(headers)
+
+
+CALLED = {"id": "x1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": [3]}'}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"message": {"role": "assistant", "content": None}}, "without a text"),
+        ({"message": None}, "without a text"),
+        ({"finish_reason": "content_filter"}, "filter"),
+        ({"finish_reason": "length"}, Answer("answer 1", is_whole=False)),
+        (
+            {"message": {"role": "assistant", "content": "5", "reasoning_content": "2 + 3"}},
+            Answer("5", reasoning="2 + 3"),
+        ),
+        ({"message": {"role": "assistant", "content": "5", "reasoning": "2 + 3"}}, Answer("5", reasoning="2 + 3")),
+        (
+            {"message": {"role": "assistant", "content": None, "tool_calls": [CALLED]}, "finish_reason": "tool_calls"},
+            Answer("", tool_calls=[{**CALLED, "function": {"name": "add", "arguments": {"a": 2, "b": [3]}}}]),
+        ),
+        # All its tokens went into thinking.
+        (
+            {"message": {"role": "assistant", "content": None, "reasoning_content": "2"}, "finish_reason": "length"},
+            Answer("", is_whole=False, reasoning="2"),
+        ),
+    ],
+)
+def test_what_a_server_says_of_its_answer_is_heard(choice, expected, online):
+    rewrite = Rewrite(0, {"messages": [user("two and three")]})
+    with FickleServer(lambda body, tries: choice) as server:
+        writer = ServerWriter(server.url, "m", backoff=0.001)
+        if isinstance(expected, Answer):
+            assert writer.answer(rewrite) == expected
+        else:
+            with pytest.raises(ValueError, match=expected):
+                writer.answer(rewrite)
+        # None of this gets better by asking again.
+        assert len(server.requests) == 1
+
+
+def test_an_answer_ends_where_the_context_ends(target, tokenizer, tmp_path, monkeypatch):
+    row = {"messages": [user("two and three " * 5)]}
+    ids = local(target, tokenizer).prompt_ids(Rewrite(0, row))
+    prompt = len(ids)
+    never_ends = target.lm_head.bias.data.clone().index_fill_(0, torch.tensor([2]), -100.0)
+    monkeypatch.setattr(target.lm_head, "bias", torch.nn.Parameter(never_ends))
+    monkeypatch.setattr(target.config, "max_position_embeddings", prompt + 3)
+    three = target.generate(torch.tensor([ids]), max_new_tokens=3, do_sample=False, pad_token_id=0)[0, prompt:]
+    for drafter in (None, tiny_drafter("pard", target)):
+        path = tmp_path / f"{drafter is None}.jsonl"
+        writer = local(target, tokenizer, temperature=0.0, drafter=drafter)
+        regenerate([row], path, writer, "tiny", progress=False)
+        (written,) = read(path)
+        assert written["truncated"]
+        assert written["messages"][1]["content"] == tokenizer.decode(three, skip_special_tokens=True)
+    monkeypatch.setattr(target.config, "max_position_embeddings", prompt)
+    failed = regenerate([row], tmp_path / "long.jsonl", local(target, tokenizer), "tiny", progress=False).failed
+    assert f"{prompt} tokens" in failed[0]
+
+
+@pytest.mark.parametrize("setting", [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.1}, {"max_tokens": 0}])
+def test_settings_that_no_law_can_be_sampled_with_are_refused(setting, target, tokenizer):
+    with pytest.raises(ValueError, match="expected temperature"):
+        local(target, tokenizer, **setting)
+    with pytest.raises(ValueError, match="expected temperature"):
+        ServerWriter("http://127.0.0.1:9/v1", "m", **setting)
 
 
 def test_a_row_that_keeps_failing_is_told_and_tried_again_by_the_next_run(online, tmp_path):
@@ -354,3 +429,18 @@ def test_arguments_that_contradict_each_other_are_refused(arguments, match, tmp_
     done = in_process.pardraft("regenerate", "data.jsonl", *output, *arguments)
     assert isinstance(done.exception, ValueError)
     assert match in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["data.jsonl", "--output", "out.parquet"], r".jsonl file to write to"),
+        (["data.jsonl", "--output", "out.jsonl"], "no data file 'data.jsonl'"),
+        (["data.jsonl", "--output", "out.jsonl", "--top-p", "0"], "top_p in (0, 1]"),
+    ],
+)
+def test_all_else_is_looked_at_before_a_target_is_loaded(arguments, match, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = in_process.pardraft("regenerate", *arguments, "--target", "no/such-model")
+    assert match in str(done.exception)
+    assert list(tmp_path.iterdir()) == []

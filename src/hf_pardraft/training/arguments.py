@@ -140,7 +140,7 @@ class DraftTrainingArguments(TrainingArguments):
             )
         if self.num_anchors < 1:
             raise ValueError(f"num_anchors must be at least 1, got {self.num_anchors}")
-        if self.loss_gamma is not None and self.loss_gamma <= 0:
+        if self.loss_gamma is not None and not self.loss_gamma > 0:
             raise ValueError(f"loss_gamma must be positive, or None for uniform weights, got {self.loss_gamma}")
         if not 0 < self.kl_gamma <= 1:
             raise ValueError(f"kl_gamma must be in (0, 1], got {self.kl_gamma}: 1 weighs all positions alike")

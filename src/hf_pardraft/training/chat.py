@@ -12,6 +12,8 @@ from .encoding import Span, encode_spans, ending_in_eos
 
 Message = dict[str, Any]
 GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\b")
+# What a message may say outside its content.
+SAID_ELSEWHERE = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True)
@@ -148,42 +150,74 @@ def _turn_span(chat: Conversation, text: str, index: int) -> Span | None:
     if follows_prompt and so_far is not None and text.startswith(so_far) and len(prompt) <= len(so_far):
         return len(prompt), len(so_far)
     # The template shows the turn otherwise once others follow: look for its content, and the end behind it.
+    given, stands_at = what_is_given(chat, text, index)
+    prompted = stands_at + len(given) if given and text.startswith(given, stands_at) else None
     content = content_span(chat, text, chat.messages, index)
     if content is None:
-        return None
+        return None if prompted is None else up_to_the_end_of_text(chat, text, index, prompted)
     start, behind = content
     if follows_prompt and len(prompt) <= start:
         start = len(prompt)
-    return start, behind + len(common_end(chat, text[behind:], end_of_turn(chat, index, text)))
+    elif prompted is not None and prompted <= start:
+        start = prompted
+    ends = [end_of_turn(chat, index, text, left_out=left_out) for left_out in (SAID_ELSEWHERE, ())]
+    return start, behind + max(len(common_end(chat, text[behind:], end, given)) for end in ends)
+
+
+def up_to_the_end_of_text(chat: Conversation, text: str, index: int, start: int) -> Span | None:
+    """From where the prompt of an answer ends to the tokenizer's end of text, if that comes before the next message."""
+    is_last = index + 1 == len(chat.messages)
+    behind = (len(text), 0) if is_last else content_span(chat, text, chat.messages, index + 1)
+    eos = chat.tokenizer.eos_token
+    place = -1 if behind is None or not eos else text.find(eos, start, behind[0])
+    return None if place < 0 else (start, place + len(eos))
+
+
+def what_is_given(chat: Conversation, text: str, index: int) -> tuple[str, int]:
+    """What a prompt has between the content of the message before the answer `index` and that answer, and where in the
+    conversation that content ends: the template may show the prompt otherwise once the answer is there."""
+    before = content_span(chat, text, chat.messages, index - 1) if index else None
+    return ("", 0) if before is None else (end_of_turn(chat, index - 1, text, add_generation_prompt=True), before[1])
 
 
 def content_span(chat: Conversation, text: str, messages: list[Message], index: int) -> Span | None:
-    """Where the content of one message stands, from what changes if it is replaced; `None` if nothing does."""
-    mark = unused_character(text)
-    replaced = chat.can_render(with_content(messages, index, mark))
-    if replaced is None or mark not in replaced:
-        return None
-    before, behind = replaced.split(mark, 1)
-    start = len(common_prefix(text, before))
-    if not text.endswith(behind) or len(text) - len(behind) < start:
-        return None
-    return start, len(text) - len(behind)
+    """Where stands what one message says, from what changes if it is replaced; `None` if nothing does."""
+    mark, says_more = unused_character(text), any(name in messages[index] for name in SAID_ELSEWHERE)
+    # Not all templates have a form for a conversation without its tool call.
+    for left_out in [SAID_ELSEWHERE, ()] if says_more else [()]:
+        replaced = chat.can_render(with_content(messages, index, mark, left_out))
+        if replaced is None or mark not in replaced:
+            continue
+        before, behind = replaced.split(mark, 1)
+        start = len(common_prefix(text, before))
+        if text.endswith(behind) and start <= len(text) - len(behind):
+            return start, len(text) - len(behind)
+    return None
 
 
-def end_of_turn(chat: Conversation, index: int, text: str) -> str:
-    """What the template writes behind a message that is the last one."""
+def end_of_turn(
+    chat: Conversation, index: int, text: str, add_generation_prompt: bool = False, left_out: tuple[str, ...] = ()
+) -> str:
+    """What the template writes behind the content of a message that is the last one, `left_out` what else it says."""
     mark = unused_character(text)
-    replaced = chat.can_render(with_content(chat.messages[: index + 1], index, mark))
+    messages = with_content(chat.messages[: index + 1], index, mark, left_out)
+    replaced = chat.can_render(messages, add_generation_prompt)
     return "" if replaced is None or mark not in replaced else replaced.split(mark, 1)[1]
 
 
-def common_end(chat: Conversation, text: str, end: str) -> str:
-    """How far a text begins as a last turn ends, up to a special token if not all the way: what follows is another turn's."""
+def common_end(chat: Conversation, text: str, end: str, given: str) -> str:
+    """How far a text begins as a last turn ends, up to a special token if not all the way: what follows is another turn's.
+
+    Some templates end the last turn with another token than those before it. Then the turn ends as the message before it
+    does, with what `given` begins with.
+    """
     common = common_prefix(text, end)
     if common == end:
         return end
     special = [token for token in chat.tokenizer.convert_ids_to_tokens(sorted(special_tokens(chat.tokenizer))) if token]
-    return common[: max((common.rfind(token) + len(token) for token in special if token in common), default=0)]
+    shared = common[: max((common.rfind(token) + len(token) for token in special if token in common), default=0)]
+    others = [token for token in special if text.startswith(token) and given.startswith(token)]
+    return shared or max(others, key=len, default="")
 
 
 def common_prefix(one: str, other: str) -> str:
@@ -200,9 +234,10 @@ def common_prefix(one: str, other: str) -> str:
     return one[:low]
 
 
-def with_content(messages: list[Message], index: int, content: str) -> list[Message]:
+def with_content(messages: list[Message], index: int, content: str, left_out: tuple[str, ...] = ()) -> list[Message]:
     is_text = not isinstance(messages[index].get("content"), list)
-    changed = {**messages[index], "content": content if is_text else [{"type": "text", "text": content}]}
+    kept = {name: value for name, value in messages[index].items() if name not in left_out}
+    changed = {**kept, "content": content if is_text else [{"type": "text", "text": content}]}
     return [*messages[:index], changed, *messages[index + 1 :]]
 
 

@@ -26,7 +26,10 @@ EXAMPLES_PER_PACKING = 1000
 
 
 def has_something_to_learn(labels: Any, run: int, num_before: int) -> bool:
-    """Whether `run` labels stand in a row, the last of them behind `num_before` tokens; `labels (length,)`."""
+    """Whether `run` labels stand in a row, the last of them behind `num_before` tokens; `labels (length,)`, or `None` of an
+    example that has none: it learns all its tokens."""
+    if labels is None:
+        return True
     length = 0
     for place, label in enumerate(torch.as_tensor(labels).tolist()):
         length = length + 1 if label != IGNORED else 0
@@ -71,8 +74,8 @@ def prepare_data(
     require_datasets()
     from datasets import Dataset, IterableDataset
 
-    if isinstance(data, list):
-        return _prepare_rows(data, tokenizer, max_length, packing, template_kwargs, layout)
+    if isinstance(data, list | tuple):
+        return _prepare_rows(list(data), tokenizer, max_length, packing, template_kwargs, layout)
     data = load_data(data)
     if not isinstance(data, Dataset | IterableDataset):
         return data
@@ -83,7 +86,9 @@ def prepare_data(
     options = {} if isinstance(data, IterableDataset) else {"num_proc": num_proc}
     if kind != "tokens":
         encode = ExampleEncoder(tokenizer, kind, max_length, template_kwargs or {})
-        data = data.map(encode, remove_columns=columns, **options, **described("Tokenizing", data))
+        data = data.map(
+            encode, remove_columns=columns, features=token_features(), **options, **described("Tokenizing", data)
+        )
         columns = ["input_ids", "labels"]
     elif any(name in columns for name in TOKEN_MASKS):
         masks = [name for name in TOKEN_MASKS if name in columns]
@@ -159,8 +164,15 @@ def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout)
         return prepare_data(Dataset.from_list(rows), max_length=max_length, packing=packing, layout=layout)
     encode = ExampleEncoder(tokenizer, kind, max_length, template_kwargs or {})
     bar = transformers_logging.tqdm(rows, desc="Tokenizing", disable=len(rows) < EXAMPLES_PER_PACKING)
-    examples = Dataset.from_list([encode(check_kind(row, kind)) for row in bar])
+    examples = Dataset.from_list([encode(check_kind(row, kind)) for row in bar], features=token_features())
     return prepare_data(examples, max_length=max_length, packing=packing, layout=layout)
+
+
+def token_features() -> Any:
+    """The columns of tokenised examples, which the first of them, if they are empty, don't show."""
+    from datasets import Features, List, Value
+
+    return Features({name: List(Value("int64")) for name in ("input_ids", "labels")})
 
 
 def check_something_encodes(kind: str, tokenizer: PreTrainedTokenizerBase | None) -> None:

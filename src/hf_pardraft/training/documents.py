@@ -5,28 +5,34 @@ from typing import Any
 
 import torch
 
+from .loss_inputs import IGNORED
 from .masks import PADDING
 
-IGNORED = -100
 # What TRL's tokenised rows have in place of labels: 1 for tokens of the completion, and of what the assistant wrote.
 TOKEN_MASKS = ("completion_mask", "assistant_masks")
+# What an example may have beside its tokens; Arrow puts null where other rows have it and this one has not.
+OPTIONAL = ("document_ids", "attention_mask")
 
 
 def checked(example: dict[str, Any]) -> tuple[torch.LongTensor, torch.LongTensor, torch.LongTensor]:
     """Input ids, labels and document numbers of an example, `(length,)` each.
 
     Labels are those of [`labels_of`]. Documents are numbered 0, 1, ... as they follow each other, whatever numbers
-    `document_ids` gives them; without it there is one.
+    `document_ids` gives them; without it there is one. Tokens that an `attention_mask` marks as padding are left out, on
+    whichever side they stand.
     """
     input_ids = torch.as_tensor(example["input_ids"], dtype=torch.long)
+    given = {name: torch.as_tensor(value) for name, value in example.items() if name in OPTIONAL and value is not None}
     labels = torch.as_tensor(labels_of(example), dtype=torch.long)
-    documents = torch.as_tensor(example.get("document_ids", torch.zeros_like(input_ids)), dtype=torch.long)
-    if not input_ids.shape == labels.shape == documents.shape or input_ids.ndim != 1 or len(input_ids) == 0:
+    documents = given.get("document_ids", torch.zeros_like(input_ids)).long()
+    real = given.get("attention_mask", torch.ones_like(input_ids)) != 0
+    shapes = [tuple(part.shape) for part in (input_ids, labels, documents, real)]
+    if len(set(shapes)) > 1 or input_ids.ndim != 1 or not real.any():
         raise ValueError(
-            "an example needs input_ids, labels and document_ids of one length, at least 1, got "
-            f"{tuple(input_ids.shape)}, {tuple(labels.shape)} and {tuple(documents.shape)}"
+            "an example needs input_ids, labels, document_ids and attention_mask of one length, with a token at least, got "
+            f"{', '.join(map(str, shapes))}"
         )
-    return input_ids, labels, document_starts(documents).long().cumsum(dim=-1) - 1
+    return input_ids[real], labels[real], document_starts(documents[real]).long().cumsum(dim=-1) - 1
 
 
 def labels_of(example: dict[str, Any]) -> Any:

@@ -54,11 +54,40 @@ def _in_pieces(
 ) -> tuple[list[int], list[Span]]:
     input_ids, offsets = [], []
     for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        # What the tokenizer adds, it adds to the whole: the first piece gets what stands before it.
-        piece = tokenizer(text[start:end], add_special_tokens=add_special_tokens and start == 0, **options)
-        input_ids += piece["input_ids"]
-        offsets += [(first + start, behind + start) for first, behind in piece["offset_mapping"]]
+        piece_ids, piece_offsets = _piece(tokenizer, text[start:end], start > 0, options)
+        input_ids += piece_ids
+        offsets += [(first + start, behind + start) for first, behind in piece_offsets]
+    if add_special_tokens:
+        before, behind = _added_around(tokenizer)
+        input_ids = [*before, *input_ids, *behind]
+        offsets = [*[(0, 0)] * len(before), *offsets, *[(0, 0)] * len(behind)]
     return input_ids, offsets
+
+
+# What stands before a piece while it is tokenised: the first that shares no token with it.
+GUARDS = ("\n", "0", "|", "a")
+
+
+def _piece(
+    tokenizer: PreTrainedTokenizerBase, text: str, is_behind_text: bool, options: dict
+) -> tuple[list[int], list[Span]]:
+    """Tokens of a part of a text. Some tokenizers see a blank before each text, which a part in the middle doesn't have."""
+    guards = GUARDS if is_behind_text and tokenizer.tokenize("a", add_special_tokens=False) != ["a"] else ()
+    for guard in guards:
+        encoded = tokenizer(guard + text, add_special_tokens=False, **options)
+        place = next((i for i, (_, behind) in enumerate(encoded["offset_mapping"]) if behind > len(guard)), None)
+        if place is not None and encoded["offset_mapping"][place][0] == len(guard):
+            offsets = [(first - len(guard), behind - len(guard)) for first, behind in encoded["offset_mapping"]]
+            return list(encoded["input_ids"][place:]), offsets[place:]
+    encoded = tokenizer(text, add_special_tokens=False, **options)
+    return list(encoded["input_ids"]), list(encoded["offset_mapping"])
+
+
+def _added_around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The tokens that a tokenizer adds before and behind a text by itself."""
+    encoded = tokenizer("a", return_special_tokens_mask=True, verbose=False)
+    own = [place for place, is_added in enumerate(encoded["special_tokens_mask"]) if not is_added]
+    return list(encoded["input_ids"][: own[0]]), list(encoded["input_ids"][own[-1] + 1 :])
 
 
 def ending_in_eos(tokenizer: PreTrainedTokenizerBase, example: dict[str, list[int]]) -> dict[str, list[int]]:

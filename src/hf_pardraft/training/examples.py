@@ -53,6 +53,9 @@ class ExampleEncoder:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, list[int]]:
+        """The row's tokens and labels; none of a row that lacks what the others have (null, in a file)."""
+        if lacks_something(row, self.kind):
+            return {"input_ids": [], "labels": []}
         example = self.encode(row)
         # What is cut off is the end: no label loses what stands before it.
         return {name: example[name][: self.max_length] for name in ("input_ids", "labels")}
@@ -80,6 +83,12 @@ class ExampleEncoder:
         if isinstance(messages, list):
             messages = [without_nones(message) for message in messages]
         return encode_chat(self.tokenizer, messages, *template_inputs(row, self.template_kwargs), num_given)
+
+
+def lacks_something(row: dict[str, Any], kind: str) -> bool:
+    """Whether a column that makes the kind has nothing in this row. Messages of a completion need no prompt."""
+    needed = [name for name in KINDS[kind] if name != "prompt" or not isinstance(row.get("completion"), list)]
+    return any(row.get(name) is None for name in needed)
 
 
 def template_inputs(row: dict[str, Any], template_kwargs: dict[str, Any]) -> tuple[list | None, dict[str, Any]]:

@@ -18,7 +18,7 @@ from transformers import (
 
 from .chat import Conversation
 from .examples import template_inputs
-from .rewriting import Answer, Rewrite
+from .rewriting import Answer, Rewrite, check_sampling
 
 # How many batches' rows are sorted by length together.
 BATCHES_PER_WINDOW = 16
@@ -58,7 +58,8 @@ class LocalWriter:
         drafter: to write sooner, if any.
         temperature: 0 is greedy.
         top_p: share of the law that is sampled from.
-        max_tokens: most tokens of an answer.
+        max_tokens: most tokens of an answer. One that meets the end of the target's context, with the longest prompt of its
+            batch, is cut off there, too.
         batch_size: rows that are written at once.
         seed: of the samples.
         template_kwargs: what the chat template takes besides messages.
@@ -78,12 +79,14 @@ class LocalWriter:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_sampling(temperature, top_p, max_tokens)
         self.target, self.tokenizer, self.drafter = target.eval(), tokenizer, drafter
         self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
         self.batch_size, self.seed, self.template_kwargs = batch_size, seed, template_kwargs or {}
         self.end_ids = end_token_ids(target, tokenizer)
         pad = tokenizer.pad_token_id
         self.pad_id = pad if pad is not None else min(self.end_ids, default=0)
+        self.context = target.config.get_text_config(decoder=True).to_dict().get("max_position_embeddings")
 
     def write(self, rewrites: Iterable[Rewrite]) -> Iterator[Rewrite | tuple[Rewrite, Exception]]:
         """Rows as they get done, or with what kept them from it. A window of rows is read ahead and sorted by length."""
@@ -117,9 +120,8 @@ class LocalWriter:
         """
         text = rewrite.prompt_text
         ids = self._chat_ids(rewrite) if text is None else self.tokenizer(text)["input_ids"]
-        longest = self.target.config.get_text_config(decoder=True).to_dict().get("max_position_embeddings")
-        if longest is not None and len(ids) >= longest:
-            raise ValueError(f"its prompt has {len(ids)} tokens, and the target reads fewer than {longest}")
+        if self.context is not None and len(ids) >= self.context:
+            raise ValueError(f"its prompt has {len(ids)} tokens, and the target reads fewer than {self.context}")
         if not ids:
             raise ValueError("its prompt is empty")
         return ids
@@ -142,7 +144,7 @@ class LocalWriter:
         written = self.target.generate(
             torch.tensor(padded, device=device),
             attention_mask=torch.tensor(real, device=device),
-            generation_config=self._generation_config(),
+            generation_config=self._generation_config(length),
             **self._sampling([rewrite.seed(self.seed) for rewrite in batch]),
         )
         return [
@@ -161,9 +163,10 @@ class LocalWriter:
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True) if ids else ""
 
-    def _generation_config(self) -> GenerationConfig:
+    def _generation_config(self, prompt_length: int) -> GenerationConfig:
+        room = self.max_tokens if self.context is None else self.context - prompt_length
         config = GenerationConfig(
-            max_new_tokens=self.max_tokens,
+            max_new_tokens=min(self.max_tokens, room),
             eos_token_id=sorted(self.end_ids) or None,
             pad_token_id=self.pad_id,
             do_sample=False,
@@ -173,7 +176,8 @@ class LocalWriter:
             no_repeat_ngram_size=0,
         )
         if self.drafter is not None and self.temperature:
-            config.update(do_sample=True, temperature=self.temperature, top_p=self.top_p, top_k=0)
+            unused = {"top_k": 0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+            config.update(do_sample=True, temperature=self.temperature, top_p=self.top_p, **unused)
         return config
 
     def _sampling(self, seeds: list[int]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ the rows scored chunk by chunk.
 import torch
 from torch.nn import functional
 
+from .loss_inputs import checked_blocks
 from .sums import (
     REDUCTIONS,
     Sums,
@@ -67,7 +68,7 @@ def label_log_probs(
     if valid is not None:
         labels = labels.masked_fill(~valid, 0)
     logits = wide(logits)
-    losses = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+    losses = functional.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), reduction="none")
     return -losses.view(labels.shape)
 
 
@@ -84,7 +85,10 @@ def kl_divergences(draft_logits: torch.Tensor, target_logits: torch.Tensor, temp
         # Logits are the largest tensors of a step, and divided ones are copies.
         draft, target = draft / temperature, target / temperature
     draft, target = draft.log_softmax(dim=-1), target.log_softmax(dim=-1)
-    return functional.kl_div(draft, target, reduction="none", log_target=True).sum(dim=-1) * temperature**2
+    probabilities = target.exp()
+    # What the target never writes costs nothing, where a logit of -inf says so, too.
+    terms = (probabilities * (target - draft)).masked_fill_(probabilities == 0, 0)
+    return terms.sum(dim=-1) * temperature**2
 
 
 def weighted_cross_entropy(
@@ -134,8 +138,8 @@ def block_cross_entropy(
 
     Args:
         draft_logits: `(blocks, positions, vocab)`, positions counted from the first drafted token.
-        labels: `(blocks, positions)`.
-        valid: `(blocks, positions)`, which positions count; holes don't shift k.
+        labels: `(blocks, positions)`; a position whose label is -100 doesn't count.
+        valid: `(blocks, positions)`, which positions count; holes don't shift k. What stands elsewhere may be anything.
         gamma: see [`position_weights`].
         reduction: "weight_sum" divides by the sum of the weights, so that gamma leaves the scale alone; "paper" is eq. 9 to
             the letter, summed over positions and averaged over the blocks that have a valid one.
@@ -146,7 +150,7 @@ def block_cross_entropy(
     Raises:
         ValueError: for shapes that don't agree, a gamma that isn't positive, or another reduction.
     """
-    check_blocks(draft_logits, valid, labels=labels)
+    draft_logits, valid = checked_blocks(draft_logits, valid, labels)
     log_probs = label_log_probs(draft_logits, labels, valid)
     weights = position_weights(valid.shape[1], gamma, log_probs.device)
     return mean_of(*weighted_sums(-log_probs, weights, valid, reduction))
@@ -160,7 +164,7 @@ def subtask_cross_entropy(
     Each subtask is averaged by itself, so those that COD thins out weigh as much as the first. Arguments are those of
     [`block_cross_entropy`]; subtasks without a valid row are left out.
     """
-    check_blocks(draft_logits, valid, labels=labels)
+    draft_logits, valid = checked_blocks(draft_logits, valid, labels)
     return mean_of(*subtask_sums(label_log_probs(draft_logits, labels, valid), valid))
 
 
@@ -179,7 +183,7 @@ def first_error_loss(
     Returns:
         A scalar; 0 if no block has an error.
     """
-    check_blocks(draft_logits, valid, labels=labels)
+    draft_logits, valid = checked_blocks(draft_logits, valid, labels)
     log_probs = label_log_probs(draft_logits, labels, valid)
     weights = position_weights(valid.shape[1], gamma, log_probs.device)
     sums = first_error_sums(log_probs, draft_logits.argmax(dim=-1) == labels, weights, valid)
@@ -201,7 +205,7 @@ def chain_reward(
     Returns:
         A scalar; 0 if nothing is valid.
     """
-    check_blocks(draft_logits, valid, labels=labels)
+    draft_logits, valid = checked_blocks(draft_logits, valid, labels)
     return mean_of(*chain_sums(label_log_probs(draft_logits, labels, valid), valid, reduction))
 
 
@@ -219,7 +223,7 @@ def streak_reward(
         reduction: "paper" averages the sum over the blocks, which gives tokens; "weight_sum" divides it by the number of valid
             positions, which gives [0, 1] at every block size.
     """
-    check_blocks(draft_logits, valid, continuations=continuations)
+    draft_logits, valid = checked_blocks(draft_logits, valid, continuations)
     return mean_of(*streak_sums(label_log_probs(draft_logits, continuations, valid), valid, reduction))
 
 
@@ -237,7 +241,7 @@ def acceptance_weighted_cross_entropy(
         alpha: see [`acceptance_weights`].
         reduction: "weight_sum" divides by the sum of the weights; "paper" by the blocks that have a valid position.
     """
-    check_blocks(draft_logits, valid, labels=labels)
+    draft_logits, valid = checked_blocks(draft_logits, valid, labels)
     return mean_of(*acceptance_sums(label_log_probs(draft_logits, labels, valid), valid, alpha, reduction))
 
 
@@ -280,18 +284,7 @@ def block_kl(
         weights: constants that broadcast against `(blocks, positions)`.
         temperature: T, by which both laws are softened.
     """
-    check_blocks(draft_logits, valid, target_logits=target_logits)
+    draft_logits, valid = checked_blocks(draft_logits, valid, target_logits=target_logits)
+    target_logits = target_logits.masked_fill(~valid[:, :, None], 0)
     divergences = kl_divergences(draft_logits, target_logits, temperature)
     return mean_of(*weighted_sums(divergences, weights, valid, reduction))
-
-
-def check_blocks(draft_logits: torch.Tensor, valid: torch.BoolTensor, **others: torch.Tensor) -> None:
-    """Raise a `ValueError` unless the logits are `(blocks, positions, vocab)` and the rest agrees with them."""
-    shapes = {"valid": valid.shape, **{name: tensor.shape for name, tensor in others.items()}}
-    expected = {name: draft_logits.shape[: len(shape)] for name, shape in shapes.items()}
-    if draft_logits.ndim != 3 or shapes != expected or valid.ndim != 2:
-        found = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
-        raise ValueError(
-            "expected draft_logits (blocks, positions, vocab), and labels and valid (blocks, positions), got "
-            f"{tuple(draft_logits.shape)} and {found}"
-        )

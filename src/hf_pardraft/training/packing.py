@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 
@@ -29,8 +30,17 @@ def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:
 
 
 def packed_examples(batch: dict[str, list[list[int]]], max_length: int) -> dict[str, list[list[int]]]:
-    """A batch of a data set with `input_ids` and `labels`, packed; `document_ids` say where one example ends."""
+    """A batch of a data set with `input_ids` and `labels`, packed; `document_ids` say where one example ends.
+
+    What an `attention_mask` marks as padding is left out, and of an example without labels all tokens are learned.
+    """
     packed: dict[str, Any] = {"input_ids": [], "labels": [], "document_ids": []}
+    rows, masks = batch["input_ids"], batch.get("attention_mask", [None] * len(batch["input_ids"]))
+    labels = [ids if own is None else own for own, ids in zip(batch["labels"], rows, strict=True)]
+    batch = {
+        name: [list(compress(row, mask)) if mask is not None else row for row, mask in zip(values, masks, strict=True)]
+        for name, values in (("input_ids", rows), ("labels", labels))
+    }
     for row in pack([len(ids) for ids in batch["input_ids"]], max_length):
         for name in ("input_ids", "labels"):
             packed[name].append([token for index in row for token in batch[name][index]])

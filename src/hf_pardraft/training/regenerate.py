@@ -103,9 +103,7 @@ def regenerate(
         ValueError: if the output is no .jsonl file or was begun with other settings, or the data set is empty.
         OSError: if the output can't be written, or the server doesn't answer.
     """
-    output, shard = Path(output), shard or Shard.of_this_process()
-    if output.suffix != ".jsonl":
-        raise ValueError(f"expected a .jsonl file to write to, got {str(output)!r}")
+    output, shard = check_output(output), shard or Shard.of_this_process()
     rows = load_data(data, config, split)
     num_rows, checksum = survey(shard_rows(rows, shard))
     if not num_rows:
@@ -128,6 +126,17 @@ def regenerate(
     for index, reason in result.failed.items():
         logger.warning("row %d was not rewritten: %s", index, reason)
     return result
+
+
+def check_output(output: str | Path) -> Path:
+    """The file to write.
+
+    Raises:
+        ValueError: if it is no .jsonl file.
+    """
+    if Path(output).suffix != ".jsonl":
+        raise ValueError(f"expected a .jsonl file to write to, got {str(output)!r}")
+    return Path(output)
 
 
 def writer_settings(writer: LocalWriter | ServerWriter) -> dict[str, Any]:

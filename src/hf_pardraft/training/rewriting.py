@@ -1,5 +1,6 @@
 """A row whose answers are rewritten, turn by turn: what the target reads next, and the row that comes of it."""
 
+import math
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,14 @@ from typing import Any
 from .examples import as_messages, from_sharegpt, without_nones
 
 SEED_BITS = 0x7FFFFFFF
+
+
+def check_sampling(temperature: float, top_p: float, max_tokens: int) -> None:
+    """Raise a `ValueError` for settings that no law can be sampled with."""
+    if not 0 <= temperature < math.inf or not 0 < top_p <= 1 or max_tokens < 1:
+        raise ValueError(
+            f"expected temperature >= 0, top_p in (0, 1] and max_tokens >= 1, got {temperature}, {top_p} and {max_tokens}"
+        )
 
 
 @dataclass(frozen=True)
@@ -17,22 +26,24 @@ class Answer:
         text: without the token that ends it.
         is_whole: whether the target ended it, and not the limit of tokens.
         reasoning: thinking that a server reports apart from the text.
+        tool_calls: calls of tools that a server reports apart from the text, as chat templates take them.
     """
 
     text: str
     is_whole: bool = True
     reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
     def as_message(self) -> dict[str, Any]:
-        message = {"role": "assistant", "content": self.text}
-        return message | ({"reasoning_content": self.reasoning} if self.reasoning else {})
+        said_elsewhere = {"reasoning_content": self.reasoning, "tool_calls": self.tool_calls}
+        return {"role": "assistant", "content": self.text} | {key: said for key, said in said_elsewhere.items() if said}
 
 
 class Rewrite:
     """One row on its way. Turns of the assistant are rewritten one after another, each behind the new ones before it.
 
     A turn that calls a tool is kept, since the tool's result that follows belongs to it. A conversation that ends with the
-    user's turn gets an answer, and one in which an answer is cut off ends there.
+    user's turn gets an answer. One in which an answer is cut off, or calls a tool, ends there: nobody knows the result.
 
     Args:
         index: of the row in its data set.
@@ -95,7 +106,7 @@ class Rewrite:
         self._written.append(answer.as_message())
         self._was_cut = not answer.is_whole
         if self.prompt_text is None:
-            self._ahead = self._ahead[1:] if answer.is_whole else []
+            self._ahead = self._ahead[1:] if answer.is_whole and not answer.tool_calls else []
             self._read_on()
 
     def result(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Answers from a server that speaks OpenAI's chat protocol (vLLM, SGLang, an inference provider), many at once."""
 
+import json
 import random
 import threading
 from collections.abc import Iterable, Iterator
@@ -12,8 +13,8 @@ from huggingface_hub import InferenceClient
 # The base of everything that can go wrong with a request, whichever HTTP library huggingface_hub uses.
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
-from .examples import template_inputs
-from .rewriting import Answer, Rewrite
+from .examples import template_inputs, without_nones
+from .rewriting import Answer, Rewrite, check_sampling
 
 # Too early, too many, or the server's own trouble: another try may succeed.
 PASSING_STATUS = {408, 409, 425, 429}
@@ -58,6 +59,7 @@ class ServerWriter:
     ) -> None:
         if concurrency < 1 or retries < 0:
             raise ValueError(f"concurrency must be at least 1 and retries at least 0, got {concurrency} and {retries}")
+        check_sampling(temperature, top_p, max_tokens)
         self.client = InferenceClient(base_url=url, api_key=api_key or NO_KEY, timeout=timeout)
         self.url, self.model, self.seed = url, model, seed
         self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
@@ -152,12 +154,27 @@ class ServerWriter:
         )
         if not answered.choices:
             raise ValueError("the server answered without a choice")
-        choice = answered.choices[0]
+        reason, message = answered.choices[0].finish_reason, answered.choices[0].message or {}
+        if reason == "content_filter":
+            raise ValueError("the server's filter cut off the answer")
         # A server with a reasoning parser reports thinking apart.
-        reasoning = choice.message.get("reasoning_content") or choice.message.get("reasoning")
-        if choice.message.content is None and not reasoning:
+        text, reasoning = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
+        tool_calls = [for_templates(call) for call in message.get("tool_calls") or []]
+        if text is None and not reasoning and not tool_calls:
             raise ValueError("the server answered without a text")
-        return Answer(choice.message.content or "", choice.finish_reason != "length", reasoning)
+        return Answer(text or "", reason != "length", reasoning, tool_calls or None)
+
+
+def for_templates(tool_call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call as chat templates take it: servers write the arguments as JSON, templates write JSON of the arguments.
+
+    Raises:
+        ValueError: for arguments that are no JSON, as of a call that was cut off.
+    """
+    function = without_nones(tool_call.get("function") or {})
+    if isinstance(function.get("arguments"), str):
+        function["arguments"] = json.loads(function["arguments"] or "{}")
+    return without_nones({"id": tool_call.get("id"), "type": "function"}) | {"function": function}
 
 
 def may_pass(error: Exception) -> bool:

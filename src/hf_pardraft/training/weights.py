@@ -17,7 +17,7 @@ def position_weights(
     """
     if gamma is None:
         return torch.ones(num_positions, device=device, dtype=dtype)
-    if gamma <= 0:
+    if not gamma > 0:
         raise ValueError(f"gamma must be positive, or None for uniform weights, got {gamma}")
     return torch.exp(-torch.arange(num_positions, device=device, dtype=dtype) / gamma)
 
