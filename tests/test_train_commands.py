@@ -1,5 +1,6 @@
 """`pardraft train` makes a drafter of every kind in one command, and `pardraft cache-features` what it can read."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -137,6 +138,15 @@ def test_a_drafter_that_reads_no_states_has_none_to_store(tiny_family, text, tmp
     del settings[settings.index("--output") : settings.index("--output") + 2]
     with pytest.raises(ValueError, match="reads token ids only"):
         cache_target_features(settings, FeatureOptions(str(tmp_path / "states")))
+
+
+def test_what_can_not_be_is_said_before_anything_is_loaded(tmp_path):
+    nowhere = ["--recipe", "dflare", "--target", "nowhere", "--dataset", "nowhere", "--output", str(tmp_path), *QUICK]
+    with pytest.raises(ValueError, match="expected a checkpoint to resume from"):
+        train_drafter([*nowhere, "--resume-from-checkpoint", "last"])
+    if importlib.util.find_spec("tensorboard") is None and importlib.util.find_spec("tensorboardX") is None:
+        with pytest.raises(ImportError, match=r"can't report to tensorboard: .* requires tensorboard"):
+            train_drafter([*nowhere, "--report-to", "tensorboard"])
 
 
 def test_a_column_that_can_not_be_learned_from_is_named(tiny_family, tmp_path):

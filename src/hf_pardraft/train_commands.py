@@ -17,6 +17,8 @@ from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
+from .training.checkpoints import checkpoint_to_resume
+from .training.checks import check_reporting
 from .training.data import prepare_for_training
 from .training.data_sources import load_data, split_off
 from .training.feature_writing import DTYPES, cache_features, feature_bytes, texts_of
@@ -105,6 +107,9 @@ def train_drafter(words: list[str]) -> dict[str, Any]:
     run = training_run(words)
     arguments = run.training_arguments()
     peft_config = run.adapter.config()
+    check_reporting(arguments)
+    resume = arguments.resume_from_checkpoint
+    checkpoint = checkpoint_to_resume(True if resume in ("true", "True", "last") else resume, arguments.output_dir)
     loaded = load_run(run)
     trainer = DraftTrainer(
         model=loaded.drafter,
@@ -115,8 +120,7 @@ def train_drafter(words: list[str]) -> dict[str, Any]:
         processing_class=loaded.tokenizer,
         peft_config=peft_config,
     )
-    resume = arguments.resume_from_checkpoint
-    trainer.train(resume_from_checkpoint=True if resume in ("true", "True", "last") else resume)
+    trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     trainer.save_state()
     metrics = {} if loaded.eval_examples is None else trainer.evaluate()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 from collections import namedtuple
@@ -129,6 +130,19 @@ def test_too_little_room_is_noticed_before_the_target_reads_anything(target, tex
         handle.remove()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, needed))
     cache_features(target, taps, text, tmp_path / "new" / "states", dtype="float16", with_last=True)
+
+
+def test_a_shard_that_can_not_be_written_is_named_and_the_next_run_goes_on_there(target, text, tmp_path):
+    """Under a limit on the size of files, which safetensors meets in a way of its own."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"shard 00000 could not be written to .*run it again"):
+            stored("dflash", target, text, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["index.json"]
+    assert len(stored("dflash", target, text, tmp_path)) == len(text)
 
 
 def test_states_of_something_else_are_refused_before_training(target, text, tmp_path):

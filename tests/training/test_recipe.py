@@ -1,5 +1,7 @@
 """Recipes say what the papers say, everything in them can be overridden, and what is no setting is an error with advice."""
 
+import importlib.util
+
 import pytest
 import yaml
 
@@ -13,6 +15,7 @@ PUBLISHED = {
         "draft_tokens": 8,
         "cod_retention": 0.7,
         "cod_min_retention": 0.2,
+        "objective": "subtask_cross_entropy",
         "learning_rate": 8e-5,
         "num_train_epochs": 4,
         "per_device_train_batch_size": 8,
@@ -105,6 +108,7 @@ def test_values_have_the_types_of_their_settings():
     assert (given["target_layer_ids"], given["loss_gamma_epoch_step"], given["max_length"]) == ([1, 2, 3], None, None)
     # Where a text is meant, "none" is one.
     assert (given["report_to"], given["seed"]) == ("none", 7)
+    assert run_of("dart", "--report-to", "wandb", "trackio", "--seed", "7").given["report_to"] == ["wandb", "trackio"]
 
 
 def test_a_recipe_of_ones_own_is_read_and_so_is_the_one_that_a_run_leaves(tmp_path):
@@ -116,6 +120,10 @@ def test_a_recipe_of_ones_own_is_read_and_so_is_the_one_that_a_run_leaves(tmp_pa
     run = run_of(str(own), "--max-steps", "3")
     assert (run.drafter.kind, run.drafter.tapped_hidden_states) == ("dart", [1, 2])
     assert run.arguments == {"learning_rate": 5e-4, "loss_gamma": None, "max_steps": 3}
+    own.write_text("kind: dflash\nobjective:\n  cross_entropy: 1\n  first_error: 0.3\n")
+    assert run_of(str(own), "--use-cpu").training_arguments().objective == {"cross_entropy": 1, "first_error": 0.3}
+    own.write_text("kind: dart\nreport_to: []\n")
+    assert run_of(str(own), "--use-cpu").training_arguments().report_to == []
     left = tmp_path / "left.yaml"
     left.write_text(yaml.safe_dump({name: value for name, value in run.given.items() if name != "recipe"}))
     again = training_run(["--recipe", str(left)])
@@ -151,6 +159,7 @@ def test_what_is_no_setting_is_an_error_with_advice(words, message):
         ("- kind\n", "must hold settings"),
         ("kind: [", "is no YAML"),
         ("kind: dart\nnum_train_epochs: many\n", "invalid float value"),
+        ("recipe: dflare\nkind: dflash\n", "names another recipe, dflare"),
     ],
 )
 def test_a_recipe_that_is_wrong_says_where(content, message, tmp_path):
@@ -196,9 +205,25 @@ def test_an_adapters_settings_become_pefts_and_a_recipe_may_hold_them(tmp_path):
     assert run.arguments["keep_adapter"] is True
 
 
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="DeepSpeed is installed")
+def test_a_setting_whose_package_is_missing_says_which():
+    with pytest.raises(ImportError, match=r"'deepspeed>=.*Install it, or leave out the setting"):
+        run_of("dart", "--deepspeed", '{"zero_optimization": {"stage": 2}}').training_arguments()
+
+
 def test_a_recipes_drafter_gives_way_to_one_to_go_on_with():
     run = run_of("dflare", "--drafter", "mine")
     assert (run.drafter.drafter, run.drafter.num_layers, run.arguments["learning_rate"]) == ("mine", None, 6e-4)
+
+
+@pytest.mark.parametrize("width", [70, 80, 100])
+def test_the_help_keeps_to_the_terminals_width(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    for everything in (False, True):
+        too_long = [line for line in help_text(everything).split("\n") if len(line) > width]
+        # A word that is longer than its column stays whole.
+        assert all(" " not in line.strip() for line in too_long), too_long
+    assert "last for the latest in --output" in " ".join(help_text().split())
 
 
 def test_the_help_fits_on_a_few_screens_and_explains_every_setting_of_drafters(monkeypatch):

@@ -15,7 +15,7 @@ class DraftTrainingArguments(TrainingArguments):
     """`TrainingArguments` for [`DraftTrainer`]."""
 
     # JSON on the command line.
-    _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "chat_template_kwargs"]
+    _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "chat_template_kwargs", "objective"]
 
     draft_tokens: int = field(
         default=8, metadata={"help": "PARD: how many tokens the drafter learns to draft (K). Others learn their block."}
@@ -26,13 +26,11 @@ class DraftTrainingArguments(TrainingArguments):
     cod_min_retention: float = field(
         default=0.2, metadata={"help": "PARD: least share of rows that a subtask keeps (r_min)."}
     )
-    objective: str | None = field(
+    objective: dict[str, float] | str | None = field(
         default=None,
         metadata={
             "help": "What is learned: a weighted sum such as cross_entropy+0.3*first_error+40*chain_reward, or a mapping of "
-            "names to coefficients. By default annealed_kl for DART, and cross_entropy for others. "
-            + "; ".join(f"{name}: {objective.help}" for name, objective in OBJECTIVES.items())
-            + "."
+            f"names to coefficients, of {', '.join(OBJECTIVES)}. By default annealed_kl for DART, and cross_entropy for others."
         },
     )
     loss_reduction: str = field(
@@ -182,9 +180,10 @@ class DraftTrainingArguments(TrainingArguments):
                 "expected tau_prompts >= 0, tau_new_tokens >= 1 and tau_temperature >= 0, got "
                 f"{self.tau_prompts}, {self.tau_new_tokens} and {self.tau_temperature}"
             )
-        if self.metric_for_best_model in ("tau", "eval_tau") and not self.tau_prompts:
+        if is_tau(self.metric_for_best_model) and not self.tau_prompts:
             raise ValueError(
-                "metric_for_best_model='tau' needs prompts to decode, got tau_prompts=0: set it to 1 or more"
+                f"metric_for_best_model={self.metric_for_best_model!r} needs prompts to decode, got tau_prompts=0: set it to 1 "
+                "or more"
             )
 
     def _check_gamma_schedule(self) -> None:
@@ -200,3 +199,8 @@ class DraftTrainingArguments(TrainingArguments):
             raise ValueError(f"loss_gamma_end must be above loss_gamma ({self.loss_gamma}), got {end}")
         if epoch_step is not None and epoch_step <= 0:
             raise ValueError(f"loss_gamma_epoch_step must be positive, got {epoch_step}")
+
+
+def is_tau(metric: str | None) -> bool:
+    """Whether a metric is a measured tau, `tau` or `eval_NAME_tau`, and not what accuracies let one expect."""
+    return metric is not None and metric.split("_")[-1] == "tau" and not metric.endswith("expected_tau")

@@ -20,7 +20,7 @@ from .documents import (
     predicts_supervised,
 )
 from .masks import PADDING
-from .sampling import conditional_drop, example_generator, some_of
+from .sampling import SharedEpoch, conditional_drop, example_generator, some_of
 
 
 def padded(rows: list[torch.Tensor], value: int) -> torch.Tensor:
@@ -73,6 +73,8 @@ class PardCollator:
         retention, min_retention: COD's r and r_min; r = 1 keeps all.
         seed: of the patterns. `epoch` is set by the trainer.
     """
+
+    epoch = SharedEpoch()
 
     def __init__(
         self,
@@ -147,6 +149,8 @@ class BlockCollator:
         seed: of the anchors. `epoch` is set by the trainer.
     """
 
+    epoch = SharedEpoch()
+
     def __init__(self, mask_token_id: int, block_size: int = 16, num_anchors: int = 512, seed: int = 0) -> None:
         self.mask_token_id = mask_token_id
         self.block_size = block_size
@@ -200,6 +204,8 @@ class SharedPrefixCollator:
         num_anchors: most prefixes per example that get masks. All that can, predict their first token.
         seed: of the anchors. `epoch` is set by the trainer.
     """
+
+    epoch = SharedEpoch()
 
     def __init__(self, num_tokens: int = 8, shifted: bool = True, num_anchors: int = 512, seed: int = 0) -> None:
         self.num_tokens = num_tokens

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
@@ -175,5 +176,12 @@ def _write_shard(
     lengths = torch.tensor([len(text) for text in texts])
     part = folder / f"{name}.part"
     metadata = {"format": "pt", "keys": json.dumps([text_key(text) for text in texts])}
-    save_file({"states": torch.cat(rows), "lengths": lengths}, part, metadata=metadata)
+    try:
+        save_file({"states": torch.cat(rows), "lengths": lengths}, part, metadata=metadata)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise OSError(
+            f"shard {name} could not be written to {folder}: {error}. Nothing of it was kept, and the shards before it are "
+            "intact. Make room, and run it again: it goes on there"
+        ) from error
     os.replace(part, folder / f"{name}.safetensors")

@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,13 @@ class TrainingRun:
     given: dict[str, Any]
 
     def training_arguments(self) -> DraftTrainingArguments:
-        """The settings of the Trainer; raises a `ValueError` for those that can't be."""
-        return DraftTrainingArguments(output_dir=self.options.output, **self.arguments)
+        """The settings of the Trainer; raises a `ValueError` for those that can't be, an `ImportError` without their package."""
+        try:
+            return DraftTrainingArguments(output_dir=self.options.output, **self.arguments)
+        except PackageNotFoundError as error:
+            # Its own text is made of another's.
+            needed = " ".join(str(error.name).split())
+            raise ImportError(f"{needed} Install it, or leave out the setting that asks for it") from error
 
 
 class _Parser(HfArgumentParser):
@@ -112,6 +118,9 @@ class _Parser(HfArgumentParser):
             action.default = argparse.SUPPRESS
             if action.type is string_to_bool and action.nargs is None:
                 action.nargs, action.const = "?", True
+            if action.dest == "report_to":
+                # HfArgumentParser takes a text or a list for a text.
+                action.nargs = "*"
 
     def error(self, message: str) -> typing.NoReturn:
         raise ValueError(f"{message}: pardraft train --help explains the settings")
@@ -188,7 +197,10 @@ def typed(words: list[str], source: str) -> dict[str, Any]:
     found, rest = parser.parse_known_args(words)
     if rest:
         raise ValueError(f"expected settings as --name value in {source}, got {' '.join(rest)}")
-    return {**vars(found), **nones}
+    given = {**vars(found), **nones}
+    if len(given.get("report_to", [])) == 1:
+        given["report_to"] = given["report_to"][0]
+    return given
 
 
 def _spellings(parser: _Parser) -> set[str]:
@@ -223,6 +235,8 @@ def training_run(words: list[str]) -> TrainingRun:
     said = typed(words, "the command line")
     recipe = said.get("recipe")
     settings = typed(as_words(read_recipe(recipe)), f"recipe {recipe}") if recipe else {}
+    if "recipe" in settings:
+        raise ValueError(f"recipe {recipe} names another recipe, {settings['recipe']}: copy its settings instead")
     if "drafter" in said:
         # A recipe's drafter is a fresh one.
         settings = {name: value for name, value in settings.items() if name not in names_of(DrafterOptions)}

@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 
 from .adapters import AdapterOptions
 from .arguments import DraftTrainingArguments
+from .objectives import OBJECTIVES
 from .recipe import RECIPES, DrafterOptions, RunOptions, names_of, recipe_names
 
 # Of the hundred settings of transformers' Trainer, those that a first look should show.
@@ -29,11 +30,26 @@ COMMON_SETTINGS = (
 )
 
 
+# What their own words don't say of this command.
+OTHER_WORDS = {
+    "objective": "What is learned: a weighted sum of objectives (see below), such as "
+    "cross_entropy+0.3*first_error+40*chain_reward. By default annealed_kl for DART, and cross_entropy for others.",
+    "resume_from_checkpoint": "A checkpoint of this run to go on from, or last for the latest in --output.",
+    "metric_for_best_model": "What makes a checkpoint the best one: tau, expected_tau, accuracy_1, or loss, the default.",
+}
+EXAMPLE = r"""Example, which ends with the checkpoint of the greatest tau:
+  pardraft train --recipe dflare --target Qwen/Qwen3-4B \
+    --dataset answers.jsonl --output drafter --learning-rate 3e-4 \
+    --eval-strategy steps --eval-steps 500 --load-best-model-at-end \
+    --metric-for-best-model tau"""
+
+
 def help_text(everything: bool = False) -> str:
     """All settings in groups, with their defaults; of the Trainer's own the common ones, unless `everything` is asked for."""
-    own = [f for f in dataclasses.fields(DraftTrainingArguments) if f.name not in names_of(TrainingArguments)]
+    fields = [f for f in dataclasses.fields(DraftTrainingArguments) if f.init]
+    own = [f for f in fields if f.name not in names_of(TrainingArguments)]
     of_adapters = [f for f in own if f.name == "keep_adapter"]
-    theirs = [f for f in dataclasses.fields(TrainingArguments) if f.init and f.name != "output_dir"]
+    theirs = [f for f in fields if f.name in names_of(TrainingArguments) and f.name != "output_dir"]
     shown = theirs if everything else [f for name in COMMON_SETTINGS for f in theirs if f.name == name]
     groups = {
         "The run": dataclasses.fields(RunOptions),
@@ -42,16 +58,35 @@ def help_text(everything: bool = False) -> str:
         "Batches, objective and evaluation": [f for f in own if f not in of_adapters],
         "Training": shown,
     }
+    recipes = {name: _first_comment(RECIPES / f"{name}.yaml") for name in recipe_names()}
+    objectives = {name: objective.help for name, objective in OBJECTIVES.items()}
     parts = [
-        "Usage: pardraft train --recipe NAME --target MODEL --dataset DATA --output FOLDER [--SETTING VALUE ...]",
-        "Train a drafter, evaluate it and save it. Every setting of a recipe can be overridden here.",
-        "Recipes:\n" + "\n".join(f"  {name:15}{_first_comment(RECIPES / f'{name}.yaml')}" for name in recipe_names()),
+        _wrapped(
+            "Usage: pardraft train ",
+            "--recipe NAME --target MODEL --dataset DATA --output FOLDER [--SETTING VALUE ...]",
+            22,
+        ),
+        _wrapped("", "Train a drafter, evaluate it and save it. Every setting of a recipe can be overridden here.", 0),
+        EXAMPLE,
+        "Recipes:\n" + "\n".join(_wrapped(f"  {name:15}", text, 17) for name, text in recipes.items()),
         *(f"{title}:\n" + "\n".join(map(_described, settings)) for title, settings in groups.items()),
+        "Objectives:\n" + "\n".join(_wrapped(f"  {name:23}", text, 25) for name, text in objectives.items()),
     ]
     if not everything:
-        parts.append(f"{len(theirs) - len(shown)} more settings of transformers' Trainer: pardraft train --help-all")
-    parts.append("Several processes: accelerate launch --num-processes 8 -m hf_pardraft train ...")
+        more = f"{len(theirs) - len(shown)} more settings of transformers' Trainer: pardraft train --help-all"
+        parts.append(_wrapped("", more, 0))
+    parts.append("Several processes:\n  accelerate launch --num-processes 8 -m hf_pardraft train ...")
     return "\n\n".join(parts)
+
+
+def _wrapped(start: str, text: str, indent: int) -> str:
+    """`start` and `text` in as many lines as the terminal's width asks for, indented from the second on."""
+    width = min(shutil.get_terminal_size().columns, 120)
+    room = max(width, indent + 30)
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(
+        textwrap.wrap(text, room, initial_indent=start, subsequent_indent=" " * indent, **options) or [start.rstrip()]
+    )
 
 
 def _first_comment(path: Path) -> str:
@@ -62,10 +97,10 @@ def _described(setting: dataclasses.Field) -> str:
     name = f"  --{setting.name.replace('_', '-')}"
     default = setting.default if setting.default is not dataclasses.MISSING else None
     # Written for argparse, which formats help texts.
-    text = " ".join(str(setting.metadata.get("help", "")).split()).replace("%%", "%")
+    words = OTHER_WORDS.get(setting.name) or str(setting.metadata.get("help", ""))
+    text = " ".join(words.split()).replace("%%", "%")
     if default is not None:
         text += f" [{getattr(default, 'value', default)}]"
-    width = min(shutil.get_terminal_size().columns, 120)
-    lines = textwrap.wrap(text, max(width - 34, 30)) or [""]
-    first = f"{name:33} {lines[0]}" if len(name) < 33 else f"{name}\n{'':33} {lines[0]}"
-    return "\n".join([first, *(f"{'':33} {line}" for line in lines[1:])])
+    start = f"{name:33} " if len(name) < 33 else f"{name}\n{'':34}"
+    # Only the last line of `start` takes room.
+    return start[:-34] + _wrapped(start[-34:], text, 34)

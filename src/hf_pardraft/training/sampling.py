@@ -6,8 +6,27 @@ an unbroken one.
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+
+
+class SharedEpoch:
+    """An attribute whose value copies of an object share, in other processes too: a data loader's workers hold such copies, and
+    persistent ones live for many epochs."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"_shared_{name}"
+
+    def __get__(self, instance: Any, owner: type) -> "int | SharedEpoch":
+        if instance is None:
+            return self
+        return int(vars(instance)[self.name])
+
+    def __set__(self, instance: Any, value: int) -> None:
+        if self.name not in vars(instance):
+            vars(instance)[self.name] = torch.tensor(0).share_memory_()
+        vars(instance)[self.name].fill_(value)
 
 
 def example_generator(seed: int, epoch: int, input_ids: Sequence[int]) -> torch.Generator:

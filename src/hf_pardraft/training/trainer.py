@@ -1,20 +1,20 @@
 """DraftTrainer: a `Trainer` for drafters, with the target frozen beside it."""
 
-import warnings
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
-from safetensors import SafetensorError
 from transformers import PreTrainedModel, TrainerCallback
+from transformers.trainer_utils import has_length
 
-from ..models.drafting import ParallelDrafter
-from .adapters import adapted, base_drafter, check_base_is_named, is_adapted, save_drafter_config, save_merged
+from .adapters import adapted, base_drafter, check_base_is_named, is_adapted
 from .arguments import DraftTrainingArguments
 from .attention import training_attention
 from .checkpoints import checkpoint_to_resume
+from .checks import check_arguments, check_in_one_place, check_one_device, check_pair, check_recomputing
 from .collators import COLLATORS
-from .data import chat_arguments, prepare_all, tokenizer_of
+from .data import chat_arguments, prepare_all, prepare_for_training, tokenizer_of
+from .drafter_files import DrafterFilesTrainer
 from .feature_store import StoredStatesCollator, store_for
 from .features import freeze
 from .forwards import documents_in
@@ -32,15 +32,15 @@ from .objectives import (
     total_loss,
 )
 from .sums import Sums, added, denominators_of, mean_of, with_denominators
-from .whole_checkpoints import WholeCheckpointTrainer
 
 
-class DraftTrainer(WholeCheckpointTrainer):
+class DraftTrainer(DrafterFilesTrainer):
     """Trains a drafter on text, best on text that the target itself wrote.
 
     Args:
         model: the drafter.
-        target: the model that it will draft for. Drafters that read hidden states need it; PARD only notes its kind.
+        target: the model that it will draft for. Drafters that read hidden states need it; PARD only notes its kind. It is
+            frozen and put in evaluation mode, and stays so.
         args: see [`DraftTrainingArguments`].
         peft_config: train an adapter, LoRA or another of PEFT's methods, rather than all weights. A PARD drafter's mask token is
             learned, too. What `save_model` writes is the drafter with the adapter merged in, or the adapter itself
@@ -83,7 +83,9 @@ class DraftTrainer(WholeCheckpointTrainer):
         trained, model = model, base_drafter(model)
         check_pair(model, target, args)
         depth = model.taught_depth(args.draft_tokens)
+        check_arguments(args, kwargs)
         if target is not None:
+            check_in_one_place(target)
             model.check_target(target)
             freeze(target)
         self.target = target
@@ -219,41 +221,19 @@ class DraftTrainer(WholeCheckpointTrainer):
             freeze(self.target)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in `Trainer`; of an adapted drafter the adapter, or, unless a checkpoint is written, all of it.
+    def get_eval_dataloader(self, eval_dataset: Any = None):
+        """As in `Trainer`; a data set that is given here may be all that the constructor takes."""
+        is_name = isinstance(eval_dataset, str) and isinstance(self.eval_dataset, dict)
+        if eval_dataset is not None and not (is_name and eval_dataset in self.eval_dataset):
+            eval_dataset = self._prepared(eval_dataset)
+        return super().get_eval_dataloader(eval_dataset)
 
-        Raises:
-            OSError: if it can't be written, whatever the writer raises.
-        """
-        try:
-            if not is_adapted(self.model) or self.args.keep_adapter or _internal_call:
-                super().save_model(output_dir, _internal_call)
-            elif self.args.should_save:
-                save_merged(self.model, output_dir or self.args.output_dir)
-        except SafetensorError as error:
-            raise OSError(
-                f"the drafter could not be written to {output_dir or self.args.output_dir}: {error}"
-            ) from error
+    def get_test_dataloader(self, test_dataset: Any):
+        """As in `Trainer`; the data set may be all that the constructor takes."""
+        return super().get_test_dataloader(self._prepared(test_dataset))
 
-    def _save(self, output_dir=None, state_dict=None):
-        super()._save(output_dir, state_dict)
-        if is_adapted(self.model) and self.args.should_save:
-            save_drafter_config(self.drafter, output_dir or self.args.output_dir)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        """As in `Trainer`, and what the drafter keeps outside the main file."""
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self._load_separate_weights(resume_from_checkpoint)
-
-    def _load_best_model(self):
-        """As in `Trainer`, and what the drafter keeps outside the main file."""
-        super()._load_best_model()
-        self._load_separate_weights(self.state.best_model_checkpoint)
-
-    def _load_separate_weights(self, checkpoint: str) -> None:
-        # An adapter, and what FSDP and DeepSpeed write of their own for resuming, have all trained weights in them.
-        if not (is_adapted(self.model) or self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            self.drafter.load_separate_weights(checkpoint)
+    def _prepared(self, data: Any) -> Any:
+        return prepare_for_training(self.drafter, self.args, self.processing_class, data)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """The loss of an evaluation batch; the metrics are added up on the way."""
@@ -331,43 +311,14 @@ class _TellTheEpoch(TrainerCallback):
 
     def __init__(self, listeners: list[Any]) -> None:
         self.listeners = listeners
+        self.num_passes = 0
 
-    def on_epoch_begin(self, args, state, control, **kwargs):
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.num_passes = 0
+
+    def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
+        # Of a stream nobody knows the length, so all its passes together count as one epoch.
+        epoch = int(state.epoch or 0) if has_length(train_dataloader) else self.num_passes
+        self.num_passes += 1
         for listener in self.listeners:
-            listener.epoch = int(state.epoch or 0)
-
-
-def check_pair(model: Any, target: PreTrainedModel | None, args: DraftTrainingArguments) -> None:
-    """Raise an error unless the model is a drafter, and has the target that it or the settings ask for."""
-    if not isinstance(model, ParallelDrafter):
-        raise TypeError(
-            f"DraftTrainer trains a drafter, got a {type(model).__name__}: load one with AutoDrafter.from_pretrained, make "
-            "one for the target with DFlashDrafter.for_target, DFlareDrafter.for_target or DartDrafter.for_target, or adapt "
-            "a causal LM with PardDrafter.from_causal_lm"
-        )
-    if args.metric_for_best_model in ("tau", "eval_tau") and target is None:
-        raise ValueError("metric_for_best_model='tau' needs the model that is drafted for: pass target=")
-    if target is None and model.reads_target:
-        raise ValueError(f"a {type(model).__name__} reads the target's hidden states: pass target=")
-
-
-def check_recomputing(model: ParallelDrafter, args: DraftTrainingArguments, has_adapter: bool) -> None:
-    """Raise a `ValueError` for a way to recompute activations that would lose gradients."""
-    recomputing = args.activation_checkpointing_kwargs or {}
-    if recomputing.get("use_reentrant") and (has_adapter or model.training_layout == "anchored_blocks"):
-        raise ValueError(
-            "activation checkpointing with use_reentrant=True loses gradients where embeddings are frozen, as this "
-            "drafter's are: leave use_reentrant out"
-        )
-
-
-def check_one_device(args: DraftTrainingArguments) -> None:
-    """Let one process use one device: the batches are no tensors that `DataParallel` could divide."""
-    if args.n_gpu > 1:
-        warnings.warn(
-            f"one process trains on one device, and sees {args.n_gpu}: the others stay idle. Start one process for each, with "
-            "accelerate launch or torchrun",
-            UserWarning,
-            stacklevel=3,
-        )
-        args._n_gpu = 1
+            listener.epoch = epoch
