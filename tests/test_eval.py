@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from hf_pardraft import eval_commands
 from hf_pardraft.eval_models import read_drafters, read_new_drafter
 from hf_pardraft.evaluation import measurement
-from test_cli import invoke
+from in_process import pardraft as invoke
 
 
 @pytest.fixture

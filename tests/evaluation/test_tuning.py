@@ -9,12 +9,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_pardraft import AutoDrafter, tune_commands
 from hf_pardraft.evaluation import tuning
-from hf_pardraft.evaluation.cost_model import Draft, RowAcceptance
+from hf_pardraft.evaluation.cost_model import Draft, Measurements, RoundCosts, RowAcceptance
 from hf_pardraft.evaluation.differences import Difference
 from hf_pardraft.evaluation.measurement import Condition, Run, Watched
 from hf_pardraft.evaluation.probing import measure_acceptance, plain_costs, row_acceptance, summarise_probe
 from hf_pardraft.evaluation.report import Report
-from hf_pardraft.evaluation.tuning import Search, own_default, plan_search, problems_in, table_of, tune
+from hf_pardraft.evaluation.tuning import own_default, plan_search, problems_in, table_of
 from hf_pardraft.generation.stats import Proposal
 from in_process import pardraft
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
@@ -101,21 +101,30 @@ def test_what_is_tried_by_default():
     assert plan_search(pard, [], [4]).chains == []
 
 
+COSTS = RoundCosts(
+    draft={4: 1.0},
+    tree={0: {4: 0.0}},
+    verify_chain={5: 3.0},
+    verify_tree={},
+    fixed=0.5,
+    prompt=2.0,
+    plain_step=2.5,
+    plain_prompt=2.0,
+)
+
+
 @pytest.mark.parametrize(("speeds", "written"), [((1, 2, 3), "tuned"), ((1, 3, 2), "default"), ((3, 2, 1), "plain")])
 def test_the_measured_fastest_is_written(speeds, written):
     names = ("plain", "default", "tuned")
     rows = {name: SimpleNamespace(tokens_per_second=speed, tau=1.0) for name, speed in zip(names, speeds, strict=True)}
-    target = tiny_target()
-    search = Search(Draft(4), [Draft(2), Draft(4)], [], [Draft(2), Draft(4)])
-    found = tune(target, tiny_drafter("dflash", target), PROMPTS[:1], [FAST], search, Report({}))
-    choice = tuning.choice_of(found.measurements, 1, Draft(4), Draft(2), rows)
+    measurements = Measurements({1: COSTS}, [RowAcceptance(30, 10, (10, 5, 3, 2))])
+    choice = tuning.choice_of(measurements, 1, Draft(4), Draft(2), rows)
     assert choice.written == written
+    assert choice.measured == dict(zip(names, speeds, strict=True))
+    assert choice.predicted["default"] == pytest.approx(30 / (2.0 + 9 * 4.5))
     drafts = {"plain": {"num_assistant_tokens": 0}, "default": {"num_assistant_tokens": 4}}
     expected = {"tree_budget": 0, **drafts.get(written, {"num_assistant_tokens": 2})}
     assert table_of(SimpleNamespace(choices=[choice])) == {"1": expected}
-
-
-FAST = Condition(max_new_tokens=12, repeats=1)
 
 
 def test_rows_that_are_missing_or_wrong_are_problems():
