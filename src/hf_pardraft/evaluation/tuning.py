@@ -1,5 +1,6 @@
 """Find the draft that is best at each batch size by the cost model, and see by the clock whether it is."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -197,10 +198,10 @@ def measure_choice(
     entries = [plain_entry(), entry_for(drafter, default, DEFAULT)]
     if chosen != default:
         entries.append(entry_for(drafter, chosen, TUNED))
+    note(f"Measuring the drafter as it is, with {describe(chosen)}, and plain, {condition.batch_size} at once ...")
     first = len(report.rows)
-    for line in evaluate_conditions(target, entries, prompts, [condition], report, around):
-        if line.startswith("Measuring"):
-            note(f"{line.removesuffix(' ...')}: plain, default, tuned ({describe(chosen)}) ...")
+    # What it tells meanwhile is for a whole evaluation.
+    deque(evaluate_conditions(target, entries, prompts, [condition], report, around), maxlen=0)
     rows = {row.name: row for row in report.rows[first:]}
     if not rows:
         return None

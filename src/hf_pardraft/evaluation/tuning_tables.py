@@ -9,7 +9,8 @@ from .report import NOTHING, new_table
 from .tuning import DEFAULT, TUNED, BatchChoice, Tuning
 
 TUNING_LEGEND = (
-    "verify: the target's forward and the choice of tokens, by tokens read for each text; round: all of a round, predicted. "
+    "draft, tree: by tokens or nodes; verify: the target's forward and the choice of tokens, by tokens read for each text; rest: "
+    "of a round, whatever it drafts; round: all of it, predicted. "
     "The cost model chooses the draft called tuned; of plain, default and tuned, the fastest one as measured (*) is written."
 )
 
@@ -24,10 +25,10 @@ def cost_tables(tuning: Tuning) -> list[Table]:
     any_costs = next(iter(costs.values()))
     chains, trees = sorted(any_costs.verify_chain), sorted(any_costs.verify_tree)
     deepest = max(any_costs.draft)
-    verify = table_of_times("Measured (ms): plain generate, a draft, verify by tokens read, the rest of a round")
+    verify = table_of_times("Chains, measured (ms)")
     for heading in ("plain step", f"draft {deepest}", *(f"verify {rows}" for rows in chains), "rest"):
         verify.add_column(heading, justify="right")
-    of_trees = table_of_times("Measured (ms): building a tree, and verify, by nodes")
+    of_trees = table_of_times("Trees, measured (ms)")
     for rows in trees:
         of_trees.add_column(f"tree {rows - 1}", justify="right")
         of_trees.add_column(f"verify {rows}", justify="right")
