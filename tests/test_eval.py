@@ -7,7 +7,8 @@ from transformers import AutoTokenizer
 
 from hf_pardraft import eval_commands
 from hf_pardraft.eval_models import read_drafters, read_new_drafter
-from test_cli import invoke
+from hf_pardraft.evaluation import measurement
+from in_process import pardraft as invoke
 
 
 @pytest.fixture
@@ -68,6 +69,36 @@ def test_a_simulation_needs_no_trained_model(tiny_family, tmp_path):
         assert row["acceptance_by_position"][0] == 1.0
         assert 0.2 < row["acceptance_by_position"][1] < 0.8
         assert row["acceptance_by_position"][2] == 0.0
+
+
+def test_compiled_rounds_are_measured_beside_eager_ones_at_every_batch_size(
+    tiny_family, prompts, tmp_path, monkeypatch
+):
+    asked = []
+    real = measurement.call
+
+    def noting(target, entry, batch, config, **more):
+        asked.append((entry.name, config.cache_implementation))
+        if config.cache_implementation is not None:
+            # transformers would leave plain generate on a CPU uncompiled.
+            assert config.compile_config._compile_all_devices
+        config.disable_compile = True
+        return real(target, entry, batch, config, **more)
+
+    monkeypatch.setattr(measurement, "call", noting)
+    results = tmp_path / "results.json"
+    done = invoke(
+        *["eval", "--target", tiny_family / "target", "--dtype", "float32", "--max-new-tokens", 4, "--repeats", 1],
+        *["--drafter", tiny_family / "dflash", "--prompts", prompts, "--batch-size", 1, 2, "--compiled"],
+        *["--baselines", "prompt_lookup", "--generate-argument", "repetition_penalty=1.1", "--json", results],
+    )
+    assert done.exit_code == 0, done.exception
+    found = json.loads(results.read_text())
+    names = ["plain", "plain, compiled", "dflash", "dflash, compiled"]
+    assert [row["name"] for row in found["rows"]] == [*names, "prompt lookup", *names]
+    assert all(row["identical"] for row in found["rows"])
+    assert found["generate_arguments"] == {"repetition_penalty": 1.1}
+    assert set(asked) == {(name, "static" if "compiled" in name else None) for name in [*names, "prompt lookup"]}
 
 
 def test_several_values_may_follow_an_option():

@@ -24,9 +24,10 @@ ARROWS = {
     "hub_commands": {"auto", "commands", "demo", "hub", "models"},
     "regenerate_commands": {"commands", "training"},
     "train_commands": {"auto", "commands", "models", "training"},
-    "eval_arguments": {"eval_commands", "eval_models", "eval_plan"},
+    "eval_arguments": {"eval_commands", "eval_models", "eval_plan", "tune_commands"},
     "eval_facts": {"commands", "eval_models", "eval_plan", "generation", "models"},
     "eval_commands": {"eval_facts", "eval_models", "eval_plan", "evaluation", "generation", "models"},
+    "tune_commands": {"eval_commands", "eval_plan", "evaluation", "generation", "hub.staging", "models"},
     "eval_models": {"auto", "commands", "models"},
     "eval_plan": {"eval_models", "evaluation", "generation"},
     "demo": {"auto", "evaluation", "hub", "models"},
@@ -34,6 +35,7 @@ ARROWS = {
 # The entry points, which may import everything.
 FREE = {"__init__", "__main__", "cli"}
 PURE = {
+    "evaluation.cost_model",
     "generation.continuity",
     "generation.prefix_search",
     "generation.tree",

@@ -84,6 +84,31 @@ def evaluate_drafters(
     simulate_runner_up: Annotated[
         float, typer.Option(min=0, max=1, help="Share of simulated wrong drafts whose second choice is right.")
     ] = 0.0,
+    generate_argument: Annotated[
+        list[str] | None,
+        typer.Option(help="For every generate call, plain ones too: name=value, as in cache_implementation=static."),
+    ] = None,
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compiled",
+            help="Measure plain generate and drafters with compiled rounds, too (cache_implementation=static).",
+        ),
+    ] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="Find the depth and tree budget (of --depth and --tree-budget, or by default of all) that are best at each "
+            "--batch-size, and write them into the drafter's generation config, where generate looks them up.",
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --tune: save the tuned drafter as this folder, and leave the one that was loaded alone."
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write tables to this file.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Draw into this folder; needs matplotlib.")] = None,
@@ -93,6 +118,7 @@ def evaluate_drafters(
     from .eval_commands import evaluate
     from .eval_models import Placement
     from .eval_plan import EvalRequest
+    from .tune_commands import tune_drafter
 
     request = EvalRequest(
         target,
@@ -121,5 +147,9 @@ def evaluate_drafters(
         json=json,
         markdown=markdown,
         plots=plots,
+        generate_arguments=generate_argument or [],
+        compiled=compiled,
+        tune=tune,
+        output=output,
     )
-    evaluate(request, Console(), Console(stderr=True))
+    (tune_drafter if request.tune else evaluate)(request, Console(), Console(stderr=True))

@@ -1,6 +1,7 @@
 """What the command `pardraft eval` does; cli.py only reads its arguments."""
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from rich.console import Console
@@ -25,6 +26,7 @@ from .evaluation.entries import (
     plain_entry,
     prompt_lookup_entry,
     stock_dflash_entries,
+    with_compiled,
 )
 from .evaluation.measurement import Around, Condition, call, generation_config, new_texts
 from .evaluation.plots import save_plots
@@ -47,6 +49,28 @@ from .models.mask_token import special_token_ids
 from .models.pairing import public_name
 
 
+@dataclass(frozen=True)
+class Workbench:
+    """Everything that an evaluation needs, loaded and checked.
+
+    Attributes:
+        plan: what was asked for.
+        target, drafters: the models; drafters by name.
+        entries: all that is to be compared, plain `generate` first.
+        prompts: token ids, each `(1, length)`.
+        report: has facts and no rows yet.
+        around: the context of each call.
+    """
+
+    plan: Plan
+    target: PreTrainedModel
+    drafters: dict[str, ParallelDrafter]
+    entries: list[Entry]
+    prompts: list[torch.LongTensor]
+    report: Report
+    around: Around
+
+
 def evaluate(request: EvalRequest, screen: Console, notes: Console) -> Report:
     """Measure, print the table, and write the files that were asked for.
 
@@ -60,7 +84,25 @@ def evaluate(request: EvalRequest, screen: Console, notes: Console) -> Report:
         OSError: if a model, the prompts or an output can't be had.
         ValueError: if the request can't be met. All this before anything is measured, and mostly before a model is loaded.
     """
-    plan = make_plan(request)
+    if request.output is not None:
+        raise ValueError("--output is where --tune saves the tuned drafter: add --tune, or leave it out")
+    bench = prepare(request, make_plan(request), notes)
+    conditions = conditions_of(request, bench.plan)
+    for note in evaluate_conditions(bench.target, bench.entries, bench.prompts, conditions, bench.report, bench.around):
+        notes.print(note)
+        save_json(request, bench.report)
+    show(request, bench.report, screen, notes)
+    return bench.report
+
+
+def save_json(request: EvalRequest, report: Report) -> None:
+    """Write what is known so far, if it was asked for."""
+    if request.json:
+        write_whole(request.json, as_json(report))
+
+
+def prepare(request: EvalRequest, plan: Plan, notes: Console) -> Workbench:
+    """Load and check everything; raises what [`evaluate`] does."""
     config = load_config(request.target)
     room = room_for_prompts(config, request.max_new_tokens)
     tokenizer = None
@@ -87,6 +129,8 @@ def evaluate(request: EvalRequest, screen: Console, notes: Console) -> Report:
     entries += baseline_entries(
         request, drafters, list(zip(plan.small_models, small, strict=True)), vocab_size, tokenizer
     )
+    if request.compiled:
+        entries = with_compiled(entries)
     notes.print(f"Preparing prompts from {plan.prompts_name} ...")
     prompts, num_left_out = make_prompts(request, plan, target, tokenizer, chat, room)
     if max(request.batch_sizes) > len(prompts):
@@ -103,16 +147,7 @@ def evaluate(request: EvalRequest, screen: Console, notes: Console) -> Report:
         "chat_arguments": plan.chat_arguments,
     }
     report = Report(facts_of(request, plan, target, drafters, prompt_facts))
-
-    def save() -> None:
-        if request.json:
-            write_whole(request.json, as_json(report))
-
-    for note in evaluate_conditions(target, entries, prompts, conditions_of(request), report, around):
-        notes.print(note)
-        save()
-    show(request, report, screen, notes)
-    return report
+    return Workbench(plan, target, drafters, entries, prompts, report, around)
 
 
 def chat_for(request: EvalRequest, plan: Plan, tokenizer: PreTrainedTokenizerBase | None) -> Chat:
@@ -211,11 +246,18 @@ def simulation_for(
     return Simulation(target, script, plan.profile, request.simulate_runner_up).during
 
 
-def conditions_of(request: EvalRequest) -> list[Condition]:
+def conditions_of(request: EvalRequest, plan: Plan) -> list[Condition]:
     """Every batch size with every temperature."""
     return [
         Condition(
-            batch_size, temperature, request.max_new_tokens, request.top_k, request.top_p, request.repeats, request.seed
+            batch_size,
+            temperature,
+            request.max_new_tokens,
+            request.top_k,
+            request.top_p,
+            request.repeats,
+            request.seed,
+            plan.generate_arguments,
         )
         for temperature in dict.fromkeys(request.temperatures)
         for batch_size in dict.fromkeys(request.batch_sizes)

@@ -46,6 +46,7 @@ def facts_of(
         "seed": request.seed,
         "top_k": request.top_k,
         "top_p": request.top_p,
+        "generate_arguments": plan.generate_arguments,
     }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from .eval_models import DrafterSource, Placement, read_drafters, read_value, read_values
 from .evaluation.acceptance_profile import AcceptanceProfile, read_profile
@@ -18,7 +19,7 @@ RANDOM_PROMPTS = "random"
 RANDOM_LENGTH = 128
 BASELINES = "assisted=SMALL_LM, prompt_lookup or stock_dflash"
 # What is measured with, or has an option of its own.
-NOT_SETTINGS = {"depth", "time_rounds", "record_drafts"}
+NOT_SETTINGS = {"depth", "time_rounds", "record_drafts", "tuned_drafting"}
 
 
 @dataclass
@@ -54,6 +55,10 @@ class EvalRequest:
     json: Path | None = None
     markdown: Path | None = None
     plots: Path | None = None
+    generate_arguments: list[str] = field(default_factory=list)
+    compiled: bool = False
+    tune: bool = False
+    output: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class Plan:
     small_models: list[str]
     chat_arguments: dict[str, Any]
     profile: AcceptanceProfile | None
+    generate_arguments: dict[str, Any]
 
 
 def make_plan(request: EvalRequest) -> Plan:
@@ -95,15 +101,35 @@ def make_plan(request: EvalRequest) -> Plan:
     choices = read_choices(request)
     name, _, length = request.prompts.partition(":")
     chat_arguments = read_values(request.chat_arguments)
+    generate_arguments = read_generate_arguments(request.generate_arguments)
     if name == RANDOM_PROMPTS and not Path(request.prompts).exists():
         if length and not (length.isdigit() and int(length)):
             raise ValueError(f"expected random:LENGTH, got {request.prompts!r}")
         length = int(length or RANDOM_LENGTH)
         prompts_name = f"random tokens, {length} a prompt"
-        return Plan(None, length, prompts_name, drafters, choices, small_models, chat_arguments, profile)
+        return Plan(
+            None, length, prompts_name, drafters, choices, small_models, chat_arguments, profile, generate_arguments
+        )
     source = read_source(request.prompts)
     questions = load_questions(source, request.limit)
-    return Plan(questions, 0, source.name, drafters, choices, small_models, chat_arguments, profile)
+    return Plan(questions, 0, source.name, drafters, choices, small_models, chat_arguments, profile, generate_arguments)
+
+
+def read_generate_arguments(pairs: list[str]) -> dict[str, Any]:
+    """Understand `--generate-argument`.
+
+    Raises:
+        ValueError: for an argument that a generation config does not have, or that has an option of its own.
+    """
+    values = read_values(pairs)
+    own = {"do_sample", "temperature", "top_k", "top_p", "max_new_tokens", "max_length", "num_assistant_tokens"}
+    wrong = sorted(name for name in values if name in own or name not in vars(GenerationConfig()))
+    if wrong:
+        raise ValueError(
+            f"no generate argument {', '.join(wrong)}: expected one of a GenerationConfig's that has no option of its own here, "
+            "as in cache_implementation=static"
+        )
+    return values
 
 
 def check_numbers(request: EvalRequest) -> None:
@@ -134,7 +160,7 @@ def check_outputs(request: EvalRequest) -> None:
             raise ValueError(f"expected a file to write to, and {path} is a folder")
     if request.plots is not None and request.plots.exists() and not request.plots.is_dir():
         raise ValueError(f"expected a folder for the plots, and {request.plots} is a file")
-    for path in (request.json, request.markdown, request.plots):
+    for path in (request.json, request.markdown, request.plots, request.output):
         if path is None:
             continue
         folder = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())

@@ -1,6 +1,6 @@
 """What takes part in an evaluation: plain `generate`, drafters in every setting, and transformers' own ways."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -13,6 +13,8 @@ from .benchmark import PLAIN
 SHOWN_AS = {"num_assistant_tokens": "depth", "tree_budget": "tree"}
 LOOKUP_TOKENS = 10
 STOCK_KINDS = ("dflash", "dflare")
+# What transformers compiles by: a cache whose shape stays the same.
+COMPILED = {"cache_implementation": "static"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Entry:
     @property
     def is_plain(self) -> bool:
         """Whether every forward of the target commits one token."""
-        return self.assistant is None and not self.setting
+        return self.assistant is None and self.setting.keys() <= COMPILED.keys()
 
     @property
     def is_parallel(self) -> bool:
@@ -83,6 +85,15 @@ def drafter_entries(drafters: dict[str, ParallelDrafter], choices: dict[str, lis
         for name, drafter in drafters.items()
         for setting in settings_grid(choices)
     ]
+
+
+def with_compiled(entries: list[Entry]) -> list[Entry]:
+    """Entries, and behind each one that can be compiled its compiled twin; transformers' assisted loops can't."""
+    return [twin for entry in entries for twin in [entry, *([] if entry.one_row_only else [compiled_twin(entry)])]]
+
+
+def compiled_twin(entry: Entry) -> Entry:
+    return replace(entry, name=f"{entry.name}, compiled", setting={**entry.setting, **COMPILED})
 
 
 def plain_entry() -> Entry:

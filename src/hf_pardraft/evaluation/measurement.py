@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from .benchmark import WARM_UP_TOKENS, end_of_text_ids, padded_batch, wait_for_device, without_padding
@@ -29,6 +29,7 @@ class Condition:
         top_k, top_p: with a temperature; 0 and 1 leave the target's law as it is.
         repeats: how often each entry is timed on each batch.
         seed: of what is drawn; each repeat draws the same, so that it writes the same.
+        generate_arguments: attributes of every call's `GenerationConfig`, such as `cache_implementation`.
     """
 
     batch_size: int = 1
@@ -38,6 +39,7 @@ class Condition:
     top_p: float = 1.0
     repeats: int = 2
     seed: int = 0
+    generate_arguments: dict[str, Any] = field(default_factory=dict)
 
     def sampling(self) -> dict[str, Any]:
         """The attributes of a `GenerationConfig` that say how tokens are chosen."""
@@ -178,7 +180,17 @@ def generation_config(
 ) -> GenerationConfig:
     """The configuration of one call."""
     length = condition.max_new_tokens if max_new_tokens is None else max_new_tokens
-    return GenerationConfig(max_new_tokens=length, **condition.sampling(), **{**entry.setting, **attributes})
+    setting = {**condition.generate_arguments, **entry.setting, **attributes}
+    if setting.get("cache_implementation") == "static":
+        setting = {"compile_config": compile_anywhere(), **setting}
+    return GenerationConfig(max_new_tokens=length, **condition.sampling(), **setting)
+
+
+def compile_anywhere() -> CompileConfig:
+    """transformers' own choice of options, also for plain `generate` on a CPU, which it compiles only when told so."""
+    config = CompileConfig()
+    config._compile_all_devices = True
+    return config
 
 
 def call(

@@ -20,13 +20,21 @@ class ParallelCandidateGenerator(CandidateGenerator):
         drafter: any drafter of this package, or of its code on the Hub.
         target: the model that is being sped up.
         generation_config: that of the `generate` call; gives the maximum length.
+        batch: rows of the call, which the drafter may have been tuned for.
     """
 
     requires_model_outputs = True
 
-    def __init__(self, drafter: ParallelDrafter, target: PreTrainedModel, generation_config: GenerationConfig) -> None:
+    def __init__(
+        self,
+        drafter: ParallelDrafter,
+        target: PreTrainedModel,
+        generation_config: GenerationConfig,
+        batch: int | None = None,
+    ) -> None:
         self.drafter = drafter
-        self.settings: DraftSettings = read_settings(drafter, generation_config)
+        device_type = None if batch is None else target.device.type
+        self.settings: DraftSettings = read_settings(drafter, generation_config, batch, device_type)
         self.depth = self.settings.depth
         self.device = drafter.device
         self.taps = drafter.taps_for(target, self.settings.use_target_features)

@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers import GenerationMixin
 from transformers.generation import GenerationMode
+from transformers.utils import logging
 
 from ..models.pairing import warn_if_other_text
 from .cache import is_hybrid
@@ -12,6 +13,9 @@ from .loops import decoding_for
 from .request_checks import check_request
 from .search import check_ngram_model
 from .settings import REQUESTED_DEPTH, read_settings
+from .undrafted import write_undrafted
+
+logger = logging.get_logger(__name__)
 
 HOOKED = (
     "_assisted_decoding",
@@ -102,14 +106,14 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
     return _originals["_validate_generation_mode"](self, generation_mode, generation_config, generation_mode_kwargs)
 
 
-def _get_candidate_generator(self, generation_config, *args, assistant_model=None, **kwargs):
+def _get_candidate_generator(self, generation_config, input_ids, *args, assistant_model=None, **kwargs):
     """Our candidate generator for our drafters."""
     if is_ours(assistant_model, generation_config):
-        generator = ParallelCandidateGenerator(assistant_model, self, generation_config)
+        generator = ParallelCandidateGenerator(assistant_model, self, generation_config, input_ids.shape[0])
         assistant_model.last_stats = generator.stats
         return generator
     return _originals["_get_candidate_generator"](
-        self, generation_config, *args, assistant_model=assistant_model, **kwargs
+        self, generation_config, input_ids, *args, assistant_model=assistant_model, **kwargs
     )
 
 
@@ -128,10 +132,9 @@ def _assisted_decoding(
     **model_kwargs,
 ):
     """Our loop for our drafters, unless they ask for transformers' own."""
-    settings = (
-        read_settings(assistant_model, generation_config) if is_ours(assistant_model, generation_config) else None
-    )
-    if settings is not None:
+    settings = None
+    if is_ours(assistant_model, generation_config):
+        settings = read_settings(assistant_model, generation_config, input_ids.shape[0], self.device.type)
         warn_if_other_text(assistant_model, input_ids, tokenizer)
     if settings is None or settings.decode_loop == "stock":
         return _originals["_assisted_decoding"](
@@ -148,6 +151,24 @@ def _assisted_decoding(
             tokenizer=tokenizer,
             **model_kwargs,
         )
+    if settings.depth == 0:
+        logger.warning_once(
+            f"This drafter was tuned, and plain generate was measured to be faster in batches of about {input_ids.shape[0]}: "
+            "not drafting. Pass num_assistant_tokens to draft all the same."
+        )
+        return write_undrafted(
+            self,
+            assistant_model,
+            input_ids,
+            generation_config,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            synced_gpus=synced_gpus,
+            streamer=streamer,
+            **model_kwargs,
+        )
+    # A tuned drafter may draft trees here where its own settings, which were checked before, have none.
+    check_ngram_model(settings, assistant_model, self, tokenizer)
     check_request(self, input_ids, model_kwargs, settings)
     candidates = self._get_candidate_generator(
         generation_config=generation_config,

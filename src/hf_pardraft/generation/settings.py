@@ -1,6 +1,6 @@
 """The settings of `drafter.generation_config` that the decode loops read, checked; a call's own config overrides them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import GenerationConfig
@@ -8,6 +8,7 @@ from transformers import GenerationConfig
 from ..models.drafting import ParallelDrafter
 from .ngram_smoothing import SMOOTHINGS
 from .tree import END_RULES
+from .tuned import nearest_size, read_table, still_stands
 
 DECODE_LOOPS = ("native", "stock")
 VERIFICATIONS = ("match", "rejection")
@@ -48,6 +49,11 @@ class DraftSettings:
         time_rounds: whether to measure the seconds that each part of a round takes.
         record_drafts: whether to keep all that is proposed, for `drafter.last_stats`.
         use_target_features: whether a drafter that can do both reads the target's hidden states; by default it does.
+        tuned_drafting: depth and tree budget by batch size, which `pardraft eval --tune` writes: `{"by_batch_size": {"8":
+            {"num_assistant_tokens": 4, "tree_budget": 16}}}`; a depth of 0 leaves the text to plain `generate`. A call takes
+            the entry of the size nearest to its batch, unless it asks for a depth or a budget itself, for rejection or for
+            transformers' loop. Where `"instead_of"` names the drafter's own depth and budget of then, setting one of them
+            later goes before the table; where `"measured_on"` names a `device_type`, the table is for that type only.
     """
 
     depth: int
@@ -66,15 +72,26 @@ class DraftSettings:
     time_rounds: bool = False
     record_drafts: bool = False
     use_target_features: bool | None = None
+    tuned_drafting: dict[str, Any] | None = None
 
 
-def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig) -> DraftSettings:
+def read_settings(
+    drafter: ParallelDrafter,
+    generation_config: GenerationConfig,
+    batch: int | None = None,
+    device_type: str | None = None,
+) -> DraftSettings:
     """The settings for one call.
 
     Args:
         drafter: its `generation_config` holds its own settings, under the names of [`DraftSettings`] (the depth under
             `num_assistant_tokens`); a generation config keeps attributes that it doesn't know, and saves them.
         generation_config: that of the `generate` call, whose attributes of these names take precedence.
+        batch: rows of the call; `None` leaves `tuned_drafting` out of account.
+        device_type: of the target, as in `torch.device.type`; needed with `batch`.
+
+    Returns:
+        The settings; a `depth` of 0 says that the call is faster without drafts.
 
     Raises:
         ValueError: for a value that can't be honoured.
@@ -104,7 +121,23 @@ def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig)
             f"tree_budget={settings.tree_budget} and decode_loop={settings.decode_loop!r}: set verification to 'match', or "
             "tree_budget to 0 and decode_loop to 'native'"
         )
-    return settings
+    if settings.tuned_drafting is None:
+        return settings
+    table = read_table(settings.tuned_drafting, drafter.max_draft_depth)
+    asks_itself = requested_depth is not None or vars(generation_config).get("tree_budget") is not None
+    is_tunable = settings.decode_loop == "native" and settings.verification == "match"
+    if batch is None or asks_itself or not is_tunable:
+        return settings
+    if not still_stands(settings.tuned_drafting, own_draft(drafter), device_type):
+        return settings
+    tuned = table[nearest_size(table, batch)]
+    return replace(settings, depth=tuned.depth, tree_budget=tuned.tree_budget)
+
+
+def own_draft(drafter: ParallelDrafter) -> dict[str, int | None]:
+    """A drafter's own depth and tree budget, as its generation config has them; `None` where it leaves them open."""
+    attributes = vars(drafter.generation_config)
+    return {name: attributes.get(name) for name in ("num_assistant_tokens", "tree_budget")}
 
 
 def settings_in(generation_config: GenerationConfig) -> dict[str, Any]:

@@ -40,8 +40,10 @@ class DecodeStats:
         drafted_per_round: tokens that were proposed.
         accepted_per_round: proposed tokens that were committed.
         tokens_per_round: tokens committed, the bonus token counted.
+        rows_per_round: for each round, the rows that took part in it.
         seconds: wall time spent in "draft", "tree", "verify" and "commit", if
             `drafter.generation_config.time_rounds` asked for it. On an accelerator this waits for the device.
+        seconds_per_round: the same, by round.
         proposals: what was proposed, if `drafter.generation_config.record_drafts` asked for it. On an accelerator this, too,
             waits for the device.
     """
@@ -50,7 +52,9 @@ class DecodeStats:
     drafted_per_round: list[int] = field(default_factory=list)
     accepted_per_round: list[int] = field(default_factory=list)
     tokens_per_round: list[int] = field(default_factory=list)
+    rows_per_round: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    seconds_per_round: dict[str, list[float]] = field(default_factory=dict)
     proposals: list[Proposal] = field(default_factory=list)
 
     @property
@@ -76,6 +80,7 @@ class DecodeStats:
         self.drafted_per_round += drafted
         self.accepted_per_round += accepted
         self.tokens_per_round += committed
+        self.rows_per_round.append(len(committed))
 
 
 class Stopwatch:
@@ -95,7 +100,9 @@ class Stopwatch:
         started = time.perf_counter()
         yield
         self.synchronize()
-        self.stats.seconds[name] = self.stats.seconds.get(name, 0.0) + time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.stats.seconds[name] = self.stats.seconds.get(name, 0.0) + seconds
+        self.stats.seconds_per_round.setdefault(name, []).append(seconds)
 
 
 def synchronizer(device: torch.device):
