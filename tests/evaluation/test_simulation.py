@@ -47,7 +47,7 @@ def test_every_loop_accepts_as_often_as_it_is_told(kind, settings):
 
 def test_every_loop_meets_the_same_luck():
     condition = Condition(max_new_tokens=60, repeats=1)
-    loops = ({}, {"decode_loop": "stock"}, {"tree_budget": 4, "tree_beam_width": 1, "tree_top_k": 1})
+    loops = ({}, {"tree_budget": 4, "tree_beam_width": 1, "tree_top_k": 1})
     taus = {simulated("dflash", loop, condition)[3].tau for loop in loops}
     taus.add(simulated("dflash", {"speculation_type": "dflash"}, condition)[3].tau)
     assert len(taus) == 1
