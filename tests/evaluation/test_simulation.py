@@ -7,7 +7,7 @@ from hf_pardraft.evaluation.acceptance_profile import AcceptanceProfile, expecte
 from hf_pardraft.evaluation.entries import Entry, plain_entry
 from hf_pardraft.evaluation.measurement import Condition, measure
 from hf_pardraft.evaluation.rows import summarise
-from hf_pardraft.evaluation.simulation import Simulation, write_script
+from hf_pardraft.evaluation.simulation import Simulation, fair_simulation, write_script
 from tiny_models import VOCAB_SIZE, random_prompt, tiny_drafter, tiny_target
 
 PROFILE = AcceptanceProfile(by_position=(0.8, 0.6, 0.5, 0.2))
@@ -43,6 +43,27 @@ def test_every_loop_accepts_as_often_as_it_is_told(kind, settings):
     assert row.tau == pytest.approx(expected_tau(PROFILE.rates(4)), rel=0.2)
     if row.acceptance_by_position is not None:
         assert row.acceptance_by_position == pytest.approx(PROFILE.by_position, abs=0.15)
+
+
+def test_every_loop_meets_the_same_luck():
+    condition = Condition(max_new_tokens=60, repeats=1)
+    loops = ({}, {"tree_budget": 4, "tree_beam_width": 1, "tree_top_k": 1})
+    taus = {simulated("dflash", loop, condition)[3].tau for loop in loops}
+    taus.add(simulated("dflash", {"speculation_type": "dflash"}, condition)[3].tau)
+    assert len(taus) == 1
+
+
+def test_luck_can_be_known_before_and_chosen_to_be_fair():
+    target = tiny_target(max_position_embeddings=1024)
+    script = write_script(VOCAB_SIZE, 200, avoid={0, 1})
+    simulation = fair_simulation(target, script, PROFILE, 0.0, first=5, last=105, depth=4)
+    assert simulation.tau(5, 105, 4) == pytest.approx(expected_tau(PROFILE.rates(4)), rel=0.01)
+    entries = [plain_entry(), Entry("dflash", tiny_drafter("dflash", target))]
+    condition = Condition(max_new_tokens=101, repeats=1)
+    _, measured = measure(target, entries, [random_prompt(5)], condition, simulation.during)
+    # The first round reads the prompt, and the last is cut short.
+    counts = measured.watched[0].tokens_per_round[1:-1]
+    assert sum(counts) / len(counts) == pytest.approx(simulation.tau(5, 5 + sum(counts), 4))
 
 
 @pytest.mark.parametrize("verification", ["match", "rejection"])

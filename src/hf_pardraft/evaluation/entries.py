@@ -36,7 +36,7 @@ class Entry:
     @property
     def is_plain(self) -> bool:
         """Whether every forward of the target commits one token."""
-        return self.assistant is None and self.setting.keys() <= COMPILED.keys()
+        return self.assistant is None and "prompt_lookup_num_tokens" not in self.setting
 
     @property
     def is_parallel(self) -> bool:
