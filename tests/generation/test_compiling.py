@@ -68,10 +68,7 @@ def static(target, ids, drafter, config=None, **options):
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [("pard", {}), ("dflash", {"tree_budget": 6}), ("dart", {"adaptive_depth": True}), ("pard2", {"tree_budget": 6})],
-)
+@pytest.mark.parametrize(("kind", "settings"), [("pard", {}), ("dflash", {"tree_budget": 6})])
 def test_nothing_is_compiled_anew_after_the_first_calls(kind, settings):
     """For prompts of 10 to 1000 tokens, other texts, other lengths, other calls, and batch sizes that have been seen."""
     target = tiny_target("llama", num_hidden_layers=2, max_position_embeddings=2048)
