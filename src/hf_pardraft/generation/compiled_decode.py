@@ -85,6 +85,8 @@ class CompiledDecoding(SpeculativeDecoding):
                 # Whatever the host finds: rows that are over will ignore their draft. What a CUDA graph has put out does not
                 # outlive the step.
                 outcome = outcome.clone()
+                if tree and self.settings.record_drafts:
+                    tree = replace(tree, tokens=tree.tokens.clone(), depths=tree.depths.clone())
                 torch.compiler.cudagraph_mark_step_begin()
                 self.queued = self._run_draft()
             paths, new_tokens = self._paths(arrives.rows(), shown)
