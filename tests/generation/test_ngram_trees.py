@@ -136,7 +136,7 @@ def test_every_option_of_a_tree_can_be_given_to_a_call(monkeypatch):
     drafter.ngram = ngram_of([1, 2, 3])
 
     def noted(*args, **kwargs):
-        searches.append((args[1:], kwargs))
+        searches.append(kwargs)
         return build_tree(*args, **kwargs)
 
     monkeypatch.setattr(search, "build_tree", noted)
@@ -147,7 +147,8 @@ def test_every_option_of_a_tree_can_be_given_to_a_call(monkeypatch):
         mask = torch.ones_like(prompt)
         target.generate(prompt, attention_mask=mask, assistant_model=drafter, generation_config=config)
         # The last rounds draft less than a tree holds.
-        widths, options = searches[0]
+        options = searches[0]
+        widths = tuple(options[name] for name in ("budget", "beam_width", "top_k"))
         return widths, options["scoring"], options["end_rule"], options["ngram"].smoothing
 
     defaults = ((5, 20, 25), DART_SCORING, "stop", "longest_match")
