@@ -183,11 +183,9 @@ def tau_of(target: PreTrainedModel, drafter, prompts: list[torch.LongTensor], de
 
 
 def rows_an_example(trainer: DraftTrainer, examples: int = 256) -> float:
-    """Rows that the drafter computes for an example of the data set, padding left out."""
+    """Rows that a PARD drafter computes for an example of the data set, padding left out."""
     batch = trainer.data_collator([trainer.train_dataset[i] for i in range(examples)])
-    if "draft_positions" in batch:
-        return float((batch["draft_positions"] > 0).sum()) / examples
-    return float((batch["labels"] != -100).any(dim=-1).sum() * batch["labels"].shape[-1]) / examples
+    return float((batch["draft_positions"] > 0).sum()) / examples
 
 
 def run(name: str, seed: int, target: PreTrainedModel, tokenizer, text: Dataset, arguments) -> dict[str, Any]:
@@ -222,10 +220,11 @@ def run(name: str, seed: int, target: PreTrainedModel, tokenizer, text: Dataset,
     report = {
         "seconds": seconds,
         "steps": steps,
-        "rows": rows_an_example(trainer) * steps * COMMON["per_device_train_batch_size"],
         **{key.removeprefix("eval_"): value for key, value in scores.items() if key.startswith("eval_accuracy_")},
         "expected_tau": scores["eval_expected_tau"],
     }
+    if setting.kind == "PARD":
+        report["rows"] = rows_an_example(trainer) * steps * COMMON["per_device_train_batch_size"]
     drafter.eval()
     prompts = list(story_beginnings(arguments.prompt_text, tokenizer, arguments.prompts, EVALUATION_TOKENS).split(1))
     for depth in {*setting.depths, setting.draft_tokens}:
