@@ -6,7 +6,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator
 
-from ..models.drafting import DraftContext, ParallelDrafter
+from ..models.drafting import DraftContext, ParallelDrafter, take_rows
 from .settings import DraftSettings, read_settings
 from .stats import DecodeStats, Proposal
 
@@ -91,9 +91,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         if isinstance(rows, slice):
             return torch.cat([hidden_states[tap][:, rows].to(device) for tap in self.taps], dim=-1)
         states = [hidden_states[tap] for tap in self.taps]
-        return torch.cat(
-            [s.gather(1, rows.to(s.device)[:, :, None].expand(-1, -1, s.shape[2])).to(device) for s in states], dim=-1
-        )
+        return torch.cat([take_rows(s, rows).to(device) for s in states], dim=-1)
 
     # transformers' assisted loop
 

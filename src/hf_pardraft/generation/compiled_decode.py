@@ -20,6 +20,7 @@ from .moving import moved_cache, moved_news, moved_standing, packed
 from .pieces import Standing
 from .selection import DrawnChain
 from .tree import TokenTree, chain_tree
+from .verify import paths_of
 
 # What the loop says in every forward itself.
 OWN_ARGUMENTS = {"past_key_values", "use_cache", "return_dict"}
@@ -89,7 +90,8 @@ class CompiledDecoding(SpeculativeDecoding):
                     tree = replace(tree, tokens=tree.tokens.clone(), depths=tree.depths.clone())
                 torch.compiler.cudagraph_mark_step_begin()
                 self.queued = self._run_draft()
-            paths, new_tokens = self._paths(arrives.rows(), shown)
+            rows = arrives.rows()
+            paths, new_tokens = paths_of([rows[index] for index in self.live], shown.num_nodes + 1)
         with self.stopwatch.part("commit"):
             for index, row in enumerate(self.rows):
                 self.recorder.add_scores(row, index, paths[index], scores, logits)
@@ -240,21 +242,6 @@ class CompiledDecoding(SpeculativeDecoding):
             pieces.commit, (shape, taps), shown, choices, states, self.cache, self.standing, self.news
         )
         return outcome, scores, raw_logits
-
-    def _paths(self, rows: list[list[int]], shown: TokenTree) -> tuple[list[list[int]], list[list[int]]]:
-        """For each row that goes on, the accepted slots, the root's first, and the tokens to commit.
-
-        Args:
-            rows: what [`pieces.commit`] has for the host, of the whole batch.
-            shown: the tree of all rows.
-        """
-        num_slots = shown.num_nodes + 1
-        paths, tokens = [], []
-        for num_accepted, *rest in (rows[index] for index in self.live):
-            slots = range(num_slots) if shown.is_chain else rest[num_slots:]
-            paths.append(list(slots[: num_accepted + 1]))
-            tokens.append(rest[: num_accepted + 1])
-        return paths, tokens
 
     @property
     def _all_live(self) -> bool:

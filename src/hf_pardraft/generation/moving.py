@@ -3,7 +3,7 @@
 import torch
 
 from ..models.draft_cache import GrowingLayer, RowEntries
-from ..models.drafting import DraftContext, News
+from ..models.drafting import DraftContext, News, take_rows
 from .buffers import Buffers, capacity_for, new_buffers
 from .lasting import LastingTensors
 from .pieces import Standing
@@ -46,8 +46,7 @@ def moved_news(context: DraftContext, width: int, tensors: LastingTensors) -> tu
         # They end beside the newest token, and may begin later than the tokens.
         missing = most - features.shape[1]
         features = torch.nn.functional.pad(features, (0, 0, missing, 0)) if missing > 0 else features[:, -most:]
-        places = order.to(features.device)[:, :, None].expand(-1, -1, features.shape[2])
-        features = features.gather(1, places)
+        features = take_rows(features, order)
     news = News(
         tensors.copy("news: ids", context.new_ids.gather(1, order)),
         tensors.copy("news: positions", context.new_positions.gather(1, order)),

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..models.drafting import DraftState, News, ParallelDrafter
+from ..models.drafting import DraftState, News, ParallelDrafter, take_rows
 from ..models.row_masks import buffer_masks
 from .buffers import Buffers
 from .reading import root_and_nodes
 from .tree import TokenTree, build_tree
-from .verify import accept
+from .verify import accept, for_host
 
 
 @dataclass
@@ -124,8 +124,7 @@ def commit(
         cache, standing, news: changed in place.
 
     Returns:
-        All that the host wants to know of it, `(batch, ...)`: the number of accepted nodes, the tokens to commit
-        `(batch, N + 1)`, and the slots of the path, as many, unless they are a chain's.
+        What the host wants to know of it, see [`for_host`].
     """
     acceptance = accept(tree, choices)
     # No path is longer than what there is room for news.
@@ -140,7 +139,7 @@ def commit(
             # What lies behind the path goes behind the end of the row, where it is overwritten.
             layer.move(start + path, start + slots)
         if states is not None:
-            states = states.gather(1, path[:, :, None].expand(-1, -1, states.shape[2]))
+            states = take_rows(states, path)
     elif states is not None:
         states = states[:, :most]
     # Of rows that are over, nobody reads the news.
@@ -154,10 +153,7 @@ def commit(
     standing.roots.copy_(torch.where(counts[:, None] > 0, newest, standing.roots))
     standing.root_positions.add_(counts[:, None])
     standing.lengths.add_(counts)
-    parts = [acceptance.num_accepted[:, None], acceptance.tokens]
-    if acceptance.path is not None:
-        parts.append(acceptance.path)
-    return torch.cat(parts, dim=1)
+    return for_host(acceptance)
 
 
 def read_and_commit(

@@ -22,7 +22,7 @@ from transformers.models.llama.modeling_llama import (
 
 from .configuration_dart import DartConfig, default_tapped_hidden_states
 from .draft_cache import GrowingCache
-from .drafting import DraftContext, DraftState, News, are_real, counting, input_device, last_columns
+from .drafting import DraftContext, DraftState, News, are_real, counting, input_device, last_columns, scoring
 from .pairing import describe_target
 from .row_masks import buffer_masks, causal_row_masks
 from .target_bound import TargetBoundDrafter, architecture_like, with_common_names
@@ -282,9 +282,6 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             scored = torch.cat([news.anchors, scored], dim=1)
         cache.columns = lengths[:, None] + torch.arange(num_rows, device=device)
 
-        def score(head: nn.Module, states: torch.Tensor) -> torch.Tensor:
-            return head(states.gather(1, scored[:, :, None].expand(-1, -1, states.shape[2])))
-
         logits = self(
             next_embeds=state.embed_tokens(news.ids).to(self.dtype),
             target_hidden_states=news.features.to(self.dtype),
@@ -300,7 +297,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
                 self.dtype,
             ),
             past_key_values=cache,
-            read_rows=score,
+            read_rows=scoring(scored),
         )
         return self.over_target_vocabulary(logits)
 

@@ -42,6 +42,8 @@ from .drafting import (
     hub_arguments,
     last_columns,
     mask_ids,
+    scoring,
+    take_rows,
 )
 from .mask_token import check_mask_token_ids, choose_mask_token_id, find_tokenizer
 from .pairing import other_weights_reason, tokenizer_hash
@@ -353,9 +355,6 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         state.cache.columns = lengths[:, None] + torch.arange(num_rows, device=device)
         scored = torch.cat([news.anchors, torch.arange(width, num_rows, device=device).expand(batch, -1)], dim=1)
 
-        def score(head: nn.Module, states: torch.Tensor) -> torch.Tensor:
-            return head(states.gather(1, scored[:, :, None].expand(-1, -1, states.shape[2])))
-
         return self(
             input_ids=torch.cat([news.ids, masks], dim=1),
             position_ids=news.positions_with(num_masks),
@@ -369,7 +368,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             ),
             past_key_values=state.cache,
             use_cache=True,
-            read_rows=score,
+            read_rows=scoring(scored),
             **feature_rows_of(news, num_masks),
         )
 
@@ -401,7 +400,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         if target_features is not None:
             added = self.target_proj(target_features.to(self.target_proj.weight))
             if feature_rows is not None:
-                added = added.gather(1, feature_rows.to(added.device)[:, :, None].expand(-1, -1, added.shape[2]))
+                added = take_rows(added, feature_rows)
             inputs_embeds = self.get_input_embeddings()(input_ids) + self.config.pard2_scale * added
             input_ids = None
         if read_rows is not None:

@@ -55,6 +55,18 @@ def attention_windows(config: PreTrainedConfig) -> dict[str, int | None]:
     }
 
 
+def in_reach(layer_type: str, size: int, queries: torch.LongTensor, places: torch.LongTensor) -> torch.BoolTensor:
+    """Which columns lie in a query's chunk or window of `size`, `(batch, queries, columns)`.
+
+    Args:
+        layer_type: see [`attention_windows`].
+        size: of its windows.
+        queries, places: `(batch, queries)` and `(batch, columns)`, the index of each token in its row.
+    """
+    queries, places = queries[:, :, None], places[:, None, :]
+    return places // size == queries // size if layer_type == "chunked_attention" else places > queries - size
+
+
 def additive_masks(
     within: torch.BoolTensor,
     new_indices: torch.LongTensor,
@@ -81,11 +93,7 @@ def additive_masks(
         seen = visible_columns(held, within)
         if size is not None:
             new, places = token_indices(held, new_indices)
-            queries, places = new[:, -within.shape[1] :, None], places[:, None, :]
-            if layer_type == "chunked_attention":
-                seen = seen & (places // size == queries // size)
-            else:
-                seen = seen & (places > queries - size)
+            seen = seen & in_reach(layer_type, size, new[:, -within.shape[1] :], places)
         masks[layer_type] = additive(seen, dtype)
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
@@ -164,14 +172,10 @@ def buffer_masks(
     The last of the new tokens are the queries.
     """
     seen, places = buffer_columns(within, new_indices, lengths, capacity)
-    queries = new_indices[:, -within.shape[1] :, None]
+    ends = lengths[:, None]
+    queries, places = new_indices[:, -within.shape[1] :] + ends, places + ends
     masks = {}
     for layer_type, size in windows.items():
-        visible = seen
-        if layer_type == "chunked_attention":
-            ends = lengths[:, None, None]
-            visible = seen & ((places[:, None] + ends) // size == (queries + ends) // size)
-        elif size is not None:
-            visible = seen & (places[:, None] > queries - size)
+        visible = seen if size is None else seen & in_reach(layer_type, size, queries, places)
         masks[layer_type] = additive_in_graphs(visible, dtype)
     return masks if len(masks) > 1 else next(iter(masks.values()))
