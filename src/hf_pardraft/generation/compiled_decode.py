@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig
 
+from ..models.drafting import DraftContext
 from . import pieces
 from .buffers import with_room
 from .cache import Entries
@@ -67,15 +68,13 @@ class CompiledDecoding(SpeculativeDecoding):
 
     def round(self) -> None:
         """Draft, read, verify and commit once."""
-        if self.standing is None:
+        # The target reads the prompt as ever, and then so does the drafter.
+        if self.standing is None and (self.prompt is not None or self.unread.ids.shape[1] > 1):
             super().round()
-            if self.rows and self._can_switch():
-                self._switch()
             return
-        self._make_room()
         depth = self._depth()
         with self.stopwatch.part("draft"):
-            draft_logits, chain = self._draft(depth)
+            draft_logits, chain = self._first_draft(depth) if self.standing is None else self._draft(depth)
         with self.stopwatch.part("tree"):
             tree, drawn = self._compiled_proposal(draft_logits, chain, depth)
             shown = self._shown(tree)
@@ -120,21 +119,25 @@ class CompiledDecoding(SpeculativeDecoding):
 
     # From the first rounds to compiled ones.
 
-    def _can_switch(self) -> bool:
-        """Whether target and drafter have read the prompt, and little is left to be read."""
-        return (
-            self.prompt is None
-            and self.unread.ids.shape[1] == 1
-            and bool(self.candidates.state.cache.growing_layers())
-            and self.candidates.num_unread <= self.width
-        )
+    def _first_draft(self, depth: int) -> tuple[torch.Tensor | None, torch.LongTensor | None]:
+        """See [`_draft`]; moves everything into buffers, behind a draft as ever if the drafter has a prompt to read."""
+        context, state = self.candidates.take_unread(), self.candidates.state
+        if state.cache.growing_layers() and context.new_ids.shape[1] <= self.width:
+            self._switch(context)
+            return self._draft(depth)
+        # It has to read, even if no draft is asked for.
+        draft_logits = packed(self.drafter.draft(context, state, depth or 1))
+        self._switch(context)
+        self.news.counts.zero_()
+        self.num_news = 0
+        return (draft_logits, draft_logits.argmax(dim=-1)) if depth else (None, None)
 
-    def _switch(self) -> None:
-        """Move what the first rounds left into buffers."""
+    def _switch(self, context: DraftContext) -> None:
+        """Move what the first rounds left into buffers, and what the drafter read last, or has yet to read."""
         state, batch = self.candidates.state, len(self.rows)
         self.cache, self.row_lengths = moved_cache(self.reader.cache, batch, self.most_slots, self.tensors, "target")
         state.cache, draft_lengths = moved_cache(state.cache, batch, self.draft_room, self.tensors, "drafter")
-        self.news, self.num_news = moved_news(self.candidates.take_unread(), self.width, self.tensors)
+        self.news, self.num_news = moved_news(context, self.width, self.tensors)
         self.standing = moved_standing(
             self.row_lengths, draft_lengths, self.unread, self.reader.axis_shift, self.tensors
         )
@@ -144,8 +147,11 @@ class CompiledDecoding(SpeculativeDecoding):
     def _make_room(self) -> None:
         """Let buffers grow that may be too small for this round."""
         longest, state = max(self.row_lengths), self.candidates.state
+        before = self.cache, state.cache
         self.cache = with_room(self.cache, longest + self.most_slots, self.tensors, "target")
         state.cache = with_room(state.cache, longest + self.draft_room, self.tensors, "drafter")
+        if (self.cache, state.cache) != before:
+            self.compiler.check_again()
 
     # The parts of a round.
 
@@ -154,6 +160,7 @@ class CompiledDecoding(SpeculativeDecoding):
 
         Where none are asked for round after round, the drafter must read the news before there is no room for more.
         """
+        self._make_room()
         drafted, self.queued = self.queued, None
         if drafted is None:
             torch.compiler.cudagraph_mark_step_begin()

@@ -4,6 +4,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +12,27 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
+from .guards import code_for, layout
+
 logger = logging.get_logger(__name__)
 
-# For each target what was compiled for it: by piece, options and shape.
-_compiled: "weakref.WeakKeyDictionary[PreTrainedModel, dict[Hashable, Callable]]" = weakref.WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class CompiledPiece:
+    """What was compiled.
+
+    Attributes:
+        source: the function that torch.compile was given.
+        function: what it returned, which checks guards and compiles anew if they fail; `source` itself where that failed.
+    """
+
+    source: Callable
+    function: Callable
+
+
+# For each target what was compiled for it: by options, then by piece and shape.
+_compiled: "weakref.WeakKeyDictionary[PreTrainedModel, dict[str, dict[Hashable, CompiledPiece]]]"
+_compiled = weakref.WeakKeyDictionary()
 
 
 class Compiler:
@@ -34,7 +52,8 @@ class Compiler:
         # Whatever is wrong with them is said now, before the prompt is read.
         torch.compile(_nothing, **options)
         self.options = options
-        self.known = _compiled.setdefault(target, {})
+        self.known = _compiled.setdefault(target, {}).setdefault(repr(options), {})
+        self.checked: dict[Hashable, Callable] = {}
 
     def __call__(self, piece: Callable, shape: Hashable, *arguments: Any) -> Any:
         """`piece(*arguments)`, compiled.
@@ -43,10 +62,25 @@ class Compiler:
             piece: a function that depends on its arguments only.
             shape: all that its compiled code depends on, besides the target.
         """
-        key = (piece, shape, repr(self.options))
-        compiled = self.known.get(key)
-        if compiled is not None:
-            return compiled(*arguments)
+        own_key = (piece, shape, layout(arguments))
+        checked = self.checked.get(own_key)
+        if checked is not None:
+            return checked(*arguments)
+        compiled = self.known.get((piece, shape))
+        code = code_for(compiled.source, arguments) if compiled else None
+        if code is not None:
+            self.checked[own_key] = code
+            return code(*arguments)
+        # Hooks that come or go are otherwise not seen.
+        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+            return compiled.function(*arguments) if compiled else self._compile(piece, shape, arguments)
+
+    def check_again(self) -> None:
+        """Look at everything anew in the next calls: arguments have become others."""
+        self.checked.clear()
+
+    def _compile(self, piece: Callable, shape: Hashable, arguments: tuple[Any, ...]) -> Any:
+        """The first call of a piece with a shape."""
         # Compiled code belongs to a code object, of which only so many versions are kept: each shape gets one of its own.
         copy = types.FunctionType(piece.__code__.replace(), piece.__globals__, piece.__name__)
         compiled = torch.compile(copy, **self.options)
@@ -65,9 +99,9 @@ class Compiler:
                 f"Compiling the rounds failed, so they run uncompiled: {type(cause).__name__}: {first_line}"
             )
             torch._dynamo.reset_code(copy.__code__)
-            self.known[key] = piece
+            self.known[piece, shape] = CompiledPiece(piece, piece)
             return piece(*arguments)
-        self.known[key] = compiled
+        self.known[piece, shape] = CompiledPiece(copy, compiled)
         return result
 
 

@@ -1,0 +1,176 @@
+"""What compiled code depends on is looked at once a call: never in every round, and never not at all."""
+
+import pytest
+import torch
+from transformers import CompileConfig
+from transformers.models.llama import modeling_llama
+
+from compiled_cases import assert_same, batch_of, oracle, texts_of
+from hf_pardraft.generation import compiling, guards
+from hf_pardraft.generation.tree import TokenTree, chain_tree
+from tiny_models import random_prompt, tiny_drafter, tiny_target
+
+EAGER = CompileConfig(backend="eager")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """What was compiled for other tests is forgotten."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """The pieces whose guards were checked, and whether they held."""
+    seen, original = [], guards.code_for
+
+    def watched(function, arguments):
+        code = original(function, arguments)
+        seen.append((function.__name__, code is not None))
+        return code
+
+    monkeypatch.setattr(compiling, "code_for", watched)
+    return seen
+
+
+def static(target, ids, drafter, **options):
+    options = {"compile_config": EAGER, "max_new_tokens": 40, "do_sample": False, **options}
+    mask = torch.ones_like(ids)
+    return target.generate(ids, attention_mask=mask, assistant_model=drafter, cache_implementation="static", **options)
+
+
+@pytest.mark.parametrize("settings", [{}, {"tree_budget": 6}])
+def test_guards_are_checked_once_a_call(looks, settings):
+    target = tiny_target("llama", num_hidden_layers=2)
+    drafter, prompt = tiny_drafter("dflash", target), random_prompt(20)
+    for name, value in settings.items():
+        setattr(drafter.generation_config, name, value)
+    for _ in range(2):
+        static(target, prompt, drafter)
+    looks.clear()
+    static(target, prompt, drafter)
+    assert drafter.last_stats.rounds > 10
+    pieces = ["grow_tree"] if settings else []
+    assert sorted(looks) == sorted((piece, True) for piece in [*pieces, "draft", "read_and_commit"])
+
+
+def test_guards_are_checked_again_when_buffers_have_grown(looks):
+    target = tiny_target("llama", num_hidden_layers=1, max_position_embeddings=2048)
+    drafter, prompt = tiny_drafter("pard", target), random_prompt(235)
+    for _ in range(2):
+        static(target, prompt, drafter)
+    looks.clear()
+    static(target, prompt, drafter)
+    # The drafter's buffers grow some rounds before the target's.
+    assert sorted(looks) == sorted(3 * [("draft", True), ("read_and_commit", True)])
+    assert drafter.last_stats.rounds > 20
+
+
+def scaling(target, monkeypatch):
+    target.model.layers[0].self_attn.scaling *= 3
+
+
+def other_weights(target, monkeypatch):
+    with torch.no_grad():
+        target.model.layers[0].mlp.down_proj.weight.mul_(-2)
+
+
+def replaced_weights(target, monkeypatch):
+    layer = target.model.layers[0].mlp.down_proj
+    layer.weight = torch.nn.Parameter(-2 * layer.weight.detach())
+
+
+def replaced_module(target, monkeypatch):
+    target.model.layers[0].mlp = torch.nn.Identity()
+
+
+def hook(target, monkeypatch):
+    target.model.layers[0].register_forward_hook(lambda module, args, output: -output)
+
+
+def other_hook(target, monkeypatch):
+    """Behind calls with another one."""
+    batch, drafter = batch_of((6,)), tiny_drafter("pard", target)
+    handle = target.model.layers[0].register_forward_hook(lambda module, args, output: 2 * output)
+    for _ in range(2):
+        assert_same(target, batch, drafter, compile_config=EAGER)
+    handle.remove()
+    hook(target, monkeypatch)
+
+
+def double_precision(target, monkeypatch):
+    target.to(torch.float64)
+
+
+def global_function(target, monkeypatch):
+    monkeypatch.setattr(modeling_llama, "rotate_half", lambda x: x)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [scaling, other_weights, replaced_weights, replaced_module, hook, other_hook, double_precision, global_function],
+    ids=lambda change: change.__name__,
+)
+def test_changes_between_two_calls_are_seen(monkeypatch, change):
+    """The text is that of the model as it is now."""
+    target, batch = tiny_target("llama", num_hidden_layers=2), batch_of((6,))
+    drafter = tiny_drafter("pard", target)
+    for _ in range(2):
+        assert_same(target, batch, drafter, compile_config=EAGER)
+    before = texts_of(target, batch)
+    change(target, monkeypatch)
+    assert_same(target, batch, drafter.to(target.dtype), compile_config=EAGER)
+    if change is not double_precision:
+        assert not torch.equal(texts_of(target, batch)[0], before[0])
+
+
+def test_a_model_in_several_pieces_writes_the_same_text(looks):
+    """What follows a graph break is only found by Dynamo."""
+    target, batch = tiny_target("llama", num_hidden_layers=2), batch_of((6, 3))
+    target.model.layers[1].register_forward_hook(lambda *arguments: torch._dynamo.graph_break())
+    drafter = oracle("pard", target, batch)
+    for _ in range(3):
+        assert_same(target, batch, drafter, compile_config=EAGER)
+    assert ("draft", True) in looks
+    assert ("read_and_commit", True) not in looks
+
+
+def test_who_tells_torch_to_run_eager_gets_it():
+    calls = []
+
+    def counting(graph, inputs, **options):
+        def forward(*arguments):
+            calls.append(graph)
+            return graph.forward(*arguments)
+
+        return forward
+
+    target, prompt = tiny_target("llama", num_hidden_layers=1), random_prompt(9)
+    drafter, config = tiny_drafter("pard", target), CompileConfig(backend=counting)
+    expected = static(target, prompt, drafter, compile_config=config)
+    assert calls
+    calls.clear()
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.equal(static(target, prompt, drafter, compile_config=config), expected)
+    assert not calls
+
+
+def test_without_a_way_to_the_code_guards_are_checked_in_every_round(monkeypatch):
+    """A torch that keeps compiled code elsewhere."""
+    monkeypatch.delattr(torch._dynamo.eval_frame, "_debug_get_cache_entry_list")
+    target, batch = tiny_target("llama", num_hidden_layers=2), batch_of((6, 3))
+    drafter = oracle("dflash", target, batch)
+    for _ in range(2):
+        assert_same(target, batch, drafter, compile_config=EAGER)
+
+
+def test_layouts_tell_shapes_and_strides_apart():
+    values = torch.zeros(4, 6)
+    assert guards.layout((values, 3)) == guards.layout((torch.ones(4, 6), 5))
+    assert guards.layout((values[:, :3],)) != guards.layout((values[:, :3].clone(),))
+    assert guards.layout((values,)) != guards.layout((values.T,))
+    chain = chain_tree(torch.zeros(2, 3, dtype=torch.long))
+    same = TokenTree(chain.tokens, chain.parents, chain.depths, chain.ancestors, is_chain=False)
+    assert guards.layout((chain,)) != guards.layout((same,))
