@@ -22,6 +22,8 @@ from hf_pardraft.models.drafting import News, ParallelDrafter
 # CUDA graphs are recorded in a function's first calls.
 WARM_UP = 4
 PIECES = {pieces.draft: "draft", pieces.read_and_commit: "verify"}
+# On a CPU, rounds are compiled as a whole, which is faster than its parts.
+WHOLE = pieces.read_commit_and_draft
 Times = dict[str, list[float]]
 
 
@@ -113,6 +115,8 @@ class EagerForwards:
 class CompiledForwards:
     """[`EagerForwards`] for compiled rounds: the compiled pieces with forwards in them; verifying includes committing.
 
+    Where rounds are compiled as a whole, the pieces are compiled for this.
+
     Args:
         target: the model.
         at: how many compiled rounds come before.
@@ -131,11 +135,13 @@ class CompiledForwards:
 
         def watched(compiler, piece, shape, *arguments):
             name = PIECES.get(piece)
-            if name is not None and name not in watcher.times and watcher.rounds >= watcher.at:
-                # What other pieces left may be gone when this one has run.
-                arguments = [own(value) if isinstance(value, TokenTree) else value for value in arguments]
-                watcher.times[name] = watcher._repeated(lambda: original(compiler, piece, shape, *arguments), arguments)
-            watcher.rounds += name == "verify"
+            if piece is WHOLE and watcher.rounds == watcher.at:
+                target, drafter, tree, _, _ = arguments
+                watcher.repeat(original, compiler, pieces.read_and_commit, shape, [target, tree, drafter.news])
+                watcher.repeat(original, compiler, pieces.draft, shape, [drafter, target.standing])
+            elif name is not None and name not in watcher.times and watcher.rounds >= watcher.at:
+                watcher.repeat(original, compiler, piece, shape, arguments)
+            watcher.rounds += name == "verify" or piece is WHOLE
             return original(compiler, piece, shape, *arguments)
 
         Compiler.__call__ = watched
@@ -144,10 +150,14 @@ class CompiledForwards:
         finally:
             Compiler.__call__ = original
 
+    def repeat(self, run: Callable, compiler: Compiler, piece: Callable, shape: Any, arguments: list[Any]) -> None:
+        """Note how long a piece takes."""
+        # What other pieces left may be gone when this one has run.
+        arguments = [own(value) if isinstance(value, TokenTree) else value for value in arguments]
+        self.times[PIECES[piece]] = self._repeated(lambda: run(compiler, piece, shape, *arguments), arguments)
+
     def _repeated(self, piece: Callable[[], Any], arguments: list[Any]) -> list[float]:
-        changed = [
-            tensor for value in arguments if isinstance(value, (News, pieces.Standing)) for tensor in tensors_of(value)
-        ]
+        changed = [tensor for value in arguments for tensor in changed_in(value)]
         kept = [tensor.clone() for tensor in changed]
 
         def undo() -> None:
@@ -165,8 +175,15 @@ class CompiledForwards:
         return self.times
 
 
-def tensors_of(value: News | pieces.Standing) -> list[torch.Tensor]:
-    return [tensor for tensor in vars(value).values() if isinstance(tensor, torch.Tensor)]
+def changed_in(value: Any) -> list[torch.Tensor]:
+    """The tensors that pieces change and that say where rows stand; what is in buffers behind that doesn't matter."""
+    if isinstance(value, pieces.TargetSide):
+        return changed_in(value.standing)
+    if isinstance(value, pieces.DrafterSide):
+        return changed_in(value.news)
+    if isinstance(value, (News, pieces.Standing)):
+        return [tensor for tensor in vars(value).values() if isinstance(tensor, torch.Tensor)]
+    return []
 
 
 def own(tree: TokenTree) -> TokenTree:

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GPT2
 from compiled_cases import RATES, assert_same, assert_same_stats, batch_of, eager_and_static, oracle, texts_of
 from hf_pardraft import NgramModel
 from hf_pardraft.generation import buffers, compiled_decode, lasting
+from hf_pardraft.generation.pieces import Draft
 from hf_pardraft.generation.tree import TokenTree
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
@@ -42,6 +43,24 @@ def pieces(monkeypatch):
     return names
 
 
+def settle(monkeypatch, **attributes):
+    """Attributes of all compiled decoding, each worked out from it."""
+    original = compiled_decode.CompiledDecoding.__init__
+
+    def settled(self, *arguments, **options):
+        original(self, *arguments, **options)
+        for name, value in attributes.items():
+            setattr(self, name, value(self))
+
+    monkeypatch.setattr(compiled_decode.CompiledDecoding, "__init__", settled)
+
+
+@pytest.fixture
+def several_pieces(monkeypatch):
+    """Rounds are not compiled as a whole, as on an accelerator."""
+    settle(monkeypatch, is_one_piece=lambda decoding: False)
+
+
 @pytest.fixture
 def small_buffers(monkeypatch):
     """Buffers grow every few rounds, and are full to the last column now and then."""
@@ -56,10 +75,21 @@ def test_every_round_goes_as_it_goes_uncompiled(pieces, architecture, kind, budg
     target, batch = tiny_target(architecture), batch_of(LENGTHS)
     drafter = oracle(kind, target, batch, settings={"tree_budget": budget})
     assert_same(target, batch, drafter, do_sample=False)
+    assert {*pieces} == {"read_commit_and_draft"}
+    assert len(pieces) > 3
+    assert drafter.last_stats.tau > 1.4
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+@pytest.mark.parametrize(("architecture", "kind"), PAIRS)
+def test_rounds_in_several_pieces(pieces, several_pieces, architecture, kind, budget):
+    target, batch = tiny_target(architecture), batch_of(LENGTHS)
+    drafter = oracle(kind, target, batch, settings={"tree_budget": budget})
+    assert_same(target, batch, drafter, do_sample=False)
     assert pieces.count("read_and_commit") > 3
     assert "draft" in pieces
     assert ("grow_tree" in pieces) == (budget > 0)
-    assert drafter.last_stats.tau > 1.4
+    assert "read_commit_and_draft" not in pieces
 
 
 @pytest.mark.parametrize("budget", [0, 10])
@@ -291,22 +321,13 @@ def test_calls_under_inference_mode_and_without_may_alternate(monkeypatch):
 
 @pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}, {"verification": "rejection"}])
 @pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
-def test_a_draft_that_runs_ahead_of_the_host_changes_nothing(monkeypatch, kind, settings):
+def test_a_draft_that_runs_ahead_of_the_host_changes_nothing(monkeypatch, several_pieces, kind, settings):
     """As on an accelerator: the next draft is made before the host knows which rows are over."""
     target, batch = tiny_target("llama"), batch_of((9, 3, 6))
     drafter = oracle(kind, target, batch, settings=settings)
     end = int(texts_of(target, batch)[1][14])
-    ahead = []
-    original = compiled_decode.CompiledDecoding.__init__
-
-    def running_ahead(self, *arguments, **options):
-        original(self, *arguments, **options)
-        self.runs_ahead = True
-        ahead.append(self)
-
-    monkeypatch.setattr(compiled_decode.CompiledDecoding, "__init__", running_ahead)
+    settle(monkeypatch, runs_ahead=lambda decoding: True)
     assert_same(target, batch, drafter, eos_token_id=end, do_sample="verification" in settings)
-    assert len(ahead) == 1
 
 
 def replayed(value, tensors):
@@ -316,6 +337,8 @@ def replayed(value, tensors):
         return tensors[-1]
     if isinstance(value, tuple):
         return tuple(replayed(part, tensors) for part in value)
+    if isinstance(value, Draft):
+        return Draft(replayed(value.logits, tensors), replayed(value.chain, tensors))
     if isinstance(value, TokenTree):
         parts = {name: replayed(getattr(value, name), tensors) for name in ("tokens", "parents", "depths", "ancestors")}
         return replace(value, **parts)
@@ -325,7 +348,7 @@ def replayed(value, tensors):
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}, {"adaptive_depth": True}])
-def test_nothing_that_a_step_puts_out_is_read_in_the_next(monkeypatch, settings, ahead):
+def test_nothing_that_a_step_puts_out_is_read_in_the_next(monkeypatch, several_pieces, settings, ahead):
     """As with CUDA graphs, which write to the same memory in every step."""
     put_out = []
 
@@ -342,13 +365,8 @@ def test_nothing_that_a_step_puts_out_is_read_in_the_next(monkeypatch, settings,
     monkeypatch.setattr(compiled_decode, "HostCopy", lambda values: host_copy(values.clone()))
     monkeypatch.setattr(torch, "compile", graphed)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", begin_step)
-    original = compiled_decode.CompiledDecoding.__init__
-
-    def maybe_ahead(self, *arguments, **options):
-        original(self, *arguments, **options)
-        self.runs_ahead = ahead and not (self.settings.adaptive_depth or self.recorder.enabled)
-
-    monkeypatch.setattr(compiled_decode.CompiledDecoding, "__init__", maybe_ahead)
+    waits = settings.get("adaptive_depth")
+    settle(monkeypatch, runs_ahead=lambda decoding: ahead and not (waits or decoding.recorder.enabled))
     target, batch = tiny_target("llama"), batch_of((9, 3, 6))
     drafter = oracle("dflash", target, batch, settings=settings)
     end = int(texts_of(target, batch)[1][14])
@@ -369,8 +387,8 @@ def test_tensors_keep_their_places_from_call_to_call(monkeypatch):
 
     def watched(piece, **options):
         def watch(*arguments):
-            if piece.__name__ == "draft":
-                _, state, news, standing, _ = arguments
+            if piece.__name__ == "read_commit_and_draft":
+                standing, state, news = arguments[0].standing, arguments[1].state, arguments[1].news
                 tensors = [news.ids, news.positions, news.counts, news.features, standing.lengths, standing.growing]
                 tensors += [standing.draft_lengths, standing.roots, standing.root_positions]
                 tensors += [part for layer in state.cache.layers for part in (layer.keys, layer.values)]

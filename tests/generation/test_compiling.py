@@ -68,30 +68,29 @@ def static(target, ids, drafter, config=None, **options):
     )
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("pard", {}), ("dflash", {"tree_budget": 6})])
-def test_nothing_is_compiled_anew_after_the_first_calls(kind, settings):
+@pytest.mark.parametrize(
+    ("kind", "settings", "options", "pieces"),
+    [("pard", {}, {}, 1), ("dflash", {"tree_budget": 6}, {}, 1), ("dart", {}, {"do_sample": True, "top_k": 9}, 3)],
+)
+def test_nothing_is_compiled_anew_after_the_first_calls(kind, settings, options, pieces):
     """For prompts of 10 to 1000 tokens, other texts, other lengths, other calls, and batch sizes that have been seen."""
     target = tiny_target("llama", num_hidden_layers=2, max_position_embeddings=2048)
     drafter, backend = tiny_drafter(kind, target), Counting()
     for name, value in settings.items():
         setattr(drafter.generation_config, name, value)
     batch = batch_of((9, 5, 3))
+    call = functools.partial(static, target, drafter=drafter, config=backend.config(), **options)
     for _ in range(2):
-        static(target, random_prompt(20), drafter, backend.config(), max_new_tokens=40)
-        static(
-            target,
-            config=backend.config(),
-            drafter=drafter,
-            ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-        )
+        call(ids=random_prompt(20), max_new_tokens=40)
+        call(ids=batch["input_ids"], attention_mask=batch["attention_mask"])
     compiled = len(backend.calls)
-    assert compiled >= 4
+    # For each of the two batch sizes.
+    assert compiled == 2 * pieces
     counters.clear()
     for seed, length in enumerate((10, 100, 250, 257, 600, 1000)):
-        static(target, random_prompt(length, seed), drafter, backend.config(), max_new_tokens=9 + seed)
+        call(ids=random_prompt(length, seed), max_new_tokens=9 + seed)
     other = batch_of((30, 60, 2))
-    static(target, other["input_ids"], drafter, backend.config(), attention_mask=other["attention_mask"])
+    call(ids=other["input_ids"], attention_mask=other["attention_mask"])
     assert len(backend.calls) == compiled
     assert not counters["recompiles"]
     assert counters["stats"]["unique_graphs"] == 0

@@ -18,7 +18,7 @@ from .compiling import Compiler
 from .decode import SpeculativeDecoding
 from .lasting import LastingTensors
 from .moving import moved_cache, moved_news, moved_standing, packed
-from .pieces import Standing
+from .pieces import Draft, DrafterSide, Standing, TargetSide
 from .selection import DrawnChain
 from .tree import TokenTree, chain_tree
 from .verify import paths_of
@@ -54,10 +54,13 @@ class CompiledDecoding(SpeculativeDecoding):
         self.draft_room = 3 * self.width + max(self.full_depth, block_size)
         # The target's likeliest token is its choice.
         self.is_plain = not self.processors and not self.do_sample
-        # An accelerator drafts for the next round while the host looks at this one.
+        self.grows_trees = bool(self.settings.tree_budget) and self.search.ngram is None
+        # An accelerator drafts for the next round while the host looks at this one. A CPU can't, but has a whole round in one
+        # piece where nothing happens between its parts.
         waits = self.settings.adaptive_depth or self.settings.time_rounds or self.recorder.enabled
         self.runs_ahead = target.device.type != "cpu" and not waits
-        self.queued: tuple[torch.Tensor, torch.LongTensor] | None = None
+        self.is_one_piece = target.device.type == "cpu" and not waits and self.is_plain
+        self.queued: Draft | None = None
         self.standing: Standing | None = None
 
     def run(self, input_ids: torch.LongTensor) -> Any:
@@ -74,9 +77,9 @@ class CompiledDecoding(SpeculativeDecoding):
             return
         depth = self._depth()
         with self.stopwatch.part("draft"):
-            draft_logits, chain = self._first_draft(depth) if self.standing is None else self._draft(depth)
+            draft = self._first_draft(depth) if self.standing is None else self._draft(depth)
         with self.stopwatch.part("tree"):
-            tree, drawn = self._compiled_proposal(draft_logits, chain, depth)
+            tree, drawn = self._compiled_proposal(draft, depth)
             shown = self._shown(tree)
         with self.stopwatch.part("verify"):
             outcome, scores, logits = self._read_and_commit(tree, drawn, shown)
@@ -119,10 +122,12 @@ class CompiledDecoding(SpeculativeDecoding):
 
     # From the first rounds to compiled ones.
 
-    def _first_draft(self, depth: int) -> tuple[torch.Tensor | None, torch.LongTensor | None]:
+    def _first_draft(self, depth: int) -> Draft | None:
         """See [`_draft`]; moves everything into buffers, behind a draft as ever if the drafter has a prompt to read."""
         context, state = self.candidates.take_unread(), self.candidates.state
-        if state.cache.growing_layers() and context.new_ids.shape[1] <= self.width:
+        has_read = state.cache.growing_layers() and context.new_ids.shape[1] <= self.width
+        # One draft is not worth a compilation.
+        if has_read and not self.is_one_piece:
             self._switch(context)
             return self._draft(depth)
         # It has to read, even if no draft is asked for.
@@ -130,7 +135,7 @@ class CompiledDecoding(SpeculativeDecoding):
         self._switch(context)
         self.news.counts.zero_()
         self.num_news = 0
-        return (draft_logits, draft_logits.argmax(dim=-1)) if depth else (None, None)
+        return Draft(draft_logits, draft_logits.argmax(dim=-1)) if depth else None
 
     def _switch(self, context: DraftContext) -> None:
         """Move what the first rounds left into buffers, and what the drafter read last, or has yet to read."""
@@ -142,7 +147,11 @@ class CompiledDecoding(SpeculativeDecoding):
             self.row_lengths, draft_lengths, self.unread, self.reader.axis_shift, self.tensors
         )
         self.live = list(range(batch))
-        self.arguments = {name: value for name, value in self.reader.arguments.items() if name not in OWN_ARGUMENTS}
+        arguments = {name: value for name, value in self.reader.arguments.items() if name not in OWN_ARGUMENTS}
+        self.target_side = TargetSide(
+            self.target, arguments, self.reader.windows, self.candidates.taps, self.cache, self.standing
+        )
+        self.drafter_side = DrafterSide(self.drafter, state, self.news, self.full_depth)
 
     def _make_room(self) -> None:
         """Let buffers grow that may be too small for this round."""
@@ -151,12 +160,13 @@ class CompiledDecoding(SpeculativeDecoding):
         self.cache = with_room(self.cache, longest + self.most_slots, self.tensors, "target")
         state.cache = with_room(state.cache, longest + self.draft_room, self.tensors, "drafter")
         if (self.cache, state.cache) != before:
+            self.target_side.cache = self.cache
             self.compiler.check_again()
 
     # The parts of a round.
 
-    def _draft(self, depth: int) -> tuple[torch.Tensor | None, torch.LongTensor | None]:
-        """Marginal logits and the likeliest tokens of the whole batch, as deep as ever; `None` if none are asked for.
+    def _draft(self, depth: int) -> Draft | None:
+        """A draft for the whole batch, as deep as ever; `None` if none is asked for.
 
         Where none are asked for round after round, the drafter must read the news before there is no room for more.
         """
@@ -166,36 +176,27 @@ class CompiledDecoding(SpeculativeDecoding):
             torch.compiler.cudagraph_mark_step_begin()
             is_full = self.num_news + self._slots(0) > self.width
             if depth == 0 and not is_full:
-                return None, None
+                return None
             drafted = self._run_draft()
         self.num_news = 0
-        return drafted if depth else (None, None)
+        return drafted if depth else None
 
-    def _run_draft(self) -> tuple[torch.Tensor, torch.LongTensor]:
-        return self.compiler(
-            pieces.draft,
-            (id(self.drafter), len(self.row_lengths), self.full_depth),
-            self.drafter,
-            self.candidates.state,
-            self.news,
-            self.standing,
-            self.full_depth,
-        )
+    def _run_draft(self) -> Draft:
+        return self.compiler(pieces.draft, self._draft_shape, self.drafter_side, self.standing)
 
-    def _compiled_proposal(
-        self, draft_logits: torch.Tensor | None, chain: torch.LongTensor | None, depth: int
-    ) -> tuple[TokenTree | None, DrawnChain | None]:
+    def _compiled_proposal(self, draft: Draft | None, depth: int) -> tuple[TokenTree | None, DrawnChain | None]:
         """See [`SpeculativeDecoding._proposal`]; for the rows that go on."""
-        if draft_logits is None:
+        if draft is None:
             return None, None
         settings, search = self.settings, self.search
-        if settings.tree_budget and search.ngram is None and depth == self.full_depth:
-            shape = (tuple(draft_logits.shape), search.arguments)
-            tree = self.compiler(pieces.grow_tree, shape, draft_logits, search.end_tokens, search.arguments)
+        tree, shape = draft.tree, (tuple(draft.logits.shape), search.arguments)
+        if self.grows_trees and depth == self.full_depth and (tree or not self.is_one_piece):
+            if tree is None:
+                tree = self.compiler(pieces.grow_tree, shape, draft.logits, search.end_tokens, search.arguments)
             return (tree if self._all_live else rows_of_tree(tree, self.live)), None
         if settings.tree_budget or (self.do_sample and settings.verification == "rejection"):
-            return self._proposal(self._of_live(draft_logits)[:, :depth])
-        chain = self._of_live(chain)
+            return self._proposal(self._of_live(draft.logits)[:, :depth])
+        chain = self._of_live(draft.chain)
         return chain_tree(chain if depth == self.full_depth else packed(chain[:, :depth])), None
 
     def _slots(self, num_nodes: int) -> int:
@@ -230,13 +231,24 @@ class CompiledDecoding(SpeculativeDecoding):
         self, tree: TokenTree | None, drawn: DrawnChain | None, shown: TokenTree
     ) -> tuple[torch.LongTensor, torch.Tensor | None, torch.Tensor | None]:
         """The target's forward and what follows from it: what the host reads (see [`pieces.commit`]), scores and logits."""
-        shape = (len(self.row_lengths), shown.num_nodes, shown.is_chain, tuple(self.reader.windows.items()))
-        reading = (self.target, self.arguments, self.reader.windows, self.candidates.taps, self.cache, self.standing)
-        taps = (tuple(self.candidates.taps), self.width)
-        if self.is_plain and not self.recorder.enabled:
-            _, outcome = self.compiler(pieces.read_and_commit, shape + taps, *reading, shown, self.news)
+        target, news = self.target_side, self.news
+        windows, taps = tuple(target.windows.items()), tuple(target.taps)
+        shape = (len(self.row_lengths), shown.num_nodes, shown.is_chain, windows, taps, self.width)
+        if self.is_one_piece:
+            settings = self.search.arguments if self.grows_trees else None
+            outcome, self.queued = self.compiler(
+                pieces.read_commit_and_draft,
+                (shape, self._draft_shape, settings),
+                target,
+                self.drafter_side,
+                shown,
+                self.search.end_tokens,
+                settings,
+            )
             return outcome, None, None
-        logits, states = self.compiler(pieces.read, shape + taps, *reading, shown)
+        if self.is_plain and not self.recorder.enabled:
+            return self.compiler(pieces.read_and_commit, shape, target, shown, news), None, None
+        logits, states = self.compiler(pieces.read, shape, target, shown)
         num_slots = 1 + (tree.num_nodes if tree else 0)
         logits = self._of_live(logits)[:, :num_slots]
         if self.recorder.scores is not None:
@@ -245,10 +257,11 @@ class CompiledDecoding(SpeculativeDecoding):
         own, scores, raw_logits = self.choose(logits, tree, drawn)
         choices = own.new_zeros(len(self.row_lengths), shown.num_nodes + 1)
         choices[self.live, :num_slots] = own
-        outcome = self.compiler(
-            pieces.commit, (shape, taps), shown, choices, states, self.cache, self.standing, self.news
-        )
-        return outcome, scores, raw_logits
+        return self.compiler(pieces.commit, shape, target, shown, choices, states, news), scores, raw_logits
+
+    @property
+    def _draft_shape(self) -> tuple[int, int, int]:
+        return id(self.drafter), len(self.row_lengths), self.full_depth
 
     @property
     def _all_live(self) -> bool:

@@ -16,6 +16,12 @@ from .guards import code_for, layout
 
 logger = logging.get_logger(__name__)
 
+# Hooks that come or go between two calls are otherwise not noticed.
+HOOKS_ARE_SEEN = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
+# Inductor (torch 2.13) computes what is concatenated in its place in the result. Where that is also the new value of an
+# argument that is changed in place, it then uses the memory again before the value has been copied to the argument.
+CATS_ARE_COPIES = torch._inductor.config.patch(force_pointwise_cat=True)
+
 
 @dataclass(frozen=True)
 class CompiledPiece:
@@ -49,10 +55,12 @@ class Compiler:
         options = {**config.to_dict(), "backend": config.backend}
         # What differs from call to call is a tensor's value, or a dimension that is marked as dynamic.
         options["dynamic"] = bool(options["dynamic"])
-        # Whatever is wrong with them is said now, before the prompt is read.
-        torch.compile(_nothing, **options)
+        known = _compiled.setdefault(target, {})
+        if repr(options) not in known:
+            # Whatever is wrong with them is said now, before the prompt is read.
+            torch.compile(_nothing, **options)
         self.options = options
-        self.known = _compiled.setdefault(target, {}).setdefault(repr(options), {})
+        self.known = known.setdefault(repr(options), {})
         self.checked: dict[Hashable, Callable] = {}
 
     def __call__(self, piece: Callable, shape: Hashable, *arguments: Any) -> Any:
@@ -71,8 +79,7 @@ class Compiler:
         if code is not None:
             self.checked[own_key] = code
             return code(*arguments)
-        # Hooks that come or go are otherwise not seen.
-        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+        with HOOKS_ARE_SEEN, CATS_ARE_COPIES:
             return compiled.function(*arguments) if compiled else self._compile(piece, shape, arguments)
 
     def check_again(self) -> None:

@@ -42,15 +42,66 @@ class Standing:
             values[row] = 0
 
 
-def draft(
-    drafter: ParallelDrafter, state: DraftState, news: News, standing: Standing, depth: int
-) -> tuple[torch.Tensor, torch.LongTensor]:
-    """Marginal logits `(batch, depth, vocab)`, and the likeliest tokens `(batch, depth)`; the news are none any more."""
-    logits = drafter.draft_news(news, state, standing.draft_lengths, depth)
+@dataclass
+class TargetSide:
+    """The target, and what its forwards take besides a tree.
+
+    Attributes:
+        model, arguments: the model, and keyword arguments for it.
+        windows: its attention windows, by layer type.
+        taps: hidden states to return.
+        cache: its buffers.
+        standing: of the rows.
+    """
+
+    model: PreTrainedModel
+    arguments: dict[str, Any]
+    windows: dict[str, int | None]
+    taps: list[int]
+    cache: Buffers
+    standing: Standing
+
+
+@dataclass
+class DrafterSide:
+    """The drafter, and what it drafts from.
+
+    Attributes:
+        model: the drafter.
+        state: its own, which has its buffers.
+        news: what it has not read yet.
+        depth: how many tokens to draft.
+    """
+
+    model: ParallelDrafter
+    state: DraftState
+    news: News
+    depth: int
+
+
+@dataclass
+class Draft:
+    """What a drafter drafts.
+
+    Attributes:
+        logits: `(batch, depth, vocab)`, marginal ones.
+        chain: `(batch, depth)`, the likeliest tokens.
+        tree: what grew from the logits, if it did.
+    """
+
+    logits: torch.Tensor
+    chain: torch.LongTensor
+    tree: TokenTree | None = None
+
+
+def draft(drafter: DrafterSide, standing: Standing) -> Draft:
+    """A draft of the whole batch, without a tree; the news are none any more."""
+    news, state = drafter.news, drafter.state
+    logits = drafter.model.draft_news(news, state, standing.draft_lengths, drafter.depth)
     state.cache.columns = None
     standing.draft_lengths.add_(news.counts * standing.growing)
     news.counts.zero_()
-    return logits, logits.argmax(dim=-1)
+    return Draft(logits, logits.argmax(dim=-1))
 
 
 def grow_tree(
@@ -60,27 +111,17 @@ def grow_tree(
     return build_tree(draft_logits.float(), end_token_id=end_tokens, **dict(settings))
 
 
-def read(
-    target: PreTrainedModel,
-    arguments: dict[str, Any],
-    windows: dict[str, int | None],
-    taps: list[int],
-    cache: Buffers,
-    standing: Standing,
-    tree: TokenTree,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def read(target: TargetSide, tree: TokenTree) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The target's forward over the root and a tree.
 
     Args:
-        target, arguments: the model, and keyword arguments for it.
-        windows: its attention windows, by layer type.
-        taps: hidden states to return.
-        cache, standing: of the round.
+        target: the target's side.
         tree: of one number of nodes in all rounds; tokens are below 0 where there is no node.
 
     Returns:
         Logits `(batch, slots, vocab)` in float32, and the tapped states `(batch, slots, taps * hidden)`.
     """
+    cache, standing = target.cache, target.standing
     ids = torch.cat([standing.roots, tree.tokens.clamp(min=0)], dim=1)
     slots = torch.arange(ids.shape[1], device=ids.device)[None]
     if tree.is_chain:
@@ -93,39 +134,37 @@ def read(
     if standing.axis_shift is not None:
         positions = positions + standing.axis_shift
     cache.columns = standing.lengths[:, None] + slots
-    outputs = target(
+    mask = buffer_masks(within, depths, target.windows, standing.lengths, cache.capacity, target.model.dtype)
+    outputs = target.model(
         input_ids=ids,
         position_ids=positions,
-        attention_mask=buffer_masks(within, depths, windows, standing.lengths, cache.capacity, target.dtype),
+        attention_mask=mask,
         past_key_values=cache,
         use_cache=True,
         return_dict=True,
-        **arguments,
+        **target.arguments,
     )
     cache.columns = None
-    states = torch.cat([outputs.hidden_states[tap] for tap in taps], dim=-1) if taps else None
+    states = torch.cat([outputs.hidden_states[tap] for tap in target.taps], dim=-1) if target.taps else None
     return outputs.logits.float(), states
 
 
 def commit(
-    tree: TokenTree,
-    choices: torch.LongTensor,
-    states: torch.Tensor | None,
-    cache: Buffers,
-    standing: Standing,
-    news: News,
+    target: TargetSide, tree: TokenTree, choices: torch.LongTensor, states: torch.Tensor | None, news: News
 ) -> torch.LongTensor:
     """Accept, keep the accepted part of the buffers, and say what is new.
 
     Args:
+        target: the target's side, whose buffers and standing change in place.
         tree: what was proposed, N nodes.
         choices: `(batch, N + 1)`, the target's.
         states: `(batch, N + 1, taps * hidden)`.
-        cache, standing, news: changed in place.
+        news: changed in place.
 
     Returns:
         What the host wants to know of it, see [`for_host`].
     """
+    cache, standing = target.cache, target.standing
     acceptance = accept(tree, choices)
     # No path is longer than what there is room for news.
     most = min(choices.shape[1], news.ids.shape[1])
@@ -156,16 +195,22 @@ def commit(
     return for_host(acceptance)
 
 
-def read_and_commit(
-    target: PreTrainedModel,
-    arguments: dict[str, Any],
-    windows: dict[str, int | None],
-    taps: list[int],
-    cache: Buffers,
-    standing: Standing,
+def read_and_commit(target: TargetSide, tree: TokenTree, news: News) -> torch.LongTensor:
+    """[`read`] and [`commit`] in one, where the target's choice is its likeliest token."""
+    logits, states = read(target, tree)
+    return commit(target, tree, logits.argmax(dim=-1), states, news)
+
+
+def read_commit_and_draft(
+    target: TargetSide,
+    drafter: DrafterSide,
     tree: TokenTree,
-    news: News,
-) -> tuple[torch.Tensor, torch.LongTensor]:
-    """[`read`] and [`commit`] in one, where the target's choice is its likeliest token. Logits, and what the host reads."""
-    logits, states = read(target, arguments, windows, taps, cache, standing, tree)
-    return logits, commit(tree, logits.argmax(dim=-1), states, cache, standing, news)
+    end_tokens: torch.LongTensor | None,
+    tree_settings: tuple[tuple[str, Any], ...] | None,
+) -> tuple[torch.LongTensor, Draft]:
+    """[`read_and_commit`], the next [`draft`] and, with settings for it, [`grow_tree`] in one."""
+    outcome = read_and_commit(target, tree, drafter.news)
+    drafted = draft(drafter, target.standing)
+    if tree_settings is not None:
+        drafted.tree = grow_tree(drafted.logits, end_tokens, tree_settings)
+    return outcome, drafted
