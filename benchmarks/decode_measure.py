@@ -113,6 +113,9 @@ def measure(case: Case, batch_size: int, arguments: Namespace) -> list[dict[str,
     for each in contenders:
         with case.around(each.entry):
             each.first_seconds = run(case.target, each.entry, batches[0], whole).seconds
+            if each.is_compiled:
+                # Compiled in the parts that are timed.
+                watch(case.target, each.entry, batches[0], half)
             for condition, measured in ((whole, each.whole), (half, each.half)):
                 measured.watched.extend(watch(case.target, each.entry, batch, condition) for batch in batches)
     for _ in range(arguments.repeats):

@@ -286,7 +286,6 @@ def train_drafter(drafter, target, out: Path, size: Size, work: Path, **settings
             output_dir=checkpoints_folder,
             max_steps=size.drafter_steps,
             per_device_train_batch_size=BATCH,
-            learning_rate=3e-3,
             weight_decay=0.01,
             adam_beta2=0.98,
             warmup_steps=size.drafter_steps // 20,
@@ -299,7 +298,7 @@ def train_drafter(drafter, target, out: Path, size: Size, work: Path, **settings
             report_to=[],
             use_cpu=not torch.cuda.is_available(),
             disable_tqdm=True,
-            **{"loss_gamma": 4.0, **settings},
+            **{"loss_gamma": 4.0, "learning_rate": 3e-3, **settings},
         ),
         train_dataset=text["train"],
         eval_dataset=text["test"],
@@ -348,7 +347,7 @@ def stage_dflash(out: Path, size: Size, work: Path) -> dict:
 
 
 def stage_dflare(out: Path, size: Size, work: Path) -> dict:
-    """DFlash with fusion weights and context projections of each layer's own; the loss reaches further as training goes on."""
+    """DFlash with fusion weights and context projections of each layer's own."""
     target, tokenizer = load_target(work), AutoTokenizer.from_pretrained(work / "target")
     drafter = DFlareDrafter.for_target(
         target,
@@ -357,7 +356,7 @@ def stage_dflare(out: Path, size: Size, work: Path) -> dict:
         tokenizer=tokenizer,
         intermediate_size=size.drafter_intermediate,
     )
-    return train_drafter(drafter, target, out, size, work, loss_gamma=3.0, loss_gamma_end=6.0)
+    return train_drafter(drafter, target, out, size, work, loss_gamma=4.5, learning_rate=1e-2, bf16=True)
 
 
 def stage_dart(out: Path, size: Size, work: Path) -> dict:

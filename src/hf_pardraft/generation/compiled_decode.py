@@ -276,10 +276,9 @@ class HostCopy:
     """A tensor on its way to the host, which need not wait for it yet."""
 
     def __init__(self, values: torch.Tensor) -> None:
-        self.values = values.to("cpu", non_blocking=values.device.type == "cuda")
-        self.event = None
+        self.values, self.event = values, None
         if values.device.type == "cuda":
-            self.event = torch.cuda.Event()
+            self.values, self.event = values.to("cpu", non_blocking=True), torch.cuda.Event()
             self.event.record()
 
     def rows(self) -> list[list[int]]:

@@ -43,8 +43,9 @@ def layout(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     found = []
     for value in arguments:
         if isinstance(value, TokenTree):
-            value, shape = value.tokens, (value.is_chain, value.parents.stride(), value.ancestors.stride())
-            found.append(shape)
-        if isinstance(value, torch.Tensor):
+            # The rest of a chain follows from the shape of its tokens.
+            rest = () if value.is_chain else (value.parents.stride(), value.ancestors.stride())
+            found.append((value.is_chain, value.tokens.shape, value.tokens.stride(), rest))
+        elif isinstance(value, torch.Tensor):
             found.append((value.shape, value.stride()))
     return tuple(found)
