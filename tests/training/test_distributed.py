@@ -1,4 +1,8 @@
-"""Two processes (gloo, on the CPU) train as one does: with DDP and with FSDP2, from the first step on and after resuming."""
+"""Two processes (gloo, on the CPU) train as one does, from the first step on and after resuming: with DDP, FSDP2, DeepSpeed."""
+
+import base64
+import json
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -6,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_pardraft import AutoDrafter
+from tiny_models import tiny_drafter
 from training.processes import in_processes
 from training.tiny_training import losses, trainer_for
 
@@ -17,16 +22,45 @@ FSDP2 = {
     "FSDP_RESHARD_AFTER_FORWARD": "true",
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
 }
-WAYS = {"ddp": {}, "fsdp2": FSDP2}
+
+
+def deepspeed(stage: int) -> dict[str, str]:
+    """DeepSpeed with a ZeRO stage, which spreads even the smallest weights if it is the third."""
+    spreading = {"stage3_gather_16bit_weights_on_model_save": True, "stage3_param_persistence_threshold": 0}
+    settings = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "zero_optimization": {"stage": stage, **(spreading if stage == 3 else {})},
+    }
+    # What accelerate takes for the name of a file may be the file itself.
+    file = base64.urlsafe_b64encode(json.dumps(settings).encode()).decode()
+    return {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": file}
+
+
+ZERO = {f"zero{stage}": deepspeed(stage) for stage in range(4)}
+WAYS = {"ddp": {}, "fsdp2": FSDP2, **ZERO}
+with_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 SEEN_TOGETHER = [
     *(("pard", "ddp"), ("dflare", "ddp"), ("dart", "ddp")),
     *(("pard", "fsdp2"), ("pard2", "fsdp2"), ("dflash", "fsdp2"), ("dflare", "fsdp2"), ("dart", "fsdp2")),
+    *(pytest.param(*case, marks=with_deepspeed) for case in (("dflash", "zero2"), ("pard", "zero3"))),
+]
+RESUMED = [
+    *((kind, way) for kind in ("pard2", "dflash") for way in ("ddp", "fsdp2")),
+    *(pytest.param(*case, marks=with_deepspeed) for case in (("dflash", "zero2"), ("dflash", "zero3"))),
 ]
 
 
 def assert_spread(trainer, way: str) -> None:
     """What is meant to be tested is what runs."""
     assert trainer.args.world_size == 2
+    if way in ZERO:
+        assert way == f"zero{trainer.deepspeed.zero_optimization_stage()}"
+        # Stage 3 keeps an empty tensor in the place of each.
+        assert all(weight.numel() == 0 for weight in trainer.drafter.parameters()) == (way == "zero3")
+        return
     spread = [isinstance(weight, DTensor) for weight in trainer.drafter.parameters()]
     assert all(spread) if way == "fsdp2" else not any(spread)
     assert isinstance(trainer.model_wrapped, DistributedDataParallel) == (way == "ddp")
@@ -47,7 +81,9 @@ def test_two_processes_have_the_losses_and_weights_of_one(kind, way, target, tex
     alone.train()
 
     def train(rank):
-        trainer = trainer_for(kind, target, text, tmp_path / "both", **pairs(EVERY_ROW))
+        # DeepSpeed would take apart what is made after the training arguments.
+        drafter = tiny_drafter(kind, target)
+        trainer = trainer_for(kind, target, text, tmp_path / "both", drafter=drafter, **pairs(EVERY_ROW))
         trainer.train()
         assert_spread(trainer, way)
         trainer.save_model()
@@ -61,8 +97,7 @@ def test_two_processes_have_the_losses_and_weights_of_one(kind, way, target, tex
         torch.testing.assert_close(together[name], weight, rtol=0, atol=2e-3, msg=name)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["pard2", "dflash"])
+@pytest.mark.parametrize(("kind", "way"), RESUMED)
 def test_two_processes_save_evaluate_and_resume(kind, way, target, text, tmp_path):
     """As an unbroken run would, the best checkpoint by tau included, and without waiting for each other for ever."""
     settings = {
