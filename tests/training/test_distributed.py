@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_pardraft import AutoDrafter
-from tiny_models import tiny_drafter
+from hf_pardraft import AutoDrafter, DraftTrainer, DraftTrainingArguments
+from tiny_models import tiny_drafter, tiny_target
 from training.processes import in_processes
 from training.tiny_training import losses, trainer_for
 
@@ -128,3 +129,51 @@ def test_two_processes_save_evaluate_and_resume(kind, way, target, text, tmp_pat
         assert best.endswith(("checkpoint-2", "checkpoint-4"))
     for step in (2, 4):
         AutoDrafter.from_pretrained(tmp_path / "run" / f"checkpoint-{step}")
+
+
+@with_deepspeed
+def test_deepspeed_has_the_losses_of_one_process_when_gradients_are_accumulated(target, text, tmp_path):
+    """With an objective whose denominators only the drafter's own answers tell."""
+    settings = {**EVERY_ROW, "objective": "first_error", "max_grad_norm": 0.5}
+    alone = trainer_for("dflash", target, text, tmp_path / "alone", **settings)
+    alone.train()
+
+    def train(rank):
+        steps = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 1}
+        trainer = trainer_for("dflash", target, text, tmp_path / "both", **{**settings, **steps})
+        trainer.train()
+        assert_spread(trainer, "zero3")
+        return losses(trainer)
+
+    for found in in_processes(train, **WAYS["zero3"]):
+        assert found == pytest.approx(losses(alone), abs=1e-5)
+
+
+def assert_stage_3_refuses(work: Callable[[], object], match: str) -> None:
+    """In a process that DeepSpeed's stage 3 takes part in."""
+
+    def refused(rank):
+        with pytest.raises(ValueError, match=match):
+            work()
+
+    in_processes(refused, count=1, **WAYS["zero3"])
+
+
+@with_deepspeed
+def test_a_target_that_deepspeed_has_taken_apart_is_refused(target, text, tmp_path):
+    drafter = tiny_drafter("dflash", target)
+
+    def train_with_a_part():
+        arguments = DraftTrainingArguments(tmp_path, report_to=[], use_cpu=True)
+        DraftTrainer(drafter, target=tiny_target("qwen3"), args=arguments, train_dataset=text)
+
+    assert_stage_3_refuses(train_with_a_part, match="load it before DraftTrainingArguments")
+
+
+@with_deepspeed
+def test_stage_3_without_whole_checkpoints_is_refused(target, text, tmp_path):
+    stage = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": False}
+    settings = {"zero_optimization": stage, "train_micro_batch_size_per_gpu": "auto"}
+    assert_stage_3_refuses(
+        lambda: trainer_for("dflash", target, text, tmp_path, deepspeed=settings), match="zero3_save_16bit_model=False"
+    )
