@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import yaml
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from .auto import AutoDrafter
 from .commands import load_tokenizer, naming
@@ -60,6 +61,8 @@ def load_run(run: TrainingRun) -> Loaded:
         train, held_out = split_off(train, options.eval_size, SPLIT_SEED)
     # A fresh drafter's weights are random, and a run that is repeated is to begin with the same.
     set_seed(run.training_arguments().seed)
+    # With DeepSpeed's stage 3, a process would load a part of each model. The trainer spreads the drafter, and only that.
+    unset_hf_deepspeed_config()
     with naming(options.target):
         target = AutoModelForCausalLM.from_pretrained(options.target, dtype=options.target_dtype)
     return Loaded(run, target, tokenizer, new_drafter(run.drafter, target, tokenizer), train, held_out)

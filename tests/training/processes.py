@@ -68,6 +68,8 @@ def _work_of(rank: int, count: int, port: int, environment: dict, work: Callable
     }
     if environment.get("ACCELERATE_USE_FSDP") == "true":
         _let_accelerate_shard_on_the_cpu()
+    if environment.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        _let_accelerate_use_deepspeed_on_the_cpu()
     # What an earlier trainer of the parent's noted is of one process.
     for state in (AcceleratorState, GradientState, PartialState):
         state._shared_state.clear()
@@ -87,6 +89,15 @@ def _let_accelerate_shard_on_the_cpu() -> None:
             self.distributed_type = DistributedType.MULTI_GPU
 
     PartialState.__init__ = initialise_as_accelerated
+
+
+def _let_accelerate_use_deepspeed_on_the_cpu() -> None:
+    """accelerate forgets DeepSpeed where the launcher asks for the CPU, though not where the training arguments do."""
+    import deepspeed
+
+    os.environ |= {"ACCELERATE_USE_CPU": "false", "DS_ACCELERATOR": "cpu"}
+    # What would be compiled here, for minutes, is only another way to exchange tensors: gloo has its own.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _run(work: Callable[[], Any]) -> None:

@@ -71,12 +71,36 @@ def check_arguments(args: DraftTrainingArguments, kwargs: dict[str, Any]) -> Non
 
 
 def check_in_one_place(target: PreTrainedModel) -> None:
-    """Raise a `ValueError` for a target that is spread over devices, or lies on a disk."""
+    """Raise a `ValueError` for a target that is spread over devices or processes, or lies on a disk."""
     places = {str(place) for place in (vars(target).get("hf_device_map") or {}).values()}
     if len(places) > 1:
         raise ValueError(
             f"the target is spread over {', '.join(sorted(places))}, and a process trains on one device: load it without "
             'device_map, or with device_map={"": device}, perhaps quantised, or store its states (pardraft cache-features)'
+        )
+    # What DeepSpeed writes on the weights that it has taken apart.
+    if any("ds_id" in vars(weight) for weight in target.parameters()):
+        raise ValueError(
+            "each process needs the whole target, got one that DeepSpeed's stage 3 has spread over the processes while it was "
+            "loaded: load it before DraftTrainingArguments are made"
+        )
+
+
+def check_spreading(has_adapter: bool, zero3_saves: bool | None) -> None:
+    """Raise a `ValueError` for a drafter whose weights are spread over processes and could not be gathered to be saved.
+
+    Args:
+        has_adapter: whether PEFT's weights are what is trained.
+        zero3_saves: whether DeepSpeed's stage 3 gathers weights to save them; `None` without it.
+    """
+    if has_adapter:
+        raise ValueError(
+            "adapters are trained with whole drafters, got FSDP or DeepSpeed's stage 3: use DDP or a lower stage"
+        )
+    if zero3_saves is False:
+        raise ValueError(
+            "DeepSpeed's stage 3 would save no drafter and measure no tau, got zero3_save_16bit_model=False: set it to true, or "
+            "stage3_gather_16bit_weights_on_model_save in a configuration file of DeepSpeed's own"
         )
 
 

@@ -72,6 +72,8 @@ def tokens_and_rounds(
                 attention_mask=torch.ones_like(ids),
                 assistant_model=drafter,
                 max_new_tokens=max_new_tokens,
+                # Under ZeRO's stage 3 generate takes every model for a part of one, and this target is whole.
+                synced_gpus=False,
                 **sampling,
             )
             tokens += sum(drafter.last_stats.tokens_per_round)

@@ -11,7 +11,14 @@ from .adapters import adapted, base_drafter, check_base_is_named, is_adapted
 from .arguments import DraftTrainingArguments
 from .attention import training_attention
 from .checkpoints import checkpoint_to_resume
-from .checks import check_arguments, check_in_one_place, check_one_device, check_pair, check_recomputing
+from .checks import (
+    check_arguments,
+    check_in_one_place,
+    check_one_device,
+    check_pair,
+    check_recomputing,
+    check_spreading,
+)
 from .collators import COLLATORS
 from .data import chat_arguments, prepare_all, prepare_for_training, tokenizer_of
 from .drafter_files import DrafterFilesTrainer
@@ -122,10 +129,9 @@ class DraftTrainer(DrafterFilesTrainer):
         self.model_accepts_loss_kwargs = False
         self._sums: dict[str, dict[str, Sums]] = {"train": {}, "eval": {}}
         self.metrics = {"train": DraftMetrics(), "eval": DraftMetrics()}
-        if is_adapted(trained) and self.splits_weights:
-            raise ValueError(
-                "adapters are trained with whole drafters, got FSDP or DeepSpeed's stage 3: use DDP or a lower stage"
-            )
+        if self.splits_weights:
+            plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
+            check_spreading(is_adapted(trained), plugin and plugin.zero3_save_16bit_model)
         self.add_callback(_TellTheEpoch([self.data_collator, self.learner]))
         model.adopt_training(args.draft_tokens)
 
