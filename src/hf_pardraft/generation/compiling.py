@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
+from torch.nn.modules import module
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -37,8 +38,8 @@ class CompiledPiece:
     function: Callable
 
 
-# For each target what was compiled for it: by options, then by piece and shape.
-_compiled: "weakref.WeakKeyDictionary[PreTrainedModel, dict[str, dict[Hashable, CompiledPiece]]]"
+# For each target what was compiled for it: by options and global hooks, then by piece and shape.
+_compiled: "weakref.WeakKeyDictionary[PreTrainedModel, dict[Hashable, dict[Hashable, CompiledPiece]]]"
 _compiled = weakref.WeakKeyDictionary()
 
 
@@ -57,11 +58,13 @@ class Compiler:
         # What differs from call to call is a tensor's value, or a dimension that is marked as dynamic.
         options["dynamic"] = bool(options["dynamic"])
         known = _compiled.setdefault(target, {})
-        if repr(options) not in known:
-            # Whatever is wrong with them is said now, before the prompt is read.
+        # No guard looks at the hooks of all modules.
+        key = (repr(options), *module._global_forward_pre_hooks, *module._global_forward_hooks)
+        if key not in known:
+            # Whatever is wrong with the options is said now, before the prompt is read.
             torch.compile(_nothing, **options)
         self.options = options
-        self.known = known.setdefault(repr(options), {})
+        self.known = known.setdefault(key, {})
         self.checked: dict[Hashable, Callable] = {}
 
     def __call__(self, piece: Callable, shape: Hashable, *arguments: Any) -> Any:
@@ -76,6 +79,8 @@ class Compiler:
         if checked is not None:
             return checked(*arguments)
         compiled = self.known.get((piece, shape))
+        if compiled and compiled.function is piece:
+            return piece(*arguments)
         code = code_for(compiled.source, arguments) if compiled else None
         if code is not None:
             self.checked[own_key] = code
