@@ -18,6 +18,8 @@ from transformers import (
 
 from compiled_cases import assert_same, batch_of, eager_and_static, oracle
 from hf_pardraft.generation import compiled_decode, compiling, loops
+from hf_pardraft.generation.compiling import Compiler
+from hf_pardraft.generation.pieces import Standing
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 GREEDY = {"do_sample": False, "max_new_tokens": 12}
@@ -154,6 +156,55 @@ def test_without_a_cpp_compiler_rounds_run_eager(monkeypatch, warnings, tmp_path
         assert_same(target, batch, drafter)
     (message,) = warnings("run uncompiled")
     assert "C++ compiler" in message
+
+
+class FailsAfter:
+    """A backend that compiles so many graphs, and no more."""
+
+    def __init__(self, num_graphs):
+        self.num_graphs = num_graphs
+
+    def __call__(self, graph, inputs, **options):
+        self.num_graphs -= 1
+        return graph.forward if self.num_graphs >= 0 else failing(graph, inputs)
+
+
+def grow(standing, by):
+    standing.lengths.add_(by)
+    torch._dynamo.graph_break()
+    return standing.lengths * 2
+
+
+def grow_at_once(standing, by):
+    return standing.lengths.add_(by)
+
+
+def small_standing():
+    return Standing(*(torch.full((2,), value) for value in range(5)))
+
+
+def test_a_piece_that_fails_behind_a_graph_break_begins_again(warnings):
+    """What stands before it has changed the lengths already."""
+    target = tiny_target("llama", num_hidden_layers=1)
+    compiler, standing = Compiler(target, CompileConfig(backend=FailsAfter(1))), small_standing()
+    for round_number in (1, 2):
+        assert compiler(grow, "shape", standing, 3).tolist() == 2 * [6 * round_number]
+    assert standing.lengths.tolist() == [6, 6]
+    assert len(warnings("run uncompiled")) == 1
+
+
+@pytest.mark.parametrize("fails", ["backend", "limit"])
+def test_what_can_not_be_compiled_anew_runs_eager(warnings, fails):
+    """When a later call finds other things than the first one, in the middle of a text if it has to."""
+    target = tiny_target("llama", num_hidden_layers=1)
+    backend, limit = (FailsAfter(1), 8) if fails == "backend" else ("eager", 1)
+    compiler, standing = Compiler(target, CompileConfig(fullgraph=True, backend=backend)), small_standing()
+    with torch._dynamo.config.patch(recompile_limit=limit):
+        for by in (1, 2, 3):
+            compiler.check_again()
+            compiler(grow_at_once, "shape", standing, by)
+    assert standing.lengths.tolist() == [6, 6]
+    assert len(warnings("run uncompiled")) == 1
 
 
 def out_of_memory(graph, inputs, **options):

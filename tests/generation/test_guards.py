@@ -99,6 +99,13 @@ def other_hook(target, monkeypatch):
     hook(target, monkeypatch)
 
 
+def hook_of_all_modules(target, monkeypatch):
+    def turned(module, args, output):
+        return -output if module is target.model.layers[0].mlp else None
+
+    monkeypatch.setitem(torch.nn.modules.module._global_forward_hooks, 10**9, turned)
+
+
 def double_precision(target, monkeypatch):
     target.to(torch.float64)
 
@@ -109,7 +116,17 @@ def global_function(target, monkeypatch):
 
 @pytest.mark.parametrize(
     "change",
-    [scaling, other_weights, replaced_weights, replaced_module, hook, other_hook, double_precision, global_function],
+    [
+        scaling,
+        other_weights,
+        replaced_weights,
+        replaced_module,
+        hook,
+        other_hook,
+        hook_of_all_modules,
+        double_precision,
+        global_function,
+    ],
     ids=lambda change: change.__name__,
 )
 def test_changes_between_two_calls_are_seen(monkeypatch, change):

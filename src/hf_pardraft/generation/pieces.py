@@ -94,6 +94,20 @@ class Draft:
     tree: TokenTree | None = None
 
 
+def changing(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Those tensors among a piece's arguments that it changes, and that must be as before if it is to run again.
+
+    What it writes to keys and values lies behind the entries that `lengths` counts, and is then written again.
+    """
+    found = []
+    for value in arguments:
+        owner = value.standing if isinstance(value, TargetSide) else value
+        owner = owner.news if isinstance(owner, DrafterSide) else owner
+        if isinstance(owner, (Standing, News)):
+            found += [tensor for tensor in vars(owner).values() if tensor is not None]
+    return found
+
+
 def draft(drafter: DrafterSide, standing: Standing) -> Draft:
     """A draft of the whole batch, without a tree; the news are none any more."""
     news, state = drafter.news, drafter.state
