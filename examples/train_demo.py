@@ -363,7 +363,7 @@ def stage_dart(out: Path, size: Size, work: Path) -> dict:
     """One layer that learns the target's distributions, not its choices."""
     target = load_target(work)
     drafter = DartDrafter.for_target(target, draft_length=size.block_size, intermediate_size=size.drafter_intermediate)
-    return train_drafter(drafter, target, out, size, work)
+    return train_drafter(drafter, target, out, size, work, kl_gamma=0.8, bf16=True)
 
 
 def publish(output: Path, work: Path, report: dict) -> None:
