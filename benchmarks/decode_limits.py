@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from hf_pardraft.generation import pieces
 from hf_pardraft.generation.compiling import Compiler
 from hf_pardraft.generation.tree import TokenTree
-from hf_pardraft.models.drafting import News, ParallelDrafter
+from hf_pardraft.models.drafting import ParallelDrafter
 
 # CUDA graphs are recorded in a function's first calls.
 WARM_UP = 4
@@ -157,7 +157,7 @@ class CompiledForwards:
         self.times[PIECES[piece]] = self._repeated(lambda: run(compiler, piece, shape, *arguments), arguments)
 
     def _repeated(self, piece: Callable[[], Any], arguments: list[Any]) -> list[float]:
-        changed = [tensor for value in arguments for tensor in changed_in(value)]
+        changed = pieces.changing(tuple(arguments))
         kept = [tensor.clone() for tensor in changed]
 
         def undo() -> None:
@@ -173,17 +173,6 @@ class CompiledForwards:
     def seconds(self) -> Times:
         """Of each repeat, by part."""
         return self.times
-
-
-def changed_in(value: Any) -> list[torch.Tensor]:
-    """The tensors that pieces change and that say where rows stand; what is in buffers behind that doesn't matter."""
-    if isinstance(value, pieces.TargetSide):
-        return changed_in(value.standing)
-    if isinstance(value, pieces.DrafterSide):
-        return changed_in(value.news)
-    if isinstance(value, (News, pieces.Standing)):
-        return [tensor for tensor in vars(value).values() if isinstance(tensor, torch.Tensor)]
-    return []
 
 
 def own(tree: TokenTree) -> TokenTree:
