@@ -44,15 +44,17 @@ def pieces(monkeypatch):
 
 
 def settle(monkeypatch, **attributes):
-    """Attributes of all compiled decoding, each worked out from it."""
-    original = compiled_decode.CompiledDecoding.__init__
+    """Attributes of all compiled decoding, each worked out from it; returns the list that they are noted in."""
+    original, decodings = compiled_decode.CompiledDecoding.__init__, []
 
     def settled(self, *arguments, **options):
         original(self, *arguments, **options)
         for name, value in attributes.items():
             setattr(self, name, value(self))
+        decodings.append(self)
 
     monkeypatch.setattr(compiled_decode.CompiledDecoding, "__init__", settled)
+    return decodings
 
 
 @pytest.fixture
@@ -90,6 +92,7 @@ def test_rounds_in_several_pieces(pieces, several_pieces, architecture, kind, bu
     assert "draft" in pieces
     assert ("grow_tree" in pieces) == (budget > 0)
     assert "read_commit_and_draft" not in pieces
+    assert drafter.last_stats.tau > 1.4
 
 
 @pytest.mark.parametrize("budget", [0, 10])
@@ -326,8 +329,9 @@ def test_a_draft_that_runs_ahead_of_the_host_changes_nothing(monkeypatch, severa
     target, batch = tiny_target("llama"), batch_of((9, 3, 6))
     drafter = oracle(kind, target, batch, settings=settings)
     end = int(texts_of(target, batch)[1][14])
-    settle(monkeypatch, runs_ahead=lambda decoding: True)
+    ahead = settle(monkeypatch, runs_ahead=lambda decoding: True)
     assert_same(target, batch, drafter, eos_token_id=end, do_sample="verification" in settings)
+    assert len(ahead) == 1
 
 
 def replayed(value, tensors):

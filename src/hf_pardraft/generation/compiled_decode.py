@@ -108,7 +108,7 @@ class CompiledDecoding(SpeculativeDecoding):
         if self.standing is None:
             return super().entries_of(index)
         row = self.live[index]
-        return self.cache.entries_of(row, self.row_lengths[row])
+        return self.target_side.cache.entries_of(row, self.row_lengths[row])
 
     def select_rows(self, kept: list[int]) -> None:
         if self.standing is None:
@@ -140,7 +140,7 @@ class CompiledDecoding(SpeculativeDecoding):
     def _switch(self, context: DraftContext) -> None:
         """Move what the first rounds left into buffers, and what the drafter read last, or has yet to read."""
         state, batch = self.candidates.state, len(self.rows)
-        self.cache, self.row_lengths = moved_cache(self.reader.cache, batch, self.most_slots, self.tensors, "target")
+        cache, self.row_lengths = moved_cache(self.reader.cache, batch, self.most_slots, self.tensors, "target")
         state.cache, draft_lengths = moved_cache(state.cache, batch, self.draft_room, self.tensors, "drafter")
         self.news, self.num_news = moved_news(context, self.width, self.tensors)
         self.standing = moved_standing(
@@ -149,18 +149,17 @@ class CompiledDecoding(SpeculativeDecoding):
         self.live = list(range(batch))
         arguments = {name: value for name, value in self.reader.arguments.items() if name not in OWN_ARGUMENTS}
         self.target_side = TargetSide(
-            self.target, arguments, self.reader.windows, self.candidates.taps, self.cache, self.standing
+            self.target, arguments, self.reader.windows, self.candidates.taps, cache, self.standing
         )
         self.drafter_side = DrafterSide(self.drafter, state, self.news, self.full_depth)
 
     def _make_room(self) -> None:
         """Let buffers grow that may be too small for this round."""
-        longest, state = max(self.row_lengths), self.candidates.state
-        before = self.cache, state.cache
-        self.cache = with_room(self.cache, longest + self.most_slots, self.tensors, "target")
+        longest, target, state = max(self.row_lengths), self.target_side, self.candidates.state
+        before = target.cache, state.cache
+        target.cache = with_room(target.cache, longest + self.most_slots, self.tensors, "target")
         state.cache = with_room(state.cache, longest + self.draft_room, self.tensors, "drafter")
-        if (self.cache, state.cache) != before:
-            self.target_side.cache = self.cache
+        if (target.cache, state.cache) != before:
             self.compiler.check_again()
 
     # The parts of a round.
@@ -188,16 +187,20 @@ class CompiledDecoding(SpeculativeDecoding):
         """See [`SpeculativeDecoding._proposal`]; for the rows that go on."""
         if draft is None:
             return None, None
-        settings, search = self.settings, self.search
-        tree, shape = draft.tree, (tuple(draft.logits.shape), search.arguments)
-        if self.grows_trees and depth == self.full_depth and (tree or not self.is_one_piece):
-            if tree is None:
-                tree = self.compiler(pieces.grow_tree, shape, draft.logits, search.end_tokens, search.arguments)
+        settings = self.settings
+        # Like the first draft, its tree is not worth a compilation where all others come from a whole round.
+        if self.grows_trees and depth == self.full_depth and (draft.tree or not self.is_one_piece):
+            tree = draft.tree or self._grow_tree(draft.logits)
             return (tree if self._all_live else rows_of_tree(tree, self.live)), None
         if settings.tree_budget or (self.do_sample and settings.verification == "rejection"):
             return self._proposal(self._of_live(draft.logits)[:, :depth])
         chain = self._of_live(draft.chain)
         return chain_tree(chain if depth == self.full_depth else packed(chain[:, :depth])), None
+
+    def _grow_tree(self, draft_logits: torch.Tensor) -> TokenTree:
+        search = self.search
+        shape = (tuple(draft_logits.shape), search.arguments)
+        return self.compiler(pieces.grow_tree, shape, draft_logits, search.end_tokens, search.arguments)
 
     def _slots(self, num_nodes: int) -> int:
         """Slots of the compiled forward that has room for so many nodes. Few different ones, since each is compiled."""
