@@ -6,6 +6,7 @@ from tiny_models import make_lasting_oracle, random_prompt, tiny_drafter
 
 RATES = [0.7, 0.6, 0.6, 0.5]
 LONGEST = 20
+GREEDY = {"do_sample": False, "max_new_tokens": 12}
 
 
 def batch_of(lengths) -> dict[str, torch.Tensor]:
@@ -28,6 +29,18 @@ def oracle(kind, target, batch, rates=RATES, runner_up=0.7, settings=None, longe
     for name, value in {"record_drafts": True, **(settings or {})}.items():
         setattr(drafter.generation_config, name, value)
     return make_lasting_oracle(drafter, texts_of(target, batch, longest), rates, runner_up)
+
+
+def static(target, ids, drafter, config=None, **options):
+    """A call with compiled rounds, of prompts of one length unless a mask says otherwise."""
+    return target.generate(
+        ids,
+        attention_mask=options.pop("attention_mask", torch.ones_like(ids)),
+        assistant_model=drafter,
+        cache_implementation="static",
+        compile_config=config,
+        **{**GREEDY, **options},
+    )
 
 
 def eager_and_static(target, batch, drafter, **options):

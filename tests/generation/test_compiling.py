@@ -16,21 +16,13 @@ from transformers import (
     Llama4TextConfig,
 )
 
-from compiled_cases import assert_same, batch_of, eager_and_static, oracle
+from compiled_cases import GREEDY, assert_same, batch_of, eager_and_static, oracle, static
 from hf_pardraft.generation import compiled_decode, compiling, loops
 from hf_pardraft.generation.compiling import Compiler
 from hf_pardraft.generation.pieces import Standing
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
-GREEDY = {"do_sample": False, "max_new_tokens": 12}
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """What was compiled for other tests is forgotten."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.fixture
@@ -57,17 +49,6 @@ class Counting:
 
     def config(self, **fields):
         return CompileConfig(backend=self, **fields)
-
-
-def static(target, ids, drafter, config=None, **options):
-    return target.generate(
-        ids,
-        attention_mask=options.pop("attention_mask", torch.ones_like(ids)),
-        assistant_model=drafter,
-        cache_implementation="static",
-        compile_config=config,
-        **{**GREEDY, **options},
-    )
 
 
 @pytest.mark.parametrize(

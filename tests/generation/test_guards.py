@@ -5,20 +5,14 @@ import torch
 from transformers import CompileConfig
 from transformers.models.llama import modeling_llama
 
-from compiled_cases import assert_same, batch_of, oracle, texts_of
+from compiled_cases import assert_same, batch_of, oracle, static, texts_of
 from hf_pardraft.generation import compiling, guards
 from hf_pardraft.generation.tree import TokenTree, chain_tree
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 EAGER = CompileConfig(backend="eager")
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """What was compiled for other tests is forgotten."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture
@@ -35,12 +29,6 @@ def looks(monkeypatch):
     return seen
 
 
-def static(target, ids, drafter, **options):
-    options = {"compile_config": EAGER, "max_new_tokens": 40, "do_sample": False, **options}
-    mask = torch.ones_like(ids)
-    return target.generate(ids, attention_mask=mask, assistant_model=drafter, cache_implementation="static", **options)
-
-
 @pytest.mark.parametrize("settings", [{}, {"tree_budget": 6}])
 def test_guards_are_checked_once_a_call(looks, settings):
     target = tiny_target("llama", num_hidden_layers=2)
@@ -48,9 +36,9 @@ def test_guards_are_checked_once_a_call(looks, settings):
     for name, value in settings.items():
         setattr(drafter.generation_config, name, value)
     for _ in range(2):
-        static(target, prompt, drafter)
+        static(target, prompt, drafter, EAGER, max_new_tokens=40)
     looks.clear()
-    static(target, prompt, drafter)
+    static(target, prompt, drafter, EAGER, max_new_tokens=40)
     assert drafter.last_stats.rounds > 10
     assert looks == [("read_commit_and_draft", True)]
 
@@ -59,9 +47,9 @@ def test_guards_are_checked_again_when_buffers_have_grown(looks):
     target = tiny_target("llama", num_hidden_layers=1, max_position_embeddings=2048)
     drafter, prompt = tiny_drafter("pard", target), random_prompt(235)
     for _ in range(2):
-        static(target, prompt, drafter)
+        static(target, prompt, drafter, EAGER, max_new_tokens=40)
     looks.clear()
-    static(target, prompt, drafter)
+    static(target, prompt, drafter, EAGER, max_new_tokens=40)
     # The drafter's buffers grow some rounds before the target's.
     assert looks == 3 * [("read_commit_and_draft", True)]
     assert drafter.last_stats.rounds > 20
@@ -163,11 +151,11 @@ def test_who_tells_torch_to_run_eager_gets_it():
 
     target, prompt = tiny_target("llama", num_hidden_layers=1), random_prompt(9)
     drafter, config = tiny_drafter("pard", target), CompileConfig(backend=counting)
-    expected = static(target, prompt, drafter, compile_config=config)
+    expected = static(target, prompt, drafter, config, max_new_tokens=40)
     assert calls
     calls.clear()
     with torch.compiler.set_stance("force_eager"):
-        assert torch.equal(static(target, prompt, drafter, compile_config=config), expected)
+        assert torch.equal(static(target, prompt, drafter, config, max_new_tokens=40), expected)
     assert not calls
 
 
