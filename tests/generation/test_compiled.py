@@ -201,6 +201,23 @@ def test_adaptive_depth_pauses_as_it_does_uncompiled(kind, rates, budget):
     assert_same(target, batch, drafter, max_new_tokens=60)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("rates", [RATES, [0.0] * 4, [0.9, 0.1, 0.1, 0.1]])
+def test_a_draft_that_ran_ahead_of_a_change_of_depth(monkeypatch, pieces, rates, ahead):
+    """Deep rounds end with the next draft; shallow ones don't on a CPU, and nothing is drafted ahead of a pause."""
+    if ahead:
+        settle(monkeypatch, is_one_piece=lambda decoding: False, runs_ahead=lambda decoding: True)
+    target, batch = tiny_target("llama"), batch_of((6,))
+    settings = {"adaptive_depth": True}
+    drafter = oracle("dflash", target, batch, rates=rates, runner_up=0.0, settings=settings, longest=60)
+    assert_same(target, batch, drafter, max_new_tokens=60)
+    stats = drafter.last_stats
+    if not ahead:
+        assert {"read_commit_and_draft", "read_and_commit", "draft"} <= {*pieces}
+    elif rates[0] == 0:
+        assert pieces.count("draft") < stats.rounds / 2
+
+
 @pytest.mark.parametrize("kind", ["pard", "dflash"])
 def test_adaptive_depth_of_a_batch(kind):
     target, batch = tiny_target("qwen3"), batch_of((6, 3, 8))
@@ -322,7 +339,7 @@ def test_calls_under_inference_mode_and_without_may_alternate(monkeypatch):
     assert_same(target, batch, drafter)
 
 
-@pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}, {"verification": "rejection"}])
+@pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}, {"verification": "rejection"}, {"adaptive_depth": True}])
 @pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
 def test_a_draft_that_runs_ahead_of_the_host_changes_nothing(monkeypatch, several_pieces, kind, settings):
     """As on an accelerator: the next draft is made before the host knows which rows are over."""
@@ -369,8 +386,7 @@ def test_nothing_that_a_step_puts_out_is_read_in_the_next(monkeypatch, several_p
     monkeypatch.setattr(compiled_decode, "HostCopy", lambda values: host_copy(values.clone()))
     monkeypatch.setattr(torch, "compile", graphed)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", begin_step)
-    waits = settings.get("adaptive_depth")
-    settle(monkeypatch, runs_ahead=lambda decoding: ahead and not (waits or decoding.recorder.enabled))
+    settle(monkeypatch, runs_ahead=lambda decoding: ahead and not decoding.recorder.enabled)
     target, batch = tiny_target("llama"), batch_of((9, 3, 6))
     drafter = oracle("dflash", target, batch, settings=settings)
     end = int(texts_of(target, batch)[1][14])

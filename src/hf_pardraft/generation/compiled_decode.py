@@ -57,7 +57,7 @@ class CompiledDecoding(SpeculativeDecoding):
         self.grows_trees = bool(self.settings.tree_budget) and self.search.ngram is None
         # An accelerator drafts for the next round while the host looks at this one. A CPU can't, but has a whole round in one
         # piece where nothing happens between its parts.
-        waits = self.settings.adaptive_depth or self.settings.time_rounds or self.recorder.enabled
+        waits = self.settings.time_rounds or self.recorder.enabled
         self.runs_ahead = target.device.type != "cpu" and not waits
         self.is_one_piece = target.device.type == "cpu" and not waits and self.is_plain
         self.queued: Draft | None = None
@@ -84,11 +84,12 @@ class CompiledDecoding(SpeculativeDecoding):
         with self.stopwatch.part("verify"):
             outcome, scores, logits = self._read_and_commit(tree, drawn, shown)
             arrives = HostCopy(outcome)
-            if self.runs_ahead:
+            # Where nothing is drafted, be it that the drafter pauses, hardly anything will be in the next round.
+            if self.runs_ahead and tree:
                 # Whatever the host finds: rows that are over will ignore their draft. What a CUDA graph has put out does not
                 # outlive the step.
                 outcome = outcome.clone()
-                if tree and self.settings.record_drafts:
+                if self.settings.record_drafts:
                     tree = replace(tree, tokens=tree.tokens.clone(), depths=tree.depths.clone())
                 torch.compiler.cudagraph_mark_step_begin()
                 self.queued = self._run_draft()
@@ -97,7 +98,7 @@ class CompiledDecoding(SpeculativeDecoding):
         with self.stopwatch.part("commit"):
             for index, row in enumerate(self.rows):
                 self.recorder.add_scores(row, index, paths[index], scores, logits)
-            counts = self.cut(new_tokens, self._of_live(outcome)[:, 1:])
+            counts = self.cut(new_tokens)
             for index, count in zip(self.live, counts, strict=True):
                 self.row_lengths[index] += count
             self.num_news += max(counts)
@@ -152,15 +153,26 @@ class CompiledDecoding(SpeculativeDecoding):
             self.target, arguments, self.reader.windows, self.candidates.taps, cache, self.standing
         )
         self.drafter_side = DrafterSide(self.drafter, state, self.news, self.full_depth)
+        # What compiled code depends on, besides the models' and the tensors' own.
+        windows, taps = tuple(self.reader.windows.items()), tuple(self.candidates.taps)
+        self.read_shape = (batch, windows, taps, self.width)
+        self.draft_shape = (id(self.drafter), batch, self.full_depth)
+        self.longest = self._longest()
+
+    def _longest(self) -> int:
+        """Entries of a row's text for which there is room in this round."""
+        target, drafter = self.target_side.cache, self.candidates.state.cache
+        return min(target.capacity - self.most_slots, drafter.capacity - self.draft_room)
 
     def _make_room(self) -> None:
         """Let buffers grow that may be too small for this round."""
         longest, target, state = max(self.row_lengths), self.target_side, self.candidates.state
-        before = target.cache, state.cache
+        if longest <= self.longest:
+            return
         target.cache = with_room(target.cache, longest + self.most_slots, self.tensors, "target")
         state.cache = with_room(state.cache, longest + self.draft_room, self.tensors, "drafter")
-        if (target.cache, state.cache) != before:
-            self.compiler.check_again()
+        self.longest = self._longest()
+        self.compiler.check_again()
 
     # The parts of a round.
 
@@ -181,7 +193,7 @@ class CompiledDecoding(SpeculativeDecoding):
         return drafted if depth else None
 
     def _run_draft(self) -> Draft:
-        return self.compiler(pieces.draft, self._draft_shape, self.drafter_side, self.standing)
+        return self.compiler(pieces.draft, self.draft_shape, self.drafter_side, self.standing)
 
     def _compiled_proposal(self, draft: Draft | None, depth: int) -> tuple[TokenTree | None, DrawnChain | None]:
         """See [`SpeculativeDecoding._proposal`]; for the rows that go on."""
@@ -189,7 +201,7 @@ class CompiledDecoding(SpeculativeDecoding):
             return None, None
         settings = self.settings
         # Like the first draft, its tree is not worth a compilation where all others come from a whole round.
-        if self.grows_trees and depth == self.full_depth and (draft.tree or not self.is_one_piece):
+        if self.grows_trees and depth == self.full_depth and (draft.tree or not self._grows_in_piece):
             tree = draft.tree or self._grow_tree(draft.logits)
             return (tree if self._all_live else rows_of_tree(tree, self.live)), None
         if settings.tree_budget or (self.do_sample and settings.verification == "rejection"):
@@ -214,7 +226,7 @@ class CompiledDecoding(SpeculativeDecoding):
         slots = self._slots(num_nodes)
         if num_nodes == slots - 1 and self._all_live and tree:
             return tree
-        device, batch = self.texts.ids.device, len(self.row_lengths)
+        device, batch = self.texts.device, len(self.row_lengths)
         live = torch.tensor(self.live, device=device)
         tokens = torch.full((batch, slots - 1), -1, device=device)
         if tree:
@@ -235,13 +247,13 @@ class CompiledDecoding(SpeculativeDecoding):
     ) -> tuple[torch.LongTensor, torch.Tensor | None, torch.Tensor | None]:
         """The target's forward and what follows from it: what the host reads (see [`pieces.commit`]), scores and logits."""
         target, news = self.target_side, self.news
-        windows, taps = tuple(target.windows.items()), tuple(target.taps)
-        shape = (len(self.row_lengths), shown.num_nodes, shown.is_chain, windows, taps, self.width)
-        if self.is_one_piece:
-            settings = self.search.arguments if self.grows_trees else None
+        shape = (shown.num_nodes, shown.is_chain, self.read_shape)
+        # What is worth a shorter forward may not be worth another draft.
+        if self.is_one_piece and shown.num_nodes + 1 == self.most_slots:
+            settings = self.search.arguments if self._grows_in_piece else None
             outcome, self.queued = self.compiler(
                 pieces.read_commit_and_draft,
-                (shape, self._draft_shape, settings),
+                (shape, self.draft_shape, settings),
                 target,
                 self.drafter_side,
                 shown,
@@ -263,8 +275,9 @@ class CompiledDecoding(SpeculativeDecoding):
         return self.compiler(pieces.commit, shape, target, shown, choices, states, news), scores, raw_logits
 
     @property
-    def _draft_shape(self) -> tuple[int, int, int]:
-        return id(self.drafter), len(self.row_lengths), self.full_depth
+    def _grows_in_piece(self) -> bool:
+        """Whether a round in one piece ends with the next tree. How deep that is may depend on the round."""
+        return self.is_one_piece and self.grows_trees and not self.settings.adaptive_depth
 
     @property
     def _all_live(self) -> bool:
@@ -280,7 +293,7 @@ class HostCopy:
 
     def __init__(self, values: torch.Tensor) -> None:
         self.values, self.event = values, None
-        if values.device.type == "cuda":
+        if values.is_cuda:
             self.values, self.event = values.to("cpu", non_blocking=True), torch.cuda.Event()
             self.event.record()
 

@@ -1,5 +1,6 @@
 """The loop: draft, verify, commit, until generation is over. One host synchronisation a round."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,9 +108,10 @@ class SpeculativeDecoding:
         with self.stopwatch.part("commit"):
             for index, row in enumerate(self.rows):
                 self.recorder.add_scores(row, index, paths[index], scores, logits)
-            counts = self.cut(new_tokens, acceptance.tokens)
+            counts = self.cut(new_tokens)
             self._note(tree, paths, counts)
-            self.commit(outputs, start, [path[:count] for path, count in zip(paths, counts, strict=True)])
+            paths = [path[:count] for path, count in zip(paths, counts, strict=True)]
+            self.commit(outputs, start, paths, acceptance.tokens)
             if snapshot is not None and counts[0] <= tree.num_nodes:
                 self._forget_rejected(snapshot, start, root, counts[0])
             self._drop_finished_rows()
@@ -125,7 +127,7 @@ class SpeculativeDecoding:
         self, logits: torch.Tensor, tree: TokenTree | None, drawn: DrawnChain | None
     ) -> tuple[torch.LongTensor, torch.Tensor, torch.Tensor | None]:
         """The target's choices `(batch, slots)`; also the processed scores and, if they were asked for, raw logits."""
-        logits = logits.to(device=self.texts.ids.device, dtype=torch.float32)
+        logits = logits.to(device=self.texts.device, dtype=torch.float32)
         raw_logits = logits.clone() if self.recorder.logits is not None else None
         if self.processes_in_bulk:
             choices, scores = choose_everywhere(logits, self.processors, self.do_sample, self.texts.ids, drawn)
@@ -135,45 +137,44 @@ class SpeculativeDecoding:
             )
         return choices, scores, raw_logits
 
-    def cut(self, new_tokens: list[list[int]], tokens: torch.LongTensor) -> list[int]:
-        """Append the new tokens, up to those at which generation stops; returns how many each row got.
-
-        Args:
-            new_tokens: of each row, on the host.
-            tokens: `(batch, most)`, the same on the device, and anything behind them.
-        """
-        before = self.texts.lengths
-        self.texts.append(tokens, [len(tokens) for tokens in new_tokens])
-        counts = [
-            self.stop.cut(row, self.texts.row(index), new_tokens[index], self.recorder.scores_of(row))
-            for index, row in enumerate(self.rows)
-        ]
-        self.texts.lengths = [length + count for length, count in zip(before, counts, strict=True)]
-        for row, length in zip(self.rows, self.texts.lengths, strict=True):
-            self.recorder.keep_first(row, length - self.prompt_length)
+    def cut(self, new_tokens: list[list[int]]) -> list[int]:
+        """Append the new tokens of each row, up to those at which generation stops; returns how many each row got."""
+        texts, recorder, counts = self.texts, self.recorder, []
+        before = list(texts.lengths)
+        texts.append(new_tokens)
+        for index, row in enumerate(self.rows):
+            of_row = partial(texts.row, index), partial(recorder.scores_of, row)
+            counts.append(self.stop.cut(row, before[index], new_tokens[index], *of_row))
+        for index, row in enumerate(self.rows):
+            texts.remove(index, len(new_tokens[index]) - counts[index])
+            recorder.keep_first(row, texts.lengths[index] - self.prompt_length)
         if self.streamer is not None:
-            self.streamer.put(self.texts.row(0)[:, -counts[0] :].cpu())
+            self.streamer.put(torch.tensor([new_tokens[0][: counts[0]]]))
         return counts
 
-    def commit(self, outputs: Any, start: int, paths: list[list[int]]) -> None:
+    def commit(self, outputs: Any, start: int, paths: list[list[int]], tokens: torch.LongTensor) -> None:
         """Keep the accepted part of the cache, and tell the drafter what is new.
 
         Args:
             outputs: of the target's forward.
             start: cache columns before it.
             paths: for each row, the slots that were read and kept, the root's first; its text has grown by as many tokens.
+            tokens: `(batch, most)`, these tokens, and anything behind them.
         """
         # The bonus token was chosen, not read, so the cache is one entry short of the text.
         nodes = [[slot - 1 for slot in path[1:]] for path in paths]
         self._record_states(outputs, start, nodes)
         self.reader.keep(start, self.unread, nodes)
         counts = [len(path) for path in paths]
-        most, device = max(counts), self.texts.ids.device
-        new_ids = self.texts.last(most)
+        most, device = max(counts), self.texts.device
         uneven = None if min(counts) == most else counts
         ahead = counting(1, most + 1, device)
-        if uneven is not None:
+        if uneven is None:
+            new_ids = tokens[:, :most]
+        else:
+            # What stands before the new tokens of a row that got fewer is meaningless, but such as exist.
             ahead = ahead - (most - torch.tensor(counts, device=device)[:, None])
+            new_ids = tokens.gather(1, (ahead - 1).clamp(min=0))
         new_positions = self.unread.root_positions + ahead
         context = DraftContext(new_ids, new_positions, new_counts=uneven)
         if self.candidates.taps:
@@ -240,7 +241,7 @@ class SpeculativeDecoding:
         """What to propose, from marginal logits `(batch, depth, vocab)`; and the law that it was drawn from, if it was."""
         if draft_logits is None:
             return None, None
-        draft_logits, settings = draft_logits.to(self.texts.ids.device), self.settings
+        draft_logits, settings = draft_logits.to(self.texts.device), self.settings
         if self.do_sample and settings.verification == "rejection":
             drawn = draw_chain(draft_logits, self.processors, self.texts.ids)
             return chain_tree(drawn.tokens), drawn

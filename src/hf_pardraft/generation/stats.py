@@ -83,6 +83,9 @@ class DecodeStats:
         self.rows_per_round.append(len(committed))
 
 
+NOTHING = nullcontext()
+
+
 class Stopwatch:
     """Adds the time spent in named parts of a round to `stats`; does nothing, and reads no clock, unless `enabled`."""
 
@@ -92,7 +95,7 @@ class Stopwatch:
         self.synchronize = synchronize
 
     def part(self, name: str) -> AbstractContextManager[None]:
-        return self._timed(name) if self.enabled else nullcontext()
+        return self._timed(name) if self.enabled else NOTHING
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -1,5 +1,7 @@
 """Stopping: end of text, length, stop strings and the caller's own criteria, each at the token where plain generate stops."""
 
+from collections.abc import Callable
+
 import torch
 from transformers import MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria
@@ -27,31 +29,36 @@ class StopChecks:
         return depth if self.max_length is None else max(0, min(depth, self.max_length - length - 1))
 
     def cut(
-        self, row: int, text: torch.LongTensor, new_tokens: list[int], scores: tuple[torch.Tensor, ...] | None
+        self,
+        row: int,
+        length: int,
+        new_tokens: list[int],
+        text: Callable[[], torch.LongTensor],
+        scores: Callable[[], tuple[torch.Tensor, ...] | None],
     ) -> int:
         """Where to cut a run of new tokens.
 
         Args:
             row: which row of the caller's batch it is.
-            text: `(1, length)`, the text with all new tokens at its end.
-            new_tokens: the same new tokens, on the host.
-            scores: one entry per generated token with the new ones at its end, or `None`: what criteria get as scores.
+            length: of its text, the new tokens not counted.
+            new_tokens: they.
+            text: returns the text with all new tokens at its end, `(1, length + new)`; called if a criterion looks at it.
+            scores: returns one entry per generated token with the new ones at its end, or `None`: what criteria get as scores.
 
         Returns:
             How many of the new tokens to keep.
         """
         if self.end_of_row[row] is not None:
             return len(new_tokens)
-        before = text.shape[1] - len(new_tokens)
-        scores_before = len(scores) - len(new_tokens) if scores is not None else 0
+        all_scores = scores() if self.others else None
         for kept, token in enumerate(new_tokens, start=1):
-            length = before + kept
+            length += 1
             self._remind_of_long_text(text, length)
             is_over = token in self.eos_token_ids or (self.max_length is not None and length >= self.max_length)
             # Criteria may keep count of their calls, so each is asked at every token, the last one included.
             if self.others:
-                seen_scores = scores[: scores_before + kept] if scores is not None else None
-                is_over = bool(self.others(text[:, :length], seen_scores).all()) or is_over
+                seen_scores = all_scores[: len(all_scores) - len(new_tokens) + kept] if all_scores is not None else None
+                is_over = bool(self.others(text()[:, :length], seen_scores).all()) or is_over
             if is_over:
                 self.end_of_row[row] = length
                 return kept
@@ -73,8 +80,8 @@ class StopChecks:
         """The length at which a batch without an end-of-text token ends; `None` until all rows are finished."""
         return None if None in self.end_of_row else max(self.end_of_row)
 
-    def _remind_of_long_text(self, text: torch.LongTensor, length: int) -> None:
+    def _remind_of_long_text(self, text: Callable[[], torch.LongTensor], length: int) -> None:
         """Let the length criterion log its reminder once the text outgrows the model's positions."""
         for criterion in self.length_criteria:
             if criterion.max_position_embeddings is not None and length > criterion.max_position_embeddings:
-                criterion(text[:, :length], None)
+                criterion(text()[:, :length], None)
