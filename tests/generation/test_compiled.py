@@ -194,11 +194,30 @@ def test_every_length_is_cut_at_the_same_token(budget):
 
 @pytest.mark.parametrize(("kind", "budget"), [("pard", 0), ("dflash", 6)])
 @pytest.mark.parametrize("rates", [RATES, [0.0] * 4, [0.2, 0.1, 0.1, 0.1]])
-def test_adaptive_depth_pauses_as_it_does_uncompiled(kind, rates, budget):
+def test_adaptive_depth_pauses_as_it_does_uncompiled(pieces, kind, rates, budget):
     target, batch = tiny_target("qwen3"), batch_of((6,))
     settings = {"adaptive_depth": True, "tree_budget": budget}
     drafter = oracle(kind, target, batch, rates=rates, runner_up=0.0, settings=settings, longest=60)
     assert_same(target, batch, drafter, max_new_tokens=60)
+    assert ("grow_tree" in pieces) == (budget > 0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"tree_scoring": "dart"}, {"tree_beam_width": 3}, {"tree_top_k": 2}])
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "top_k": 7}])
+def test_trees_of_any_depth_are_compiled_unless_a_level_is_too_narrow(pieces, settings, sampling):
+    target, batch = tiny_target("llama"), batch_of((6, 3))
+    settings = {"adaptive_depth": True, "tree_budget": 6, "tree_end_rule": "stop", **settings}
+    drafter = oracle("dflash", target, batch, rates=[0.5, 0.4, 0.1, 0.1], settings=settings, longest=40)
+    end = int(texts_of(target, batch, 40)[1][33])
+    assert_same(target, batch, drafter, max_new_tokens=40, eos_token_id=end, **sampling)
+    drafted = [depth for depth in drafter.last_stats.drafted_per_round if depth]
+    if "tree_top_k" in settings:
+        assert min(drafted) < 6
+    else:
+        assert {*drafted} == {6}
+        # However deep they are.
+        assert pieces.count("grow_tree") >= len({p.num_before for p in drafter.last_stats.proposals if p.row == 0}) - 2
+        assert len({max(proposal.depths) for proposal in drafter.last_stats.proposals}) > 1
 
 
 @pytest.mark.parametrize("ahead", [False, True])

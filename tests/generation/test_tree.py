@@ -65,6 +65,21 @@ def test_the_tree_holds_the_most_probable_prefixes(seed):
             assert set(paths_of(tree, row)) == best_prefixes(logits[row], budget)
 
 
+@pytest.mark.parametrize("ends", [{}, {"end_token_id": torch.tensor([2, 5])}])
+@pytest.mark.parametrize("end_rule", ["stop", "last", "ignore"])
+@pytest.mark.parametrize("scoring", [{}, {"scoring": DART_SCORING}])
+def test_the_tree_of_some_levels_has_the_shape_of_that_of_all(ends, end_rule, scoring):
+    generator = torch.Generator().manual_seed(5)
+    for logits in (torch.randn(2, 5, 30, generator=generator), torch.zeros(2, 5, 30)):
+        for budget, (width, top_k) in itertools.product((1, 4, 12), ((None, None), (3, None), (None, 20))):
+            options = {"beam_width": width, "top_k": top_k, "end_rule": end_rule, **ends, **scoring}
+            for deepest in range(1, 6):
+                expected = build_tree(logits[:, :deepest], budget, **options)
+                tree = build_tree(logits, budget, **options, deepest=torch.tensor(deepest))
+                for name in ("tokens", "parents", "depths", "ancestors"):
+                    assert torch.equal(getattr(tree, name), getattr(expected, name))
+
+
 @pytest.mark.parametrize("logits", ["equal", "one_hot", "impossible"])
 def test_ties_never_lose_an_ancestor(logits):
     tensor = torch.zeros(1, 4, 6)

@@ -200,19 +200,25 @@ class CompiledDecoding(SpeculativeDecoding):
         if draft is None:
             return None, None
         settings = self.settings
-        # Like the first draft, its tree is not worth a compilation where all others come from a whole round.
-        if self.grows_trees and depth == self.full_depth and (draft.tree or not self._grows_in_piece):
-            tree = draft.tree or self._grow_tree(draft.logits)
+        tree = self._grown_tree(draft, depth) if self.grows_trees else None
+        if tree is not None:
             return (tree if self._all_live else rows_of_tree(tree, self.live)), None
         if settings.tree_budget or (self.do_sample and settings.verification == "rejection"):
             return self._proposal(self._of_live(draft.logits)[:, :depth])
         chain = self._of_live(draft.chain)
         return chain_tree(chain if depth == self.full_depth else packed(chain[:, :depth])), None
 
-    def _grow_tree(self, draft_logits: torch.Tensor) -> TokenTree:
-        search = self.search
-        shape = (tuple(draft_logits.shape), search.arguments)
-        return self.compiler(pieces.grow_tree, shape, draft_logits, search.end_tokens, search.arguments)
+    def _grown_tree(self, draft: Draft, depth: int) -> TokenTree | None:
+        """The tree of the first levels of a draft; `None` if that isn't compiled."""
+        logits, search = draft.logits, self.search
+        if self._grows_in_piece:
+            # That of the first draft is not worth a compilation where all others come from a whole round.
+            return draft.tree if depth == self.full_depth else None
+        if not (depth == self.full_depth or search.fills_any_depth):
+            return None
+        deepest = torch.tensor(depth, device=logits.device)
+        shape = (tuple(logits.shape), search.arguments)
+        return self.compiler(pieces.grow_tree, shape, logits, search.end_tokens, search.arguments, deepest)
 
     def _slots(self, num_nodes: int) -> int:
         """Slots of the compiled forward that has room for so many nodes. Few different ones, since each is compiled."""

@@ -119,10 +119,13 @@ def draft(drafter: DrafterSide, standing: Standing) -> Draft:
 
 
 def grow_tree(
-    draft_logits: torch.Tensor, end_tokens: torch.LongTensor | None, settings: tuple[tuple[str, Any], ...]
+    draft_logits: torch.Tensor,
+    end_tokens: torch.LongTensor | None,
+    settings: tuple[tuple[str, Any], ...],
+    deepest: torch.LongTensor | None = None,
 ) -> TokenTree:
     """[`build_tree`] with some settings."""
-    return build_tree(draft_logits.float(), end_token_id=end_tokens, **dict(settings))
+    return build_tree(draft_logits.float(), end_token_id=end_tokens, deepest=deepest, **dict(settings))
 
 
 def read(target: TargetSide, tree: TokenTree) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -108,6 +108,11 @@ class TreeSearch:
         )
 
     @property
+    def fills_any_depth(self) -> bool:
+        """Whether a single level has enough tokens for a tree, so that trees of all depths have one shape."""
+        return self.top_k >= self.budget
+
+    @property
     def arguments(self) -> tuple[tuple[str, Any], ...]:
         """Those of [`build_tree`] that are no tensors and no models, by name."""
         return (

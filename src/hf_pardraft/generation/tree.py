@@ -87,6 +87,7 @@ def build_tree(
     scoring: TreeScoring = LOG_PROBABILITY,
     end_token_id: int | torch.LongTensor | None = None,
     end_rule: str = "stop",
+    deepest: torch.LongTensor | None = None,
 ) -> TokenTree:
     """The best `budget` prefixes of the drafter's factorised law, by level-wise beam search.
 
@@ -106,6 +107,8 @@ def build_tree(
         end_token_id: the token that ends a text, or several, `(ends,)`.
         end_rule: what prefixes that end in such a token are extended by: "stop", nothing (unless nothing else is left to
             fill the budget with); "last", what the beam has room for when all others are in it; "ignore", no difference.
+        deepest: `()`, how many levels of the marginals to look at, on their device; by default all of them. With a `top_k` of
+            `budget` or more the tree is that of so many levels, and its shape doesn't depend on this number.
 
     Returns:
         The tree; all rows have the same number of nodes.
@@ -123,6 +126,9 @@ def build_tree(
     # A level's extensions beyond the best `budget` are in no tree. Prefixes that ended may each push one more out of the beam.
     kept_per_level = budget if ends is None else max(budget, 2 * beam_width)
     gains, tokens = candidate_gains(draft_logits, top_k, scoring)
+    if deepest is not None:
+        is_beyond = all_slots(draft_logits.shape[1] - 1, draft_logits.device) >= deepest
+        gains = gains.masked_fill(is_beyond[:, None], -torch.inf)
     if ngram is None and ends is None:
         return _best_of_pool(*search_marginals(gains, tokens, beam_width, budget), budget)
     beam = Beam(beam_width, kept_per_level, ends, ends is not None and end_rule == "stop")
