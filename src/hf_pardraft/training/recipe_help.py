@@ -1,6 +1,7 @@
 """What `pardraft train --help` says: every setting in its group, with its default."""
 
 import dataclasses
+import re
 import shutil
 import textwrap
 from pathlib import Path
@@ -34,6 +35,7 @@ COMMON_SETTINGS = (
 OTHER_WORDS = {
     "objective": "What is learned: a weighted sum of objectives (see below), such as "
     "cross_entropy+0.3*first_error+40*chain_reward. By default annealed_kl for DART, and cross_entropy for others.",
+    "max_steps": "Steps to train for, rather than epochs.",
     "resume_from_checkpoint": "A checkpoint of this run to go on from, or last for the latest in --output.",
     "metric_for_best_model": "What makes a checkpoint the best one: tau, expected_tau, accuracy_1, or loss, the default.",
 }
@@ -50,7 +52,7 @@ def help_text(everything: bool = False) -> str:
     own = [f for f in fields if f.name not in names_of(TrainingArguments)]
     of_adapters = [f for f in own if f.name == "keep_adapter"]
     theirs = [f for f in fields if f.name in names_of(TrainingArguments) and f.name != "output_dir"]
-    shown = theirs if everything else [f for name in COMMON_SETTINGS for f in theirs if f.name == name]
+    shown = theirs if everything else [_in_short(f) for name in COMMON_SETTINGS for f in theirs if f.name == name]
     groups = {
         "The run": dataclasses.fields(RunOptions),
         "The drafter": dataclasses.fields(DrafterOptions),
@@ -91,6 +93,15 @@ def _wrapped(start: str, text: str, indent: int) -> str:
 
 def _first_comment(path: Path) -> str:
     return path.read_text(encoding="utf-8").split("\n")[0].lstrip("# ").split(":")[0].split(". ")[0].rstrip(".")
+
+
+def _in_short(setting: dataclasses.Field) -> dataclasses.Field:
+    """A setting of transformers' Trainer, of whose description the first sentence and the options are left."""
+    first, *others = re.split(r"(?<=[^.]\.) (?=[A-Z])", " ".join(setting.metadata.get("help", "").split()))
+    words = " ".join([first, *(sentence for sentence in others if sentence.startswith("Options"))])
+    short = dataclasses.field(default=setting.default, metadata={"help": words})
+    short.name = setting.name
+    return short
 
 
 def _described(setting: dataclasses.Field) -> str:
