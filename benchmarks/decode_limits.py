@@ -1,13 +1,14 @@
-"""How fast rounds could be: their two forwards repeated by themselves, and the time that reading the weights takes.
+"""How fast rounds could be: their two forwards and nothing else, and the time that reading the weights takes.
 
-The forwards are repeated where they stand, in the middle of a run: same shapes, same caches, same masks. What the loop does
-between them (building a tree, the stop checks, handing tokens out) is left out.
+The forwards are repeated in turns where they stand, in the middle of a run: same shapes, same caches, same masks. What the loop
+does between them (building a tree, the stop checks, handing tokens out) is left out.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -27,89 +28,147 @@ WHOLE = pieces.read_commit_and_draft
 Times = dict[str, list[float]]
 
 
-def seconds_of_calls(
-    call: Callable[[], Any], undo: Callable[[], None], repeats: int, device: torch.device
-) -> list[float]:
-    """Seconds of each of `repeats` calls behind some that don't count; `undo` is called after each, off the clock.
+@dataclass
+class Forward:
+    """One of a round's forwards, ready to be repeated.
 
-    On an accelerator the host runs ahead, as far as the call lets it.
+    Attributes:
+        part: of the round, "draft" or "verify".
+        call: runs it.
+        prepare, undo: called before and after it, off the clock.
     """
-    if device.type != "cuda":
-        times = []
-        for _ in range(repeats + 1):
-            started = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - started)
-            undo()
-        return times[1:]
-    marks = []
-    for _ in range(repeats + WARM_UP):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        undo()
-        marks.append((start, end))
-    torch.cuda.synchronize()
-    return [start.elapsed_time(end) / 1000 for start, end in marks[WARM_UP:]]
+
+    part: str
+    call: Callable[[], Any]
+    prepare: Callable[[], None] = lambda: None
+    undo: Callable[[], None] = lambda: None
+
+
+def seconds_of_rounds(forwards: list[Forward], repeats: int, device: torch.device) -> Times:
+    """Seconds of each of `repeats` rounds of nothing but forwards, by part, behind some that don't count.
+
+    One follows the other as in a round, and finds in the processor's caches what the other has left there. On an accelerator the
+    host runs ahead, as far as the calls let it.
+    """
+    warm_up = WARM_UP if device.type == "cuda" else 1
+    clock = Clock(device)
+    for _ in range(repeats + warm_up):
+        for forward in forwards:
+            forward.prepare()
+            with clock.timing(forward.part):
+                forward.call()
+            forward.undo()
+        clock.end_round()
+    return {part: seconds[warm_up:] for part, seconds in clock.seconds().items()}
+
+
+class Clock:
+    """Times the parts of rounds, on an accelerator without waiting for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.is_cuda = device.type == "cuda"
+        self.rounds: list[list[tuple[str, Any, Any]]] = [[]]
+
+    def _now(self) -> Any:
+        if not self.is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    @contextmanager
+    def timing(self, part: str) -> Iterator[None]:
+        started = self._now()
+        yield
+        self.rounds[-1].append((part, started, self._now()))
+
+    def end_round(self) -> None:
+        self.rounds.append([])
+
+    def seconds(self) -> Times:
+        """By part, of each round that has ended."""
+        if self.is_cuda:
+            torch.cuda.synchronize()
+        found: Times = {}
+        for marks in self.rounds[:-1]:
+            sums: dict[str, float] = {}
+            for part, start, end in marks:
+                seconds = start.elapsed_time(end) / 1000 if self.is_cuda else end - start
+                sums[part] = sums.get(part, 0.0) + seconds
+            for part, seconds in sums.items():
+                found.setdefault(part, []).append(seconds)
+        return found
 
 
 class EagerForwards:
-    """Repeats the forwards of one round: the target's; the drafter's, and those of what it borrows of the target.
+    """Repeats the forwards of one round: the drafter's, and those of what it borrows of the target; the target's.
 
     Args:
         target, drafter: the models.
         at: how many forwards of the target come before that round.
-        repeats: of each forward.
+        repeats: of the round.
     """
 
     def __init__(self, target: PreTrainedModel, drafter: ParallelDrafter, at: int, repeats: int) -> None:
-        self.target, self.at, self.repeats = target, at, repeats
-        self.modules = {
-            "draft": [target.get_input_embeddings(), drafter, target.get_output_embeddings()],
-            "verify": [target],
-        }
-        self.times: dict[str, list[list[float]]] = {name: [] for name in self.modules}
+        self.target, self.drafter, self.at, self.repeats = target, drafter, at, repeats
+        self.found: list[tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any], int]] = []
+        self.times: Times = {}
         self.inside = self.rounds = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """A context for one `generate` call."""
+        borrowed = [self.target.get_input_embeddings(), self.target.get_output_embeddings()]
         with ExitStack() as stack:
-            for name, modules in self.modules.items():
-                for module in modules:
-                    # Before all other hooks: a simulation must see each call, too.
-                    before = module.register_forward_pre_hook(self._before(name), with_kwargs=True, prepend=True)
-                    after = module.register_forward_hook(self._after)
-                    stack.callback(before.remove)
-                    stack.callback(after.remove)
+            for module in (*borrowed, self.drafter, self.target):
+                # Before all other hooks: a simulation must see each call, too.
+                before = module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
+                after = module.register_forward_hook(self._after)
+                stack.callback(before.remove)
+                stack.callback(after.remove)
             yield
 
-    def _before(self, name: str):
-        def hook(module, args, kwargs):
-            self.inside += 1
-            if self.inside == 1 and self.rounds == self.at:
-                self.times[name].append(self._repeated(module, args, kwargs))
-            self.rounds += self.inside == 1 and module is self.target
-
-        return hook
+    def _before(self, module, args, kwargs) -> None:
+        self.inside += 1
+        if self.inside == 1 and self.rounds == self.at:
+            self.found.append((module, args, kwargs, entries_in(kwargs.get("past_key_values"))))
+        if self.inside == 1 and module is self.target:
+            if self.rounds == self.at:
+                self._repeat()
+            self.rounds += 1
 
     def _after(self, module, args, output) -> None:
         self.inside -= 1
 
-    def _repeated(self, module, args, kwargs) -> list[float]:
+    def _repeat(self) -> None:
+        caches = [kwargs.get("past_key_values") for _, _, kwargs, _ in self.found]
+        now = [entries_in(cache) for cache in caches]
+        self.times = seconds_of_rounds([self._forward(*each) for each in self.found], self.repeats, self.target.device)
+        for (module, args, kwargs, _), cache, num_entries in zip(self.found, caches, now, strict=True):
+            # What the drafter had read in this round is not there any more.
+            if entries_in(cache) < num_entries:
+                module(*args, **kwargs)
+                crop(cache, num_entries)
+
+    def _forward(self, module, args, kwargs, num_entries: int) -> Forward:
         cache = kwargs.get("past_key_values")
-        num_cached = 0 if cache is None else cache.get_seq_length()
-
-        def undo() -> None:
-            if cache is not None:
-                cache.crop(num_cached - cache.get_seq_length())
-
-        return seconds_of_calls(lambda: module(*args, **kwargs), undo, self.repeats, self.target.device)
+        part = "verify" if module is self.target else "draft"
+        back = partial(crop, cache, num_entries)
+        return Forward(part, lambda: module(*args, **kwargs), prepare=back, undo=back)
 
     def seconds(self) -> Times:
         """Of each repeat, by part: the sum of its forwards."""
-        return {name: [sum(parts) for parts in zip(*times, strict=True)] for name, times in self.times.items()}
+        return self.times
+
+
+def entries_in(cache: Any) -> int:
+    return 0 if cache is None else cache.get_seq_length()
+
+
+def crop(cache: Any, num_entries: int) -> None:
+    """Leave the first entries of a cache."""
+    if entries_in(cache) > num_entries:
+        cache.crop(num_entries - entries_in(cache))
 
 
 class CompiledForwards:
@@ -120,12 +179,13 @@ class CompiledForwards:
     Args:
         target: the model.
         at: how many compiled rounds come before.
-        repeats: of each piece.
+        repeats: of the round.
     """
 
     def __init__(self, target: PreTrainedModel, at: int, repeats: int) -> None:
         self.device, self.at, self.repeats = target.device, at, repeats
         self.rounds = 0
+        self.draft: Forward | None = None
         self.times: Times = {}
 
     @contextmanager
@@ -134,14 +194,16 @@ class CompiledForwards:
         original, watcher = Compiler.__call__, self
 
         def watched(compiler, piece, shape, *arguments):
-            name = PIECES.get(piece)
-            if piece is WHOLE and watcher.rounds == watcher.at:
+            run, is_now = partial(original, compiler), watcher.rounds >= watcher.at and not watcher.times
+            if piece is pieces.draft and is_now:
+                watcher.draft = forward_of(run, piece, shape, arguments)
+            if piece is pieces.read_and_commit and is_now and watcher.draft:
+                watcher.repeat([watcher.draft, forward_of(run, piece, shape, arguments)])
+            if piece is WHOLE and is_now:
                 target, drafter, tree, _, _ = arguments
-                watcher.repeat(original, compiler, pieces.read_and_commit, shape, [target, tree, drafter.news])
-                watcher.repeat(original, compiler, pieces.draft, shape, [drafter, target.standing])
-            elif name is not None and name not in watcher.times and watcher.rounds >= watcher.at:
-                watcher.repeat(original, compiler, piece, shape, arguments)
-            watcher.rounds += name == "verify" or piece is WHOLE
+                verify = forward_of(run, pieces.read_and_commit, shape, (target, tree, drafter.news))
+                watcher.repeat([verify, forward_of(run, pieces.draft, shape, (drafter, target.standing))])
+            watcher.rounds += piece in (pieces.read_and_commit, WHOLE)
             return original(compiler, piece, shape, *arguments)
 
         Compiler.__call__ = watched
@@ -150,29 +212,34 @@ class CompiledForwards:
         finally:
             Compiler.__call__ = original
 
-    def repeat(self, run: Callable, compiler: Compiler, piece: Callable, shape: Any, arguments: list[Any]) -> None:
-        """Note how long a piece takes."""
-        # What other pieces left may be gone when this one has run.
-        arguments = [own(value) if isinstance(value, TokenTree) else value for value in arguments]
-        self.times[PIECES[piece]] = self._repeated(lambda: run(compiler, piece, shape, *arguments), arguments)
-
-    def _repeated(self, piece: Callable[[], Any], arguments: list[Any]) -> list[float]:
-        changed = pieces.changing(tuple(arguments))
-        kept = [tensor.clone() for tensor in changed]
-
-        def undo() -> None:
-            for tensor, before in zip(changed, kept, strict=True):
-                tensor.copy_(before)
-
-        def call() -> None:
-            torch.compiler.cudagraph_mark_step_begin()
-            piece()
-
-        return seconds_of_calls(call, undo, self.repeats, self.device)
+    def repeat(self, forwards: list[Forward]) -> None:
+        """Time rounds of some forwards."""
+        self.times = seconds_of_rounds(forwards, self.repeats, self.device)
 
     def seconds(self) -> Times:
         """Of each repeat, by part."""
         return self.times
+
+
+def forward_of(run: Callable, piece: Callable, shape: Any, arguments: tuple[Any, ...]) -> Forward:
+    """A compiled piece, to be repeated from where everything stands now. What it changes is as before when it has run."""
+    # What other pieces left may be gone when this one has run.
+    arguments = tuple(own(value) if isinstance(value, TokenTree) else value for value in arguments)
+    changed = pieces.changing(arguments)
+    at_first = [tensor.clone() for tensor in changed]
+    before = [tensor.clone() for tensor in changed]
+
+    def prepare() -> None:
+        for tensor, saved, first in zip(changed, before, at_first, strict=True):
+            saved.copy_(tensor)
+            tensor.copy_(first)
+        torch.compiler.cudagraph_mark_step_begin()
+
+    def undo() -> None:
+        for tensor, saved in zip(changed, before, strict=True):
+            tensor.copy_(saved)
+
+    return Forward(PIECES[piece], lambda: run(piece, shape, *arguments), prepare, undo)
 
 
 def own(tree: TokenTree) -> TokenTree:
@@ -208,5 +275,5 @@ def memory_bandwidth(device: torch.device) -> float | None:
         return None
     source = torch.empty(2**30, dtype=torch.uint8, device=device)
     destination = torch.empty_like(source)
-    times = seconds_of_calls(lambda: destination.copy_(source), lambda: None, 20, device)
-    return 2 * source.nbytes / median(times)
+    times = seconds_of_rounds([Forward("copy", lambda: destination.copy_(source))], 20, device)
+    return 2 * source.nbytes / median(times["copy"])

@@ -2,6 +2,7 @@
 
 import torch
 
+from hf_pardraft.generation import compiled_decode
 from tiny_models import make_lasting_oracle, random_prompt, tiny_drafter
 
 RATES = [0.7, 0.6, 0.6, 0.5]
@@ -64,3 +65,17 @@ def assert_same(target, batch, drafter, **options) -> None:
 def assert_same_stats(static, eager) -> None:
     for name in ("rounds", "tokens_per_round", "drafted_per_round", "accepted_per_round", "proposals"):
         assert getattr(static, name) == getattr(eager, name), name
+
+
+def settle(monkeypatch, **attributes):
+    """Attributes of all compiled decoding, each worked out from it; returns the list that they are noted in."""
+    original, decodings = compiled_decode.CompiledDecoding.__init__, []
+
+    def settled(self, *arguments, **options):
+        original(self, *arguments, **options)
+        for name, value in attributes.items():
+            setattr(self, name, value(self))
+        decodings.append(self)
+
+    monkeypatch.setattr(compiled_decode.CompiledDecoding, "__init__", settled)
+    return decodings

@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from compiled_cases import batch_of, settle, texts_of
 from hf_pardraft.evaluation.acceptance_profile import expected_tau
-from tiny_models import tiny_drafter, tiny_target
+from tiny_models import make_lasting_oracle, tiny_drafter, tiny_target
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = ("ours", "ours compiled", "ours, tree 16", "ours compiled, tree 16")
@@ -77,6 +78,27 @@ def test_shapes_have_as_many_weights_as_the_published_models(name, billions):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert sum(parameter.numel() for parameter in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.001)
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+@pytest.mark.parametrize("compiled", [False, "in one piece", "in several pieces"])
+def test_forwards_are_repeated_in_turns_in_the_middle_of_a_text_that_stays_the_same(monkeypatch, kind, compiled):
+    from decode_limits import CompiledForwards, EagerForwards
+
+    monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
+    if compiled == "in several pieces":
+        # As on an accelerator.
+        settle(monkeypatch, is_one_piece=lambda decoding: False)
+    target = tiny_target("qwen3")
+    drafter = make_lasting_oracle(tiny_drafter(kind, target), texts_of(target, batch := batch_of((6,))), [0.8] * 4, 0.0)
+    how = {"cache_implementation": "static"} if compiled else {}
+    options = {**batch, "assistant_model": drafter, "do_sample": False, "max_new_tokens": 20, **how}
+    expected, stats = target.generate(**options), drafter.last_stats
+    forwards = CompiledForwards(target, 2, 3) if compiled else EagerForwards(target, drafter, 3, 3)
+    with forwards.watching():
+        assert torch.equal(target.generate(**options), expected)
+    assert drafter.last_stats.tokens_per_round == stats.tokens_per_round
+    assert {part: len(seconds) for part, seconds in forwards.seconds().items()} == {"draft": 3, "verify": 3}
 
 
 def test_profiles_are_those_that_the_papers_report():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GPT2Config, StaticCache, StoppingCriteria
 
-from compiled_cases import RATES, assert_same, assert_same_stats, batch_of, eager_and_static, oracle, texts_of
+from compiled_cases import RATES, assert_same, assert_same_stats, batch_of, eager_and_static, oracle, settle, texts_of
 from hf_pardraft import NgramModel
 from hf_pardraft.generation import buffers, compiled_decode, lasting
 from hf_pardraft.generation.pieces import Draft
@@ -41,20 +41,6 @@ def pieces(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", uncompiled)
     return names
-
-
-def settle(monkeypatch, **attributes):
-    """Attributes of all compiled decoding, each worked out from it; returns the list that they are noted in."""
-    original, decodings = compiled_decode.CompiledDecoding.__init__, []
-
-    def settled(self, *arguments, **options):
-        original(self, *arguments, **options)
-        for name, value in attributes.items():
-            setattr(self, name, value(self))
-        decodings.append(self)
-
-    monkeypatch.setattr(compiled_decode.CompiledDecoding, "__init__", settled)
-    return decodings
 
 
 @pytest.fixture
