@@ -44,6 +44,7 @@ from .evaluation.report import (
 from .evaluation.runner import evaluate_conditions
 from .evaluation.simulation import Simulation, depth_of, write_script
 from .generation.settings import read_settings
+from .generation.tuned import is_readable
 from .models.drafting import ParallelDrafter
 from .models.mask_token import special_token_ids
 from .models.pairing import public_name
@@ -101,6 +102,15 @@ def save_json(request: EvalRequest, report: Report) -> None:
         write_whole(request.json, as_json(report))
 
 
+def forget_unreadable_tables(drafters: dict[str, ParallelDrafter], notes: Console) -> None:
+    """Tune as if for the first time where an earlier tuning's table is no such."""
+    for drafter in drafters.values():
+        tuned = vars(drafter.generation_config).get("tuned_drafting")
+        if tuned is not None and not is_readable(tuned, drafter.max_draft_depth):
+            notes.print("The table of an earlier tuning can't be read, and is replaced.")
+            del drafter.generation_config.tuned_drafting
+
+
 def prepare(request: EvalRequest, plan: Plan, notes: Console) -> Workbench:
     """Load and check everything; raises what [`evaluate`] does."""
     config = load_config(request.target)
@@ -115,6 +125,8 @@ def prepare(request: EvalRequest, plan: Plan, notes: Console) -> Workbench:
         for name, source in plan.drafters.items()
         if source.kind is None
     }
+    if request.tune:
+        forget_unreadable_tables(loaded, notes)
     check_settings(loaded, plan)
     small = [load_target(name, request.placement, random_weights=False) for name in plan.small_models]
     target = load_target(request.target, request.placement, request.random_weights)

@@ -14,6 +14,7 @@ from .evaluation.tuning import Tuning, plan_search, table_of, tune, tuning_facts
 from .evaluation.tuning_tables import TUNING_LEGEND, acceptance_line, cost_tables, speed_table, verdict_lines
 from .generation.cache import is_hybrid
 from .generation.settings import own_draft, settings_in
+from .generation.tuned import with_table
 from .hub.staging import check_destination
 from .models.drafting import ParallelDrafter
 
@@ -47,6 +48,7 @@ def tune_drafter(request: EvalRequest, screen: Console, notes: Console) -> Repor
         request.tree_budgets,
         takes_trees=not is_hybrid(bench.target.config.get_text_config(decoder=True)),
     )
+    is_compiled = plan.generate_arguments.get("cache_implementation") == "static"
     tuning = tune(
         bench.target,
         drafter,
@@ -58,7 +60,7 @@ def tune_drafter(request: EvalRequest, screen: Console, notes: Console) -> Repor
         lambda line: notes.print(line, highlight=False),
         lambda: save_json(request, bench.report),
         # Compiled rounds keep their shape, and so the rows that are finished.
-        rows_leave="cache_implementation" not in plan.generate_arguments,
+        rows_leave=not is_compiled,
     )
     bench.report.facts["tuning"] = tuning_facts(tuning)
     save_json(request, bench.report)
@@ -66,7 +68,10 @@ def tune_drafter(request: EvalRequest, screen: Console, notes: Console) -> Repor
     show_tuning(tuning, screen)
     if tuning.problems:
         raise ValueError(f"{'; '.join(tuning.problems)}: nothing was written into the drafter")
-    written = write_tuning(drafter, tuned_drafting(bench, drafter, tuning), source, request.output)
+    tuned = with_table(
+        vars(drafter.generation_config).get("tuned_drafting"), measured_table(bench, drafter, tuning), is_compiled
+    )
+    written = write_tuning(drafter, tuned, source, request.output)
     screen.print(f"Written: {written}", highlight=False, soft_wrap=True)
     return bench.report
 
@@ -85,8 +90,8 @@ def check_tuning(request: EvalRequest, plan: Plan) -> str:
         )
     if request.compiled:
         raise ValueError(
-            "--tune finds one table, for eager rounds or for compiled ones: pass --generate-argument "
-            "cache_implementation=static for these, instead of --compiled"
+            "--tune finds one table at a time, for eager rounds or for compiled ones: pass --generate-argument "
+            "cache_implementation=static for these, instead of --compiled. The other table stays as it is"
         )
     if plan.profile is not None or request.random_weights:
         raise ValueError(
@@ -134,8 +139,8 @@ def show_tuning(tuning: Tuning, screen: Console) -> None:
         screen.print(line, highlight=False)
 
 
-def tuned_drafting(bench: Workbench, drafter: ParallelDrafter, tuning: Tuning) -> dict[str, Any]:
-    """What goes into the generation config, and where it was measured."""
+def measured_table(bench: Workbench, drafter: ParallelDrafter, tuning: Tuning) -> dict[str, Any]:
+    """The table that goes into the generation config, and where it was measured."""
     facts = bench.report.facts
     condition = {"temperature": bench.report.rows[0].temperature, "generate_arguments": facts["generate_arguments"]}
     names = ("machine", "target", "dtype", "date", "versions", "max_new_tokens")

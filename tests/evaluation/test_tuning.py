@@ -233,6 +233,21 @@ def test_a_copy_is_written_where_the_drafter_must_not_be_touched(tiny_family, pr
     assert tuned["measured_on"]["generate_arguments"] == {"use_cache": True}
 
 
+def test_compiled_rounds_get_a_table_of_their_own(tiny_family, drafter, prompts, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
+    once = arguments(tiny_family, drafter, prompts, "--depth", 2, "--tree-budget", 0)
+    place = drafter / "generation_config.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "tuned_drafting": {"by_batch_size": {"one": 1}}}))
+    assert "can't be read" in pardraft(*once).stderr
+    first = json.loads(place.read_text())["tuned_drafting"]
+    done = pardraft(*once, "--generate-argument", "cache_implementation=static")
+    assert done.exit_code == 0, done.exception
+    both = json.loads(place.read_text())["tuned_drafting"]
+    assert {name: value for name, value in both.items() if name != "compiled"} == first
+    assert both["compiled"]["by_batch_size"].keys() == {"1"}
+    assert both["compiled"]["measured_on"]["generate_arguments"] == {"cache_implementation": "static"}
+
+
 def test_nothing_is_written_when_a_text_is_wrong(tiny_family, drafter, prompts, tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "problems_in", lambda *rest: ["tuned wrote other texts"])
     before = (drafter / "generation_config.json").read_bytes()

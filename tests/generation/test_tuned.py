@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 from hf_pardraft import AutoDrafter
-from hf_pardraft.generation.tuned import nearest_size
+from hf_pardraft.generation.tuned import nearest_size, with_table
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 TABLE = {
@@ -123,6 +123,41 @@ def test_several_return_sequences_count_as_rows():
     assert max(drafter.last_stats.drafted_per_round) == 2
 
 
+COMPILED = {"by_batch_size": {"1": {"num_assistant_tokens": 1}, "2": {"num_assistant_tokens": 4, "tree_budget": 6}}}
+
+
+@pytest.mark.parametrize(
+    ("table", "eager", "compiled"),
+    [
+        ({**TABLE, "compiled": COMPILED}, (7, 2), (1, 6)),
+        (TABLE, (7, 2), (7, 2)),
+        ({"compiled": COMPILED}, (4, 4), (1, 6)),
+        ({**TABLE, "compiled": {**COMPILED, "measured_on": {"device_type": "cuda"}}}, (7, 2), (4, 4)),
+    ],
+)
+def test_compiled_rounds_may_have_a_table_of_their_own(monkeypatch, table, eager, compiled):
+    monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
+    target = tiny_target()
+    drafter = tuned_drafter("dflash", target, table)
+    for batch in (1, 2):
+        plain = target.generate(**prompts(batch), max_new_tokens=NEW, do_sample=False)
+        for options, most in (({}, eager), ({"cache_implementation": "static"}, compiled)):
+            text, proposed = drafted(target, drafter, batch, **options)
+            assert proposed == most[batch - 1]
+            assert torch.equal(text, plain)
+
+
+def test_a_new_table_leaves_that_of_the_other_kind_of_rounds():
+    facts = {"measured_on": {"device_type": "cpu"}}
+    assert with_table(None, TABLE, False) == TABLE
+    assert with_table(None, TABLE, True) == {"compiled": TABLE}
+    assert with_table({**TABLE, **facts}, COMPILED, False) == COMPILED
+    assert with_table({**TABLE, **facts}, COMPILED, True) == {**TABLE, **facts, "compiled": COMPILED}
+    both = {**TABLE, "compiled": COMPILED}
+    assert with_table(both, {**COMPILED, **facts}, False) == {**COMPILED, **facts, "compiled": COMPILED}
+    assert with_table(both, {**TABLE, **facts}, True) == {**TABLE, "compiled": {**TABLE, **facts}}
+
+
 def test_the_table_is_saved_with_the_drafter(tmp_path):
     target = tiny_target()
     tuned_drafter("dflash", target, {"by_batch_size": {2: {"num_assistant_tokens": 1}}}).save_pretrained(tmp_path)
@@ -139,6 +174,9 @@ def test_the_table_is_saved_with_the_drafter(tmp_path):
         ({"by_batch_size": {}}, "must be a dict like"),
         ({**TABLE, "by_batch": {}}, r"got \['by_batch'\]"),
         ({**TABLE, "measured_on": "a GPU"}, "measured_on must be a dict"),
+        ({**TABLE, "compiled": None}, "must be a dict like"),
+        ({**TABLE, "compiled": {**TABLE, "compiled": TABLE}}, r"got \['compiled'\]"),
+        ({"measured_on": {}, "compiled": TABLE}, "must be a dict like"),
         ({"by_batch_size": {"one": {"num_assistant_tokens": 1}}}, "batch size .* got 'one'"),
         ({"by_batch_size": {"0": {"num_assistant_tokens": 1}}}, "batch size .* got '0'"),
         ({"by_batch_size": {"1": {"num_assistant_tokens": 1}, 1: {"num_assistant_tokens": 2}}}, "twice"),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.modules import module
-from transformers import CompileConfig, GenerationConfig, PreTrainedModel
+from transformers import CompileConfig, PreTrainedModel
 from transformers.utils import logging
 
 from .guards import code_for, layout
@@ -130,10 +130,3 @@ COMPILE_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit)
 
 def _nothing() -> None:
     pass
-
-
-def wants_compiled(generation_config: GenerationConfig) -> bool:
-    """Whether a call of `generate` asks for compiled rounds."""
-    if generation_config.disable_compile:
-        return False
-    return generation_config.cache_implementation == "static"

@@ -8,9 +8,9 @@ from transformers.utils import logging
 
 from .cache import is_hybrid
 from .compiled_decode import CompiledDecoding
-from .compiling import wants_compiled
 from .decode import SpeculativeDecoding
 from .request_checks import check_takes_masks
+from .settings import wants_compiled
 from .stopping import StopChecks
 
 logger = logging.get_logger(__name__)

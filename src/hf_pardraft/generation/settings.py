@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 from ..models.drafting import ParallelDrafter
 from .ngram_smoothing import SMOOTHINGS
 from .tree import END_RULES
-from .tuned import nearest_size, read_table, still_stands
+from .tuned import nearest_size, read_table, still_stands, tables_in
 
 DECODE_LOOPS = ("native", "stock")
 VERIFICATIONS = ("match", "rejection")
@@ -53,7 +53,8 @@ class DraftSettings:
             {"num_assistant_tokens": 4, "tree_budget": 16}}}`; a depth of 0 leaves the text to plain `generate`. A call takes
             the entry of the size nearest to its batch, unless it asks for a depth or a budget itself, for rejection or for
             transformers' loop. Where `"instead_of"` names the drafter's own depth and budget of then, setting one of them
-            later goes before the table; where `"measured_on"` names a `device_type`, the table is for that type only.
+            later goes before the table; where `"measured_on"` names a `device_type`, the table is for that type only. Under
+            `"compiled"` there may be such a table for compiled rounds (`cache_implementation="static"`).
     """
 
     depth: int
@@ -123,15 +124,23 @@ def read_settings(
         )
     if settings.tuned_drafting is None:
         return settings
-    table = read_table(settings.tuned_drafting, drafter.max_draft_depth)
+    tables = tables_in(settings.tuned_drafting)
+    choices = {is_compiled: read_table(table, drafter.max_draft_depth) for is_compiled, table in tables.items()}
     asks_itself = requested_depth is not None or vars(generation_config).get("tree_budget") is not None
     is_tunable = settings.decode_loop == "native" and settings.verification == "match"
     if batch is None or asks_itself or not is_tunable:
         return settings
-    if not still_stands(settings.tuned_drafting, own_draft(drafter), device_type):
+    # Compiled rounds do with the table of others; what pays when compiled may not pay without.
+    which = wants_compiled(generation_config) and True in tables
+    if which not in tables or not still_stands(tables[which], own_draft(drafter), device_type):
         return settings
-    tuned = table[nearest_size(table, batch)]
+    tuned = choices[which][nearest_size(choices[which], batch)]
     return replace(settings, depth=tuned.depth, tree_budget=tuned.tree_budget)
+
+
+def wants_compiled(generation_config: GenerationConfig) -> bool:
+    """Whether a call of `generate` asks for compiled rounds."""
+    return not generation_config.disable_compile and generation_config.cache_implementation == "static"
 
 
 def own_draft(drafter: ParallelDrafter) -> dict[str, int | None]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+COMPILED = "compiled"
 FIELDS = {"by_batch_size", "instead_of", "measured_on"}
 ENTRY_FIELDS = {"num_assistant_tokens", "tree_budget"}
 ADVICE = "run `pardraft eval --tune` again, or remove tuned_drafting from the drafter's generation config"
@@ -18,8 +19,32 @@ class TunedDraft:
     tree_budget: int = 0
 
 
+def tables_in(tuned: Any) -> dict[bool, Any]:
+    """The tables of a `tuned_drafting` setting, whatever they are: that of compiled rounds (`True`), and that of others."""
+    if not isinstance(tuned, dict) or COMPILED not in tuned:
+        return {False: tuned}
+    others = {name: value for name, value in tuned.items() if name != COMPILED}
+    return {True: tuned[COMPILED], **({False: others} if others else {})}
+
+
+def is_readable(tuned: Any, max_depth: int | None) -> bool:
+    """Whether `generate` takes a `tuned_drafting` setting, for a drafter with the most tokens of [`read_table`]."""
+    try:
+        for table in tables_in(tuned).values():
+            read_table(table, max_depth)
+    except ValueError:
+        return False
+    return True
+
+
+def with_table(tuned: Any, table: dict[str, Any], is_compiled: bool) -> dict[str, Any]:
+    """A `tuned_drafting` setting (or `None`) with a new table for one kind of rounds; that of the other kind stays."""
+    tables = {**({} if tuned is None else tables_in(tuned)), is_compiled: table}
+    return {**tables.get(False, {}), **({COMPILED: tables[True]} if True in tables else {})}
+
+
 def read_table(tuned: Any, max_depth: int | None) -> dict[int, TunedDraft]:
-    """The choices by batch size in a `tuned_drafting` setting.
+    """The choices by batch size in a table of a `tuned_drafting` setting.
 
     Args:
         tuned: `{"by_batch_size": {"8": {"num_assistant_tokens": 4, "tree_budget": 16}, ...}}`, with or without
@@ -37,7 +62,8 @@ def read_table(tuned: Any, max_depth: int | None) -> dict[int, TunedDraft]:
         )
     unknown = tuned.keys() - FIELDS
     if unknown:
-        raise ValueError(f"tuned_drafting knows {', '.join(sorted(FIELDS))}, got {sorted(map(str, unknown))}: {ADVICE}")
+        known = ", ".join([*sorted(FIELDS), COMPILED])
+        raise ValueError(f"tuned_drafting knows {known}, got {sorted(map(str, unknown))}: {ADVICE}")
     for name in ("instead_of", "measured_on"):
         if not isinstance(tuned.get(name, {}), dict):
             raise ValueError(f"tuned_drafting's {name} must be a dict, got {tuned[name]!r}: {ADVICE}")
@@ -92,7 +118,7 @@ def still_stands(tuned: dict[str, Any], own: dict[str, Any], device_type: str) -
     nor on another kind of device than the one it was measured on.
 
     Args:
-        tuned: of [`read_table`].
+        tuned: its table.
         own: the drafter's own `num_assistant_tokens` and `tree_budget`; `None` where they are not set.
         device_type: of the target, as in `torch.device.type`.
     """
