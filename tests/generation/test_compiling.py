@@ -268,6 +268,21 @@ def test_what_was_compiled_does_not_keep_a_target_alive():
     assert [reference() for reference in references] == [None, None]
 
 
+def test_what_was_compiled_for_a_drafter_goes_with_it():
+    target, config = tiny_target("llama", num_hidden_layers=2), CompileConfig(backend="eager")
+    drafters = [tiny_drafter(kind, target) for kind in ("pard", "dart", "dflash")]
+    for drafter in drafters:
+        static(target, random_prompt(5), drafter, config)
+    known = [pieces for pieces in compiling._compiled[target].values() if pieces]
+    assert [len(pieces) for pieces in known] == [3]
+    del drafter, drafters[0]
+    gc.collect()
+    assert len(known[0]) == 2
+    drafters.clear()
+    gc.collect()
+    assert not known[0]
+
+
 def test_a_compiled_chain_writes_the_eager_text():
     target, batch = tiny_target("qwen3", num_hidden_layers=1), batch_of((6, 3))
     drafter = oracle("pard", target, batch)

@@ -14,7 +14,7 @@ from transformers import CompileConfig, PreTrainedModel
 from transformers.utils import logging
 
 from .guards import code_for, layout
-from .pieces import changing
+from .pieces import DrafterSide, changing
 
 logger = logging.get_logger(__name__)
 
@@ -89,6 +89,9 @@ class Compiler:
             # Compiled code belongs to a code object, of which only so many versions are kept: each shape gets one of its own.
             copy = types.FunctionType(piece.__code__.replace(), piece.__globals__, piece.__name__)
             compiled = CompiledPiece(copy, torch.compile(copy, **self.options))
+            for drafter in (value.model for value in arguments if isinstance(value, DrafterSide)):
+                # Its code is of no use without it, and it may be one of many that a target meets.
+                weakref.finalize(drafter, self.known.pop, (piece, shape), None)
         return self._run(piece, shape, compiled, arguments)
 
     def check_again(self) -> None:
