@@ -185,7 +185,7 @@ class CompiledDecoding(SpeculativeDecoding):
         drafted, self.queued = self.queued, None
         if drafted is None:
             torch.compiler.cudagraph_mark_step_begin()
-            is_full = self.num_news + self._slots(0) > self.width
+            is_full = self.num_news + self._slots() > self.width
             if depth == 0 and not is_full:
                 return None
             drafted = self._run_draft()
@@ -220,16 +220,17 @@ class CompiledDecoding(SpeculativeDecoding):
         shape = (tuple(logits.shape), search.arguments)
         return self.compiler(pieces.grow_tree, shape, logits, search.end_tokens, search.arguments, deepest)
 
-    def _slots(self, num_nodes: int) -> int:
-        """Slots of the compiled forward that has room for so many nodes. Few different ones, since each is compiled."""
-        if not self.settings.adaptive_depth:
-            return self.most_slots
-        return min(1 << num_nodes.bit_length(), self.most_slots) if num_nodes else 1
+    def _slots(self) -> int:
+        """Slots of this round's forward: two different numbers at most, since each is compiled.
+
+        A forward of few tokens takes nearly as long as that of a whole draft. Where the drafter pauses, the root is alone.
+        """
+        return 1 if self.schedule.is_pausing else self.most_slots
 
     def _shown(self, tree: TokenTree | None) -> TokenTree:
         """The tree of the compiled forward: of the whole batch, and filled up with nodes that match no token."""
         num_nodes = tree.num_nodes if tree else 0
-        slots = self._slots(num_nodes)
+        slots = self._slots()
         if num_nodes == slots - 1 and self._all_live and tree:
             return tree
         device, batch = self.texts.device, len(self.row_lengths)
@@ -254,7 +255,7 @@ class CompiledDecoding(SpeculativeDecoding):
         """The target's forward and what follows from it: what the host reads (see [`pieces.commit`]), scores and logits."""
         target, news = self.target_side, self.news
         shape = (shown.num_nodes, shown.is_chain, self.read_shape)
-        # What is worth a shorter forward may not be worth another draft.
+        # Where the drafter pauses, it will hardly have to draft in the next round.
         if self.is_one_piece and shown.num_nodes + 1 == self.most_slots:
             settings = self.search.arguments if self._grows_in_piece else None
             outcome, self.queued = self.compiler(

@@ -11,6 +11,9 @@ class DepthSchedule:
     Args:
         deepest: most tokens to draft.
         adaptive: whether to draft less.
+
+    Attributes:
+        is_pausing: whether nothing is drafted in this round because of how the last ones went.
     """
 
     LONGEST_PAUSE = 64
@@ -23,12 +26,14 @@ class DepthSchedule:
         self.depth = float(deepest)
         self.failures = 0
         self.pause = 0
+        self.is_pausing = False
 
     def next_depth(self) -> int:
         """Tokens to draft in the round that now begins; 0 in a pause."""
         if not self.adaptive:
             return self.deepest
-        if self.pause > 0:
+        self.is_pausing = self.pause > 0
+        if self.is_pausing:
             self.pause -= 1
             return 0
         return max(1, min(self.deepest, round(self.depth)))
