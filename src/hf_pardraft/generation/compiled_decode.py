@@ -276,9 +276,10 @@ class CompiledDecoding(SpeculativeDecoding):
         if self.recorder.scores is not None:
             # They outlast the round, unlike what compiled pieces leave.
             logits = logits.clone()
-        own, scores, raw_logits = self.choose(logits, tree, drawn)
-        choices = own.new_zeros(len(self.row_lengths), shown.num_nodes + 1)
-        choices[self.live, :num_slots] = own
+        choices, scores, raw_logits = self.choose(logits, tree, drawn)
+        if choices.shape != (len(self.row_lengths), shown.num_nodes + 1):
+            own, choices = choices, choices.new_zeros(len(self.row_lengths), shown.num_nodes + 1)
+            choices[self.live, :num_slots] = own
         return self.compiler(pieces.commit, shape, target, shown, choices, states, news), scores, raw_logits
 
     @property
