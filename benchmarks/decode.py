@@ -10,8 +10,8 @@ report, and the rows say so.
 "plain compiled" is transformers' own static cache; "ours compiled" is `cache_implementation="static"` with a drafter. All take
 turns, and every figure is a median of the turns. First calls, which compile, count apart. What a round takes is the difference
 between a text and its first half, so that reading the prompt is no part of it. Efficiency is (verify + draft forward) / round:
-the forwards, one after the other, are repeated in the same turns (decode_limits.py), and what a loop does besides is what is missing
-to 1. On a GPU there is also the time in which the weights that both forwards need can be read.
+the forwards, one after the other, are repeated in the same turns (decode_limits.py), and what a loop does besides is what is
+missing to 1. On a GPU there is also the time in which the weights that both forwards need can be read.
 
 What was measured is kept in `--work` and not measured again; the result has all that is there. So a long measurement can be
 made of several commands, with `--targets`, `--only`, `--columns` and `--batch-sizes`.
