@@ -53,7 +53,12 @@ class Counting:
 
 @pytest.mark.parametrize(
     ("kind", "settings", "options", "pieces"),
-    [("pard", {}, {}, 1), ("dflash", {"tree_budget": 6}, {}, 1), ("dart", {}, {"do_sample": True, "top_k": 9}, 3)],
+    [
+        ("pard", {}, {}, 1),
+        ("dflash", {"tree_budget": 6}, {}, 1),
+        ("dart", {}, {"do_sample": True, "top_k": 9}, 3),
+        ("dflash", {"tree_budget": 6, "adaptive_depth": True}, {}, 4),
+    ],
 )
 def test_nothing_is_compiled_anew_after_the_first_calls(kind, settings, options, pieces):
     """For prompts of 10 to 1000 tokens, other texts, other lengths, other calls, and batch sizes that have been seen."""
@@ -71,7 +76,7 @@ def test_nothing_is_compiled_anew_after_the_first_calls(kind, settings, options,
     assert compiled == 2 * pieces
     counters.clear()
     for seed, length in enumerate((10, 100, 250, 257, 600, 1000)):
-        call(ids=random_prompt(length, seed), max_new_tokens=9 + seed)
+        call(ids=random_prompt(length, seed), max_new_tokens=2 + 3 * seed)
     other = batch_of((30, 60, 2))
     call(ids=other["input_ids"], attention_mask=other["attention_mask"])
     assert len(backend.calls) == compiled

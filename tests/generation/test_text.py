@@ -44,6 +44,15 @@ def test_rows_are_what_was_appended_and_not_removed(batch, looks):
     look()
 
 
+def test_rows_of_short_integers_grow_unevenly():
+    texts = Texts(torch.tensor([[1, 2], [3, 4]], dtype=torch.int32))
+    for new in ([[5], [6, 7]], [[8, 9], [10]]):
+        texts.append(new)
+        texts.last(1)
+    assert texts.last(5).tolist() == [[1, 2, 5, 8, 9], [3, 4, 6, 7, 10]]
+    assert texts.row(0).dtype == torch.long
+
+
 @pytest.mark.parametrize("options", [{}, {"do_sample": True, "top_k": 5}])
 def test_nothing_is_written_until_the_text_is_over(monkeypatch, options):
     written, original = [], Texts._write

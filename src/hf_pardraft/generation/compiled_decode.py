@@ -131,8 +131,8 @@ class CompiledDecoding(SpeculativeDecoding):
         if has_read and not self.is_one_piece:
             self._switch(context)
             return self._draft(depth)
-        # It has to read, even if no draft is asked for.
-        draft_logits = packed(self.drafter.draft(context, state, depth or 1))
+        # It has to read, even if no draft is asked for. And a tree is compiled for as many levels as there are in other rounds.
+        draft_logits = packed(self.drafter.draft(context, state, self.full_depth))
         self._switch(context)
         self.news.counts.zero_()
         self.num_news = 0

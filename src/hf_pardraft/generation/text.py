@@ -21,7 +21,8 @@ class Texts:
 
     def __init__(self, input_ids: torch.LongTensor) -> None:
         self.lengths = [input_ids.shape[1]] * input_ids.shape[0]
-        self.ids = input_ids.clone()
+        # As plain `generate` returns them, whatever the prompts are.
+        self.ids = input_ids.to(torch.long, copy=True)
         self.device = input_ids.device
         self.waiting: list[list[int]] = [[] for _ in self.lengths]
 
