@@ -16,12 +16,12 @@ from .buffers import with_room
 from .cache import Entries
 from .compiling import Compiler
 from .decode import SpeculativeDecoding
+from .host import HostCopy, paths_of
 from .lasting import LastingTensors
 from .moving import moved_cache, moved_news, moved_standing, packed
 from .pieces import Draft, DrafterSide, Standing, TargetSide
 from .selection import DrawnChain
-from .tree import TokenTree, chain_tree
-from .verify import paths_of
+from .tree import TokenTree, chain_tree, number_of_levels, rows_of_tree
 
 # What the loop says in every forward itself.
 OWN_ARGUMENTS = {"past_key_values", "use_cache", "return_dict"}
@@ -216,7 +216,7 @@ class CompiledDecoding(SpeculativeDecoding):
             return draft.tree if depth == self.full_depth else None
         if not (depth == self.full_depth or search.fills_any_depth):
             return None
-        deepest = torch.tensor(depth, device=logits.device)
+        deepest = number_of_levels(depth, logits.device)
         shape = (tuple(logits.shape), search.arguments)
         return self.compiler(pieces.grow_tree, shape, logits, search.end_tokens, search.arguments, deepest)
 
@@ -294,31 +294,3 @@ class CompiledDecoding(SpeculativeDecoding):
     def _of_live(self, values: torch.Tensor) -> torch.Tensor:
         """Of a tensor of the whole batch, the rows that go on."""
         return values if self._all_live else values[torch.tensor(self.live, device=values.device)]
-
-
-class HostCopy:
-    """A tensor on its way to the host, which need not wait for it yet."""
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values, self.event = values, None
-        if values.is_cuda:
-            self.values, self.event = values.to("cpu", non_blocking=True), torch.cuda.Event()
-            self.event.record()
-
-    def rows(self) -> list[list[int]]:
-        """The values, once they have arrived."""
-        if self.event is not None:
-            self.event.synchronize()
-        return self.values.tolist()
-
-
-def rows_of_tree(tree: TokenTree, rows: list[int]) -> TokenTree:
-    """Some rows of a tree."""
-    index = torch.tensor(rows, device=tree.tokens.device)
-    return replace(
-        tree,
-        tokens=tree.tokens[index],
-        parents=tree.parents[index],
-        depths=tree.depths[index],
-        ancestors=tree.ancestors[index],
-    )

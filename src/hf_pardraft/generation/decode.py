@@ -13,6 +13,7 @@ from .cache import Entries, Snapshot, attended_layers
 from .candidates import ParallelCandidateGenerator
 from .depth import DepthSchedule
 from .finished import FinishedRows
+from .host import paths_on_host
 from .outputs import OutputRecorder, RowRead
 from .prompt import Prompt, Unread, read_prompt
 from .reading import TargetReader
@@ -29,7 +30,7 @@ from .stats import Proposal, Stopwatch, synchronizer
 from .stopping import StopChecks
 from .text import Texts
 from .tree import TokenTree, chain_tree, draft_chain
-from .verify import Acceptance, accept, paths_on_host, plain_step
+from .verify import Acceptance, accept, plain_step
 
 
 class SpeculativeDecoding:

@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 from ..models.drafting import DraftState, News, ParallelDrafter, take_rows
 from ..models.row_masks import buffer_masks
 from .buffers import Buffers
+from .host import for_host
 from .reading import root_and_nodes
 from .tree import TokenTree, build_tree
-from .verify import accept, for_host
+from .verify import accept
 
 
 @dataclass

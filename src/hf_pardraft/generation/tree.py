@@ -1,7 +1,7 @@
 """Token trees: what a round proposes. A chain is a tree with one branch. Pure: tensors in, tensors out."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -70,6 +70,18 @@ def _chain_shape(batch: int, depth: int, device: torch.device) -> tuple[torch.Te
 def draft_chain(draft_logits: torch.Tensor) -> TokenTree:
     """The chain of the most probable token at each position, from marginal logits `(batch, depth, vocab)`."""
     return chain_tree(draft_logits.argmax(dim=-1))
+
+
+def rows_of_tree(tree: TokenTree, rows: list[int]) -> TokenTree:
+    """Some rows of a tree."""
+    index = torch.tensor(rows, device=tree.tokens.device)
+    return replace(
+        tree,
+        tokens=tree.tokens[index],
+        parents=tree.parents[index],
+        depths=tree.depths[index],
+        ancestors=tree.ancestors[index],
+    )
 
 
 # What happens to a prefix that ends the text: "stop" extends it by nothing, "last" after all others (DART's code), and
@@ -204,6 +216,13 @@ def all_slots(num_nodes: int, device: torch.device) -> torch.LongTensor:
 def node_slots(num_nodes: int, device: torch.device) -> torch.LongTensor:
     """The slots of a tree's nodes, `(nodes,)`, as [`all_slots`]."""
     return all_slots(num_nodes, device)[1:]
+
+
+@lru_cache(maxsize=64)
+def number_of_levels(number: int, device: torch.device) -> torch.LongTensor:
+    """A `deepest` of [`build_tree`], `()`. To send one would make the host wait for all that the device has yet to do."""
+    with torch.inference_mode(False):
+        return torch.tensor(number, device=device)
 
 
 @lru_cache(maxsize=64)

@@ -53,26 +53,3 @@ def accept(tree: TokenTree, choices: torch.LongTensor) -> Acceptance:
 def plain_step(choices: torch.LongTensor) -> Acceptance:
     """The acceptance of a round without a draft: the one token that the target chose, `choices (batch, 1)`."""
     return Acceptance(torch.zeros_like(choices[:, 0]), None, choices)
-
-
-def paths_on_host(acceptance: Acceptance) -> tuple[list[list[int]], list[list[int]]]:
-    """For each row the accepted slots, the root's first, and the tokens to commit (as many), in one transfer."""
-    return paths_of(for_host(acceptance).tolist(), acceptance.tokens.shape[1])
-
-
-def for_host(acceptance: Acceptance) -> torch.LongTensor:
-    """What the host wants to know, `(batch, ...)`: the number of accepted nodes, the tokens, and the path, if there is one."""
-    parts = [acceptance.num_accepted[:, None], acceptance.tokens]
-    if acceptance.path is not None:
-        parts.append(acceptance.path)
-    return torch.cat(parts, dim=1)
-
-
-def paths_of(rows: list[list[int]], num_slots: int) -> tuple[list[list[int]], list[list[int]]]:
-    """What rows of [`for_host`] say of so many slots; returns as [`paths_on_host`]."""
-    paths, tokens = [], []
-    for num_accepted, *rest in rows:
-        slots = rest[num_slots:] or range(num_slots)
-        paths.append(list(slots[: num_accepted + 1]))
-        tokens.append(rest[: num_accepted + 1])
-    return paths, tokens
