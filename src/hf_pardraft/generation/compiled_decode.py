@@ -119,7 +119,7 @@ class CompiledDecoding(SpeculativeDecoding):
             # It takes no room any more, and its positions are such as exist.
             self.standing.reset(row)
             self.row_lengths[row] = 0
-        self.live = [self.live[index] for index in kept]
+        self._go_on_with([self.live[index] for index in kept])
 
     # From the first rounds to compiled ones.
 
@@ -147,7 +147,7 @@ class CompiledDecoding(SpeculativeDecoding):
         self.standing = moved_standing(
             self.row_lengths, draft_lengths, self.unread, self.reader.axis_shift, self.tensors
         )
-        self.live = list(range(batch))
+        self._go_on_with(list(range(batch)))
         arguments = {name: value for name, value in self.reader.arguments.items() if name not in OWN_ARGUMENTS}
         self.target_side = TargetSide(
             self.target, arguments, self.reader.windows, self.candidates.taps, cache, self.standing
@@ -158,6 +158,10 @@ class CompiledDecoding(SpeculativeDecoding):
         self.read_shape = (batch, windows, taps, self.width)
         self.draft_shape = (id(self.drafter), batch, self.full_depth)
         self.longest = self._longest()
+
+    def _go_on_with(self, rows: list[int]) -> None:
+        """Note which rows go on, here and on the device."""
+        self.live, self.live_index = rows, torch.tensor(rows, device=self.texts.device)
 
     def _longest(self) -> int:
         """Entries of a row's text for which there is room in this round."""
@@ -202,7 +206,7 @@ class CompiledDecoding(SpeculativeDecoding):
         settings = self.settings
         tree = self._grown_tree(draft, depth) if self.grows_trees else None
         if tree is not None:
-            return (tree if self._all_live else rows_of_tree(tree, self.live)), None
+            return (tree if self._all_live else rows_of_tree(tree, self.live_index)), None
         if settings.tree_budget or (self.do_sample and settings.verification == "rejection"):
             return self._proposal(self._of_live(draft.logits)[:, :depth])
         chain = self._of_live(draft.chain)
@@ -234,7 +238,7 @@ class CompiledDecoding(SpeculativeDecoding):
         if num_nodes == slots - 1 and self._all_live and tree:
             return tree
         device, batch = self.texts.device, len(self.row_lengths)
-        live = torch.tensor(self.live, device=device)
+        live = self.live_index
         tokens = torch.full((batch, slots - 1), -1, device=device)
         if tree:
             tokens[live, :num_nodes] = tree.tokens
@@ -279,7 +283,7 @@ class CompiledDecoding(SpeculativeDecoding):
         choices, scores, raw_logits = self.choose(logits, tree, drawn)
         if choices.shape != (len(self.row_lengths), shown.num_nodes + 1):
             own, choices = choices, choices.new_zeros(len(self.row_lengths), shown.num_nodes + 1)
-            choices[self.live, :num_slots] = own
+            choices[self.live_index, :num_slots] = own
         return self.compiler(pieces.commit, shape, target, shown, choices, states, news), scores, raw_logits
 
     @property
@@ -293,4 +297,4 @@ class CompiledDecoding(SpeculativeDecoding):
 
     def _of_live(self, values: torch.Tensor) -> torch.Tensor:
         """Of a tensor of the whole batch, the rows that go on."""
-        return values if self._all_live else values[torch.tensor(self.live, device=values.device)]
+        return values if self._all_live else values[self.live_index]

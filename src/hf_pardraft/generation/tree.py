@@ -72,15 +72,14 @@ def draft_chain(draft_logits: torch.Tensor) -> TokenTree:
     return chain_tree(draft_logits.argmax(dim=-1))
 
 
-def rows_of_tree(tree: TokenTree, rows: list[int]) -> TokenTree:
-    """Some rows of a tree."""
-    index = torch.tensor(rows, device=tree.tokens.device)
+def rows_of_tree(tree: TokenTree, rows: torch.LongTensor) -> TokenTree:
+    """Some `rows (kept,)` of a tree."""
     return replace(
         tree,
-        tokens=tree.tokens[index],
-        parents=tree.parents[index],
-        depths=tree.depths[index],
-        ancestors=tree.ancestors[index],
+        tokens=tree.tokens[rows],
+        parents=tree.parents[rows],
+        depths=tree.depths[rows],
+        ancestors=tree.ancestors[rows],
     )
 
 
