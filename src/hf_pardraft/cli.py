@@ -45,10 +45,11 @@ def demo(
         int, typer.Option(min=0, help="Nodes of the token trees to compare with chains; 0: chains alone.")
     ] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts to decode at once.")] = 1,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Compare with compiled rounds, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table only, as JSON.")] = False,
 ) -> None:
     """Complete Python code with a tiny target and its drafters, and compare them with plain generate."""
-    options = DemoOptions(family, prompt_file, max_new_tokens, tree_budget, batch_size)
+    options = DemoOptions(family, prompt_file, max_new_tokens, tree_budget, batch_size, compiled)
     if as_json:
         print(demo_json(options))
     else:

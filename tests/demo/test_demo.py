@@ -85,6 +85,19 @@ def test_trees_and_batches_are_compared_too(tiny_family):
     assert all(row["identical"] for row in rows)
 
 
+def test_compiled_rounds_are_compared_too(tiny_family, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
+    options = DemoOptions(tiny_family, None, 8, tree_budget=6, compiled=True)
+    rows = json.loads(demo_json(options))
+    ways = ("", ", compiled", ", tree of 6", ", tree of 6, compiled")
+    kinds = ("PARD", "DFlash", "DFlare", "DART")
+    assert [row["name"] for row in rows] == ["plain", *(f"{kind}{way}" for kind in kinds for way in ways)]
+    assert all(row["identical"] for row in rows)
+    console = plain_console()
+    show_demo(options, console)
+    assert "Compiling takes" in printed(console)
+
+
 def test_the_prompts_are_beginnings_of_code_from_this_pythons_library():
     prompts = built_in_prompts()
     assert len(prompts) >= 4

@@ -9,6 +9,7 @@ from rich.console import Console
 from transformers import GenerationConfig
 
 from ..evaluation.benchmark import Contender, compare
+from ..evaluation.entries import COMPILED
 from ..evaluation.metrics import ComparisonRow
 from .display import RunStreamer, can_shade, results_table
 from .family import SHIPPED_FAMILY, Family, load_family
@@ -27,6 +28,7 @@ class DemoOptions:
         max_new_tokens: tokens to write per prompt.
         tree_budget: nodes of the token trees that are compared with chains; 0 for chains alone.
         batch_size: prompts to decode at once.
+        compiled: whether to compare with compiled rounds, too.
     """
 
     family_path: Path = SHIPPED_FAMILY
@@ -34,6 +36,7 @@ class DemoOptions:
     max_new_tokens: int = 96
     tree_budget: int = 0
     batch_size: int = 1
+    compiled: bool = False
 
 
 def show_demo(options: DemoOptions, console: Console) -> None:
@@ -49,7 +52,8 @@ def show_demo(options: DemoOptions, console: Console) -> None:
     for name in family.drafters:
         stream_completion(family, name, prompts[0], options, console)
     # A line that stands still: a spinner's thread would take its share of the time that is measured.
-    console.print("\nMeasuring ...")
+    compiling = " Compiling takes a minute or two for each drafter." if options.compiled else ""
+    console.print(f"\nMeasuring ...{compiling}")
     console.print(results_table(measured(family, prompts, options)))
     at_once = f", {options.batch_size} at once" if options.batch_size > 1 else ""
     console.print(
@@ -73,12 +77,16 @@ def load(options: DemoOptions) -> tuple[Family, list[torch.LongTensor]]:
 
 
 def measured(family: Family, prompts: list[torch.LongTensor], options: DemoOptions) -> list[ComparisonRow]:
-    """Each drafter with chains, and with trees if there is a budget for them."""
+    """Each drafter with chains, with trees if there is a budget for them, and all of these compiled if that is asked for."""
     contenders = {}
     for name, drafter in family.drafters.items():
-        contenders[name] = Contender(drafter)
+        ways = {name: {}}
         if options.tree_budget:
-            contenders[f"{name}, tree of {options.tree_budget}"] = Contender(drafter, tree_settings(options))
+            ways[f"{name}, tree of {options.tree_budget}"] = tree_settings(options)
+        for title, settings in ways.items():
+            contenders[title] = Contender(drafter, settings)
+            if options.compiled:
+                contenders[f"{title}, compiled"] = Contender(drafter, {**settings, **COMPILED})
     return compare(family.target, contenders, prompts, options.max_new_tokens, REPEATS, options.batch_size)
 
 
