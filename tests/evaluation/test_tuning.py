@@ -1,6 +1,7 @@
 """Tuning: what is measured is what happened, the fastest is written, and nothing is where something went wrong."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,13 @@ from hf_pardraft.evaluation import tuning
 from hf_pardraft.evaluation.cost_model import Draft, Measurements, RoundCosts, RowAcceptance
 from hf_pardraft.evaluation.differences import Difference
 from hf_pardraft.evaluation.measurement import Condition, Run, Watched
-from hf_pardraft.evaluation.probing import measure_acceptance, plain_costs, row_acceptance, summarise_probe
+from hf_pardraft.evaluation.probing import (
+    measure_acceptance,
+    measure_costs,
+    plain_costs,
+    row_acceptance,
+    summarise_probe,
+)
 from hf_pardraft.evaluation.report import Report
 from hf_pardraft.evaluation.tuning import own_default, plan_search, problems_in, table_of
 from hf_pardraft.generation.stats import Proposal
@@ -74,6 +81,28 @@ def test_a_probe_takes_the_median_of_whole_rounds():
     assert probe.outside == pytest.approx(2.0)
     with pytest.raises(ValueError, match="drafts 5 tokens for 2 texts could be timed"):
         summarise_probe(Draft(5), 2, [(total, stats_of(rounds))])
+
+
+def test_compiling_is_no_part_of_what_rounds_cost(monkeypatch):
+    """Rounds that are timed part by part are compiled in other pieces than those that are timed as a whole."""
+
+    def slowly(piece, **options):
+        def compiled(*arguments, **named):
+            if not known:
+                known.append(piece)
+                time.sleep(0.5)
+            return piece(*arguments, **named)
+
+        known = []
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", slowly)
+    target = tiny_target()
+    condition = Condition(1, max_new_tokens=30, repeats=1, generate_arguments={"cache_implementation": "static"})
+    costs = measure_costs(target, tiny_drafter("dflash", target), [Draft(4)], PROMPTS[:1], condition)
+    # Seconds a round. There are 30 or so, and a compilation of one would be 0.5 / 30 of each.
+    assert abs(costs.fixed) < 0.01
+    assert costs.verify_chain[5] < 0.1
 
 
 def test_a_step_of_plain_generate_is_what_more_tokens_cost():

@@ -65,10 +65,13 @@ def measure_costs(
     batch = on_device(padded_batch(prompts), target)
     condition = replace(condition, max_new_tokens=min(PROBE_TOKENS, condition.max_new_tokens))
     entries, plain = {draft: fixed_depth(entry_for(drafter, draft)) for draft in drafts}, plain_entry()
-    # What is compiled is compiled for whole batches and full drafts, so a warm-up is a call like the others.
+    # What is compiled is compiled for whole batches and full drafts, and in other pieces where rounds are timed, so a warm-up
+    # is calls like the others.
     for entry in [plain, *entries.values()]:
         with around(entry):
             run(target, entry, batch, condition)
+            if entry is not plain:
+                timed_stats(target, entry, batch, condition)
     timed: dict[Draft, list[tuple[float, object]]] = {draft: [] for draft in drafts}
     plain_runs: list[tuple[Run, Run]] = []
     for _ in range(condition.repeats):
