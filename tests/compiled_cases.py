@@ -1,5 +1,7 @@
 """The same calls with eager and with compiled rounds."""
 
+import time
+
 import torch
 
 from hf_pardraft.generation import compiled_decode
@@ -79,3 +81,16 @@ def settle(monkeypatch, **attributes):
 
     monkeypatch.setattr(compiled_decode.CompiledDecoding, "__init__", settled)
     return decodings
+
+
+def compile_slowly(piece, **options):
+    """In the place of torch.compile: what it returns is the piece itself, and takes half a second more in its first call."""
+
+    def compiled(*arguments, **named):
+        if not known:
+            known.append(piece)
+            time.sleep(0.5)
+        return piece(*arguments, **named)
+
+    known = []
+    return compiled

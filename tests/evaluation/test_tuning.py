@@ -1,13 +1,13 @@
 """Tuning: what is measured is what happened, the fastest is written, and nothing is where something went wrong."""
 
 import json
-import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from compiled_cases import compile_slowly
 from hf_pardraft import AutoDrafter, tune_commands
 from hf_pardraft.evaluation import tuning
 from hf_pardraft.evaluation.cost_model import Draft, Measurements, RoundCosts, RowAcceptance
@@ -85,18 +85,7 @@ def test_a_probe_takes_the_median_of_whole_rounds():
 
 def test_compiling_is_no_part_of_what_rounds_cost(monkeypatch):
     """Rounds that are timed part by part are compiled in other pieces than those that are timed as a whole."""
-
-    def slowly(piece, **options):
-        def compiled(*arguments, **named):
-            if not known:
-                known.append(piece)
-                time.sleep(0.5)
-            return piece(*arguments, **named)
-
-        known = []
-        return compiled
-
-    monkeypatch.setattr(torch, "compile", slowly)
+    monkeypatch.setattr(torch, "compile", compile_slowly)
     target = tiny_target()
     condition = Condition(1, max_new_tokens=30, repeats=1, generate_arguments={"cache_implementation": "static"})
     costs = measure_costs(target, tiny_drafter("dflash", target), [Draft(4)], PROMPTS[:1], condition)

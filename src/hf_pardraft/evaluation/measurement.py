@@ -126,7 +126,7 @@ def measure(
     measured = [Measured(entry, [[] for _ in batches], []) for entry in entries]
     for each in measured:
         with around(each.entry):
-            run(target, each.entry, batches[0], condition, min(WARM_UP_TOKENS, condition.max_new_tokens))
+            warm_up(target, each.entry, batches, condition)
             each.watched.extend(watch(target, each.entry, batch, condition) for batch in batches)
     for _ in range(condition.repeats):
         for index, batch in enumerate(batches):
@@ -134,6 +134,21 @@ def measure(
                 with around(each.entry):
                     each.runs[index].append(run(target, each.entry, batch, condition))
     return measured
+
+
+def warm_up(
+    target: PreTrainedModel, entry: Entry, batches: list[dict[str, torch.LongTensor]], condition: Condition
+) -> None:
+    """Do what is slow the first time.
+
+    What is compiled is compiled for each batch size, and when it is watched, in the parts that are timed.
+    """
+    if not is_compiled(entry, condition):
+        run(target, entry, batches[0], condition, min(WARM_UP_TOKENS, condition.max_new_tokens))
+        return
+    for batch in {len(batch["input_ids"]): batch for batch in reversed(batches)}.values():
+        run(target, entry, batch, condition)
+        watch(target, entry, batch, condition)
 
 
 def on_device(batch: dict[str, torch.LongTensor], target: PreTrainedModel) -> dict[str, torch.LongTensor]:
@@ -181,9 +196,14 @@ def generation_config(
     """The configuration of one call."""
     length = condition.max_new_tokens if max_new_tokens is None else max_new_tokens
     setting = {**condition.generate_arguments, **entry.setting, **attributes}
-    if setting.get("cache_implementation") == "static":
+    if is_compiled(entry, condition):
         setting = {"compile_config": compile_anywhere(), **setting}
     return GenerationConfig(max_new_tokens=length, **condition.sampling(), **setting)
+
+
+def is_compiled(entry: Entry, condition: Condition) -> bool:
+    """Whether an entry asks for compiled rounds."""
+    return {**condition.generate_arguments, **entry.setting}.get("cache_implementation") == "static"
 
 
 def compile_anywhere() -> CompileConfig:
