@@ -9,6 +9,8 @@ from rich.console import Console
 
 from .eval_commands import Workbench, conditions_of, prepare, save_json, show
 from .eval_plan import EvalRequest, Plan, make_plan
+from .evaluation.entries import plain_entry
+from .evaluation.measurement import is_compiled
 from .evaluation.report import Report
 from .evaluation.tuning import Tuning, plan_search, table_of, tune, tuning_facts
 from .evaluation.tuning_tables import TUNING_LEGEND, acceptance_line, cost_tables, speed_table, verdict_lines
@@ -48,7 +50,7 @@ def tune_drafter(request: EvalRequest, screen: Console, notes: Console) -> Repor
         request.tree_budgets,
         takes_trees=not is_hybrid(bench.target.config.get_text_config(decoder=True)),
     )
-    is_compiled = plan.generate_arguments.get("cache_implementation") == "static"
+    compiled = is_compiled(plain_entry(), conditions[0])
     tuning = tune(
         bench.target,
         drafter,
@@ -60,7 +62,7 @@ def tune_drafter(request: EvalRequest, screen: Console, notes: Console) -> Repor
         lambda line: notes.print(line, highlight=False),
         lambda: save_json(request, bench.report),
         # Compiled rounds keep their shape, and so the rows that are finished.
-        rows_leave=not is_compiled,
+        rows_leave=not compiled,
     )
     bench.report.facts["tuning"] = tuning_facts(tuning)
     save_json(request, bench.report)
@@ -69,7 +71,7 @@ def tune_drafter(request: EvalRequest, screen: Console, notes: Console) -> Repor
     if tuning.problems:
         raise ValueError(f"{'; '.join(tuning.problems)}: nothing was written into the drafter")
     tuned = with_table(
-        vars(drafter.generation_config).get("tuned_drafting"), measured_table(bench, drafter, tuning), is_compiled
+        vars(drafter.generation_config).get("tuned_drafting"), measured_table(bench, drafter, tuning), compiled
     )
     written = write_tuning(drafter, tuned, source, request.output)
     screen.print(f"Written: {written}", highlight=False, soft_wrap=True)

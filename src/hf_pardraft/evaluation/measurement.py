@@ -10,6 +10,7 @@ import torch
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
+from ..generation.settings import wants_compiled
 from .benchmark import WARM_UP_TOKENS, end_of_text_ids, padded_batch, wait_for_device, without_padding
 from .entries import Entry
 from .utilisation import Proposal
@@ -196,14 +197,15 @@ def generation_config(
     """The configuration of one call."""
     length = condition.max_new_tokens if max_new_tokens is None else max_new_tokens
     setting = {**condition.generate_arguments, **entry.setting, **attributes}
-    if is_compiled(entry, condition):
-        setting = {"compile_config": compile_anywhere(), **setting}
-    return GenerationConfig(max_new_tokens=length, **condition.sampling(), **setting)
+    config = GenerationConfig(max_new_tokens=length, **condition.sampling(), **setting)
+    if wants_compiled(config) and "compile_config" not in setting:
+        config.compile_config = compile_anywhere()
+    return config
 
 
 def is_compiled(entry: Entry, condition: Condition) -> bool:
     """Whether an entry asks for compiled rounds."""
-    return {**condition.generate_arguments, **entry.setting}.get("cache_implementation") == "static"
+    return wants_compiled(generation_config(entry, condition))
 
 
 def compile_anywhere() -> CompileConfig:

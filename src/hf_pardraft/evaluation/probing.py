@@ -12,7 +12,7 @@ from ..models.drafting import ParallelDrafter
 from .benchmark import WARM_UP_TOKENS, padded_batch
 from .cost_model import Draft, RoundCosts, RowAcceptance
 from .entries import Entry, plain_entry
-from .measurement import Around, Condition, Run, Watched, call, generation_config, on_device, run, watch
+from .measurement import Around, Condition, Run, Watched, call, generation_config, on_device, run, warm_up, watch
 from .rows import PARTS
 
 # Of a probe: enough rounds for a median, even where most of what is drafted is accepted.
@@ -65,13 +65,9 @@ def measure_costs(
     batch = on_device(padded_batch(prompts), target)
     condition = replace(condition, max_new_tokens=min(PROBE_TOKENS, condition.max_new_tokens))
     entries, plain = {draft: fixed_depth(entry_for(drafter, draft)) for draft in drafts}, plain_entry()
-    # What is compiled is compiled for whole batches and full drafts, and in other pieces where rounds are timed, so a warm-up
-    # is calls like the others.
     for entry in [plain, *entries.values()]:
         with around(entry):
-            run(target, entry, batch, condition)
-            if entry is not plain:
-                timed_stats(target, entry, batch, condition)
+            warm_up(target, entry, [batch], condition)
     timed: dict[Draft, list[tuple[float, object]]] = {draft: [] for draft in drafts}
     plain_runs: list[tuple[Run, Run]] = []
     for _ in range(condition.repeats):

@@ -88,7 +88,6 @@ class CompiledDecoding(SpeculativeDecoding):
             if self.runs_ahead and tree:
                 # Whatever the host finds: rows that are over will ignore their draft. What a CUDA graph has put out does not
                 # outlive the step.
-                outcome = outcome.clone()
                 if self.settings.record_drafts:
                     tree = replace(tree, tokens=tree.tokens.clone(), depths=tree.depths.clone())
                 torch.compiler.cudagraph_mark_step_begin()
