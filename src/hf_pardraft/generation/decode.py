@@ -20,7 +20,7 @@ from .reading import TargetReader
 from .search import TreeSearch
 from .selection import (
     DrawnChain,
-    RowProcessors,
+    ItemProcessors,
     choose_along_the_path,
     choose_everywhere,
     draw_chain,
@@ -61,7 +61,7 @@ class SpeculativeDecoding:
         self.settings = candidates.settings
         self.search = TreeSearch(self.settings, candidates.drafter, generation_config._eos_token_tensor)
         self.processors = logits_processor
-        self.process_row = RowProcessors(logits_processor, batch)
+        self.process_item = ItemProcessors(logits_processor, batch)
         self.processes_in_bulk = is_prefix_free(logits_processor)
         self.do_sample = bool(generation_config.do_sample)
         self.stop = StopChecks(stopping_criteria, batch)
@@ -134,7 +134,7 @@ class SpeculativeDecoding:
             choices, scores = choose_everywhere(logits, self.processors, self.do_sample, self.texts.ids, drawn)
         else:
             choices, scores = choose_along_the_path(
-                logits, self.process_row, self.do_sample, self.rows, self.texts, tree, drawn
+                logits, self.process_item, self.do_sample, self.rows, self.texts, tree, drawn
             )
         return choices, scores, raw_logits
 
@@ -253,18 +253,24 @@ class SpeculativeDecoding:
 
     def _note(self, tree: TokenTree | None, paths: list[list[int]], counts: list[int]) -> None:
         """Tell the statistics and the depth schedule how the round went."""
-        num_drafted = tree.num_nodes if tree else 0
+        num_drafted, items = tree.num_nodes if tree else 0, self._noted_items()
         accepted = [min(len(path) - 1, count) for path, count in zip(paths, counts, strict=True)]
-        self.candidates.stats.add_round([num_drafted] * len(counts), accepted, counts)
+        noted = [accepted[item] for item in items]
+        self.candidates.stats.add_round([num_drafted] * len(items), noted, [counts[item] for item in items])
         if tree is not None and self.settings.record_drafts:
             self._record(tree, accepted, counts)
         if tree is not None:
-            self.schedule.note(sum(accepted) / len(accepted))
+            self.schedule.note(sum(noted) / len(noted))
+
+    def _noted_items(self) -> list[int]:
+        """The items of the batch whose text this round was about."""
+        return list(range(len(self.rows)))
 
     def _record(self, tree: TokenTree, accepted: list[int], counts: list[int]) -> None:
         """Note what was proposed to each row."""
-        nodes = zip(tree.tokens.tolist(), tree.depths.tolist(), strict=True)
-        for index, (tokens, depths) in enumerate(nodes):
+        all_tokens, all_depths = tree.tokens.tolist(), tree.depths.tolist()
+        for index in self._noted_items():
+            tokens, depths = all_tokens[index], all_depths[index]
             num_before = self.texts.lengths[index] - counts[index] - self.prompt_length
             self.candidates.stats.proposals.append(
                 Proposal(self.rows[index], num_before, tuple(tokens), tuple(depths), accepted[index], counts[index])
@@ -312,7 +318,7 @@ class SpeculativeDecoding:
 
     def _drop_finished_rows(self) -> None:
         """Set finished rows aside, and go on with the others."""
-        over = self.stop.over(self.rows, self.texts.lengths)
+        over = self._are_over()
         if not any(over):
             return
         if self._returns_cache():
@@ -326,6 +332,10 @@ class SpeculativeDecoding:
         if self.rows:
             self.texts.select_rows(kept)
             self.select_rows(kept)
+
+    def _are_over(self) -> list[bool]:
+        """Which rows leave the batch."""
+        return self.stop.over(self.rows, self.texts.lengths)
 
     def entries_of(self, index: int) -> Entries:
         """The cache entries of a row."""

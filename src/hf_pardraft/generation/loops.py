@@ -6,6 +6,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.utils import logging
 
+from .aligned import AlignedDecoding, see_the_batch
 from .cache import is_hybrid
 from .compiled_decode import CompiledDecoding
 from .decode import SpeculativeDecoding
@@ -21,6 +22,9 @@ def decoding_for(
 ) -> SpeculativeDecoding:
     """The loop for a call of `generate`: with compiled rounds, if the call asks for them and they can be had."""
     arguments["generation_config"] = generation_config
+    looking = see_the_batch(arguments["logits_processor"], arguments["stopping_criteria"])
+    if arguments["batch"] > 1 and looking:
+        return AlignedDecoding(target, **arguments)
     if wants_compiled(generation_config):
         reason = reason_against(target, generation_config, arguments)
         if reason is None:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
     EpsilonLogitsWarper,
     EtaLogitsWarper,
     ExponentialDecayLengthPenalty,
@@ -17,16 +19,16 @@ from transformers import (
     MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
-    SynthIDTextWatermarkLogitsProcessor,
     TemperatureLogitsWarper,
     TopHLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    WatermarkLogitsProcessor,
 )
 
 from .text import Texts
@@ -49,8 +51,8 @@ PREFIX_FREE = {
     TypicalLogitsWarper,
 }
 
-# They read the text, and treat every row of a batch alike.
-ROW_FREE = {
+# They read the text, treat every item of a batch alike, and remember nothing.
+TEXT_ONLY = {
     ExponentialDecayLengthPenalty,
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
@@ -60,9 +62,14 @@ ROW_FREE = {
     NoRepeatNGramLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
+    WatermarkLogitsProcessor,
 }
-# They remember what they were called with.
-STATEFUL = {SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor}
+# The same, but they hold something for each item of the batch, and so must see it at its place.
+BY_ITEM = {
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+}
 
 
 def is_prefix_free(processors: LogitsProcessorList) -> bool:
@@ -170,45 +177,53 @@ def choose_everywhere(
     return choices, scores
 
 
-class RowProcessors:
-    """The caller's processors, for one row of a batch at a time.
-
-    Plain `generate` calls them with the whole batch, whose rows have one length; here they don't. Those that treat every row
-    alike get the row by itself. Any other gets the row at its place in a batch of copies, and what it says about that
-    place is taken.
+def choose_at(scores: torch.Tensor, do_sample: bool, drawn: DrawnChain | None, place: int) -> torch.LongTensor:
+    """One token per sequence, at one place of what was proposed.
 
     Args:
-        processors: as `generate` prepared them.
-        batch: rows of the batch.
+        scores: `(batch, vocab)`, the target's processed scores there.
+        do_sample: draw, or take the argmax.
+        drawn: the proposed chain, if its tokens were drawn from the drafter's law; of the same sequences.
+        place: how many of its tokens stand before.
 
-    Raises:
-        ValueError: if one of them remembers earlier calls, which differ from plain `generate`'s if there are several rows.
+    Returns:
+        `(batch,)`.
+    """
+    if drawn is None or place == drawn.tokens.shape[1]:
+        return pick(scores, do_sample)
+    here = (slice(None), slice(place, place + 1))
+    return keep_or_redraw(scores[:, None], DrawnChain(drawn.tokens[here], drawn.law[here]))[:, 0]
+
+
+class ItemProcessors:
+    """The caller's processors, for one item of a batch at a time.
+
+    Plain `generate` calls them with the whole batch, whose texts have one length; here they don't. Those that hold something
+    for each item get copies of one, and what they say about its own place is taken.
+
+    Args:
+        processors: as `generate` prepared them, all of them in `PREFIX_FREE`, `TEXT_ONLY` or `BY_ITEM`, or for a batch of 1.
+        batch: items of the caller's batch.
     """
 
     def __init__(self, processors: LogitsProcessorList, batch: int) -> None:
         self.processors = processors
         self.batch = batch
-        self.sees_copies = batch > 1 and any(type(processor) not in PREFIX_FREE | ROW_FREE for processor in processors)
-        stateful = sorted(type(processor).__name__ for processor in processors if type(processor) in STATEFUL)
-        if stateful and batch > 1:
-            raise ValueError(
-                f"{', '.join(stateful)} keeps a state for the whole batch, whose rows advance together in plain generate and "
-                f"here don't; got a batch of {batch}: call generate for each row, or without assistant_model"
-            )
+        self.sees_copies = batch > 1 and any(type(processor) in BY_ITEM for processor in processors)
 
-    def __call__(self, row: int, text: torch.LongTensor, logits: torch.Tensor) -> torch.Tensor:
-        """Processed scores `(1, vocab)` behind the text `(1, length)` of a row of the caller's batch."""
+    def __call__(self, item: int, text: torch.LongTensor, logits: torch.Tensor) -> torch.Tensor:
+        """Processed scores `(1, vocab)` after the text `(1, length)` of an item of the caller's batch."""
         if not self.sees_copies:
             return self.processors(text, logits)
         copies = logits.expand(self.batch, -1).clone()
-        return self.processors(text.expand(self.batch, -1), copies)[row : row + 1]
+        return self.processors(text.expand(self.batch, -1), copies)[item : item + 1]
 
 
 def choose_along_the_path(
     logits: torch.Tensor,
-    process: RowProcessors,
+    process: ItemProcessors,
     do_sample: bool,
-    rows: list[int],
+    items: list[int],
     texts: Texts,
     tree: TokenTree | None,
     drawn: DrawnChain | None = None,
@@ -222,7 +237,7 @@ def choose_along_the_path(
         logits: `(batch, slots, vocab)` in float32.
         process: the processors.
         do_sample: draw, or take the argmax.
-        rows: for each row of `logits`, which row of the caller's batch it is.
+        items: for each row of `logits`, which item of the caller's batch it is.
         texts: what is committed.
         tree: what was proposed.
         drawn: the same, if it is a chain whose tokens were drawn from the drafter's law.
@@ -232,16 +247,15 @@ def choose_along_the_path(
     """
     choices = torch.full(logits.shape[:2], NO_CHOICE, dtype=torch.long, device=logits.device)
     scores = torch.zeros_like(logits)
-    for index, row in enumerate(rows):
+    for index, item in enumerate(items):
         text, slot, children = texts.row(index), 0, children_of(tree, index)
+        own = slice(index, index + 1)
+        drawn_here = None if drawn is None else DrawnChain(drawn.tokens[own], drawn.law[own])
         while slot is not None:
-            processed = process(row, text, logits[index : index + 1, slot])
+            processed = process(item, text, logits[own, slot])
             scores[index, slot] = processed[0]
-            if drawn is None or slot == drawn.tokens.shape[1]:
-                choice = pick(processed, do_sample)
-            else:
-                here = (slice(index, index + 1), slice(slot, slot + 1))
-                choice = keep_or_redraw(processed[:, None], DrawnChain(drawn.tokens[here], drawn.law[here]))[:, 0]
+            # A drawn chain's slots are its places.
+            choice = choose_at(processed, do_sample, drawn_here, slot)
             choices[index, slot] = choice[0]
             text = torch.cat([text, choice[:, None]], dim=1)
             slot = children.get((slot, choice.item()))

@@ -1,0 +1,102 @@
+"""Batches whose items advance together, token by token as in plain `generate`, for whatever looks at the whole batch."""
+
+from dataclasses import replace
+
+import torch
+from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList, StopStringCriteria
+from transformers.generation.stopping_criteria import EosTokenCriteria
+
+from .decode import SpeculativeDecoding
+from .selection import BY_ITEM, PREFIX_FREE, TEXT_ONLY, DrawnChain, choose_at, children_of
+from .stopping import StopChecks
+from .tree import TokenTree, draft_chain
+from .verify import NO_CHOICE
+
+# They look at one sequence at a time, and remember nothing.
+ITEM_WISE_CRITERIA = {StopStringCriteria, MaxTimeCriteria}
+
+
+def see_the_batch(processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> list[str]:
+    """Names of the processors and criteria that may look across a batch, or remember what they were called with.
+
+    Of a caller's own nobody knows better.
+    """
+    known = PREFIX_FREE | TEXT_ONLY | BY_ITEM
+    others = [processor for processor in processors if type(processor) not in known]
+    others += [criterion for criterion in StopChecks(criteria).others if type(criterion) not in ITEM_WISE_CRITERIA]
+    return sorted({type(other).__name__ for other in others})
+
+
+class AlignedDecoding(SpeculativeDecoding):
+    """[`SpeculativeDecoding`] whose batch items commit equally many tokens in each round, as many as all of them accept.
+
+    So there is, for each token, a moment at which all texts are as long as in plain `generate`: then each processor and each
+    stopping criterion is called, once, with the whole batch. An item that is over stays in the batch and gets padding, as in
+    plain `generate`, until all are over.
+    """
+
+    def __init__(self, *args, stopping_criteria: StoppingCriteriaList, batch: int, **kwargs) -> None:
+        super().__init__(*args, stopping_criteria=stopping_criteria, batch=batch, **kwargs)
+        self.criteria = stopping_criteria
+        self.pads = any(isinstance(criterion, EosTokenCriteria) for criterion in stopping_criteria)
+        # Which items are over, now and before this round; and how many tokens this round commits to each.
+        self.over, self.was_over = [False] * batch, [False] * batch
+        self.num_steps = 0
+        # One `(batch, vocab)` entry per token, as criteria get to see them.
+        self.step_scores: list[torch.Tensor] = []
+
+    def cut(self, new_tokens: list[list[int]]) -> list[int]:
+        """Append what all items have got in common; returns how many tokens that is, for each."""
+        self.texts.append([tokens[: self.num_steps] for tokens in new_tokens])
+        for index, row in enumerate(self.rows):
+            self.recorder.keep_first(row, self.texts.lengths[index] - self.prompt_length)
+        return [self.num_steps] * len(new_tokens)
+
+    def choose(
+        self, logits: torch.Tensor, tree: TokenTree | None, drawn: DrawnChain | None
+    ) -> tuple[torch.LongTensor, torch.Tensor, torch.Tensor | None]:
+        """Walk down all trees together, one level at a time, while no item is without a child to go on to."""
+        logits = logits.to(device=self.texts.device, dtype=torch.float32)
+        raw_logits = logits.clone() if self.recorder.logits is not None else None
+        batch, device = len(logits), logits.device
+        choices = torch.full(logits.shape[:2], NO_CHOICE, dtype=torch.long, device=device)
+        scores = torch.zeros_like(logits)
+        items, slots = torch.arange(batch, device=device), [0] * batch
+        children = [children_of(tree, item) for item in range(batch)]
+        text, self.num_steps, self.was_over = self.texts.last(self.texts.lengths[0]), 0, self.over
+        while None not in slots and not all(self.over):
+            here = (items, torch.tensor(slots, device=device))
+            processed = self.processors(text, logits[here])
+            choice = choose_at(processed, self.do_sample, drawn, self.num_steps)
+            if self.pads:
+                choice = choice.masked_fill(torch.tensor(self.over, device=device), self.finished.padding)
+            choices[here], scores[here] = choice, processed
+            text, self.num_steps = torch.cat([text, choice[:, None]], dim=1), self.num_steps + 1
+            is_over = self.criteria(text, self._scores_so_far(processed)).tolist()
+            self.over = [was or now for was, now in zip(self.over, is_over, strict=True)]
+            slots = [children[item].get((slots[item], token)) for item, token in enumerate(choice.tolist())]
+        return choices, scores, raw_logits
+
+    def _scores_so_far(self, processed: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        """The scores of all tokens, the last ones' `(batch, vocab)` included, if the caller wants scores returned."""
+        if self.recorder.scores is None:
+            return None
+        self.step_scores.append(processed)
+        return tuple(self.step_scores)
+
+    def _proposal(self, draft_logits: torch.Tensor | None) -> tuple[TokenTree | None, DrawnChain | None]:
+        """As ever while no item is over; then chains, in which padding comes for those that are."""
+        if draft_logits is None or not (self.pads and any(self.over)):
+            return super()._proposal(draft_logits)
+        chain = draft_chain(draft_logits.to(self.texts.device))
+        over = torch.tensor(self.over, device=chain.tokens.device)[:, None]
+        return replace(chain, tokens=chain.tokens.masked_fill(over, self.finished.padding)), None
+
+    def _noted_items(self) -> list[int]:
+        return [item for item, was_over in enumerate(self.was_over) if not was_over]
+
+    def _are_over(self) -> list[bool]:
+        """All items leave together; before that, those that are over stay in the batch."""
+        if all(self.over):
+            self.stop.end_of_row = list(self.texts.lengths)
+        return [all(self.over)] * len(self.over)
