@@ -63,9 +63,10 @@ class TargetCache(GrowingCache):
         """Take over the entries that an earlier call left in `cache`.
 
         Args:
-            cache: of one sequence.
-            real: `(columns,)`, which of its columns are no padding.
+            cache: a caller's, whose rows have padding of their own.
+            real: `(batch, columns)`, which of its columns are no padding.
         """
+        lengths = real.sum(dim=1).tolist()
         for index, layer in enumerate(cache.layers):
             if isinstance(layer, LinearAttentionLayer):
                 # Copied: the states of a caller's cache are changed when this one's are handed back, not before.
@@ -76,12 +77,19 @@ class TargetCache(GrowingCache):
                 continue
             stored = stored_entries(layer)
             # Layers with a window may have forgotten the oldest columns, which nobody will look at any more.
-            first = len(real) - stored
-            kept = real[first:].to(layer.keys.device)
-            own = self.layers[index]
-            own.ahead = int(real[:first].sum())
-            own.dropped = [own.ahead] if own.ahead else None
-            self.update(layer.keys[:, :, :stored][:, :, kept], layer.values[:, :, :stored][:, :, kept], index)
+            first = real.shape[1] - stored
+            own, held = self.layers[index], real[:, first:]
+            order = held.long().argsort(dim=1, descending=True, stable=True)[:, : int(held.sum(dim=1).max())]
+            places = order[:, None, :, None].to(layer.keys.device)
+            entries = (
+                states.gather(2, places.expand(-1, states.shape[1], -1, states.shape[3]))
+                for states in (layer.keys, layer.values)
+            )
+            self.update(*entries, index)
+            dropped = real[:, :first].sum(dim=1).tolist()
+            own.dropped = dropped if any(dropped) else None
+            own.fit_to(lengths)
+        self.row_lengths = lengths
 
     def entries_of(self, row: int) -> Entries:
         """The last entries of one row, mostly all of them."""
@@ -173,12 +181,13 @@ def check_can_roll_back(config: PreTrainedConfig) -> None:
         )
 
 
-def check_cache(cache: Cache | None, batch: int, num_tokens: int) -> None:
+def check_cache(cache: Cache | None, batch: int, num_tokens: int, mask_length: int | None = None) -> None:
     """Raise a `ValueError` for a cache that can't be continued.
 
     Args:
         cache: as `generate` prepared it, or as the caller passed it in.
         batch, num_tokens: of the prompt, what is in the cache included.
+        mask_length: columns of the attention mask, if that is known.
     """
     if not isinstance(cache, (DynamicCache, StaticCache)) or cache.offloading:
         raise ValueError(
@@ -189,11 +198,14 @@ def check_cache(cache: Cache | None, batch: int, num_tokens: int) -> None:
     length = int(cache.get_seq_length())
     if length == 0:
         return
-    if batch > 1:
+    if mask_length not in (None, num_tokens):
         raise ValueError(
-            f"past_key_values holds {length} tokens of an earlier call, and drafting continues one sequence at a time, got a "
-            f"batch of {batch}: leave it out (the whole text in input_ids is read again)"
+            f"input_ids has {num_tokens} columns and the attention_mask {mask_length}, so some of the text is in past_key_values "
+            "only, and a drafter has to read it all: pass the whole text in input_ids"
         )
+    items = next((len(layer.keys) for layer in cache.layers if not isinstance(layer, LinearAttentionLayer) and layer.is_initialized), batch)
+    if items != batch:
+        raise ValueError(f"past_key_values holds a batch of {items} and input_ids one of {batch}: pass the cache of this batch")
     if length >= num_tokens:
         raise ValueError(
             f"past_key_values holds {length} tokens and input_ids {num_tokens}, so there is nothing new to read: pass the whole "

@@ -7,6 +7,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator
 
 from ..models.drafting import DraftContext, ParallelDrafter, take_rows
+from .rope import longest_text, rope_changes
 from .settings import DraftSettings, read_settings
 from .stats import DecodeStats, Proposal
 
@@ -40,6 +41,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self.taps = drafter.taps_for(target, self.settings.use_target_features)
         self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": self.taps} if self.taps else {}
         self.max_length = generation_config.max_length
+        self.rope = rope_changes(target.config.get_text_config(decoder=True))
         self.state = drafter.new_draft_state(target)
         self.stats = DecodeStats()
         self._pending: list[DraftContext] = []
@@ -111,6 +113,8 @@ class ParallelCandidateGenerator(CandidateGenerator):
         """
         self._observe_stock(input_ids, model_kwargs, model_outputs, n_last_matches)
         depth = max(0, min(self.depth, self.max_length - input_ids.shape[1] - 1))
+        if self.rope.any:
+            depth = self.rope.room(longest_text(model_kwargs.get("position_ids"), input_ids.shape[1]), depth)
         logits = self.draft_logits(depth)
         self._last_depth = 0 if logits is None else depth
         if logits is None:

@@ -15,8 +15,9 @@ from .depth import DepthSchedule
 from .finished import FinishedRows
 from .host import paths_on_host
 from .outputs import OutputRecorder, RowRead
-from .prompt import Prompt, Unread, read_prompt
+from .prompt import TOKEN_TYPES, Prompt, Unread, read_prompt
 from .reading import TargetReader
+from .rope import longest_text, rope_changes
 from .search import TreeSearch
 from .selection import (
     DrawnChain,
@@ -27,6 +28,7 @@ from .selection import (
     is_prefix_free,
 )
 from .stats import Proposal, Stopwatch, synchronizer
+from .step_inputs import SLICED_INPUTS, StepInputs
 from .stopping import StopChecks
 from .text import Texts
 from .tree import TokenTree, chain_tree, draft_chain
@@ -44,6 +46,7 @@ class SpeculativeDecoding:
         candidates: the drafter's side.
         logits_processor, stopping_criteria, generation_config, streamer, model_kwargs: as `generate` prepared them.
         batch: number of rows.
+        inputs: what plain `generate` would give the target in each step, see [`step_inputs`].
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class SpeculativeDecoding:
         streamer: BaseStreamer | None,
         model_kwargs: dict[str, Any],
         batch: int = 1,
+        inputs: StepInputs = SLICED_INPUTS,
     ) -> None:
         self.candidates = candidates
         self.settings = candidates.settings
@@ -69,6 +73,8 @@ class SpeculativeDecoding:
         padding = generation_config._pad_token_tensor
         self.finished = FinishedRows(0 if padding is None else int(padding))
         text_config = target.config.get_text_config(decoder=True)
+        self.rope = rope_changes(text_config)
+        self.inputs = inputs
         layer_kwargs = get_layer_types_and_kwargs(text_config)[1]
         windows = [layer_kwargs[source].get("sliding_window") for source in attended_layers(text_config)]
         self.recorder = OutputRecorder(generation_config, batch, windows)
@@ -96,6 +102,8 @@ class SpeculativeDecoding:
 
     def round(self) -> None:
         """Draft, read, verify and commit once."""
+        if self.prompt is None and self.inputs.rereads(self.texts.lengths[0]):
+            self._read_all_again()
         with self.stopwatch.part("draft"):
             draft_logits = self.candidates.draft_logits(self._depth())
         with self.stopwatch.part("tree"):
@@ -186,15 +194,29 @@ class SpeculativeDecoding:
     def _read_prompt(self, input_ids: torch.LongTensor) -> None:
         """Set out what the target and the drafter have to read, and what an earlier call's cache spares the target."""
         prompt = read_prompt(input_ids, self.model_kwargs)
-        text, self.columns = prompt.text, prompt.columns
+        types = prompt.extra.get(TOKEN_TYPES)
+        if types is not None and not self.inputs.types_in_first:
+            del prompt.extra[TOKEN_TYPES]
+        if types is not None and self.inputs.types_in_others:
+            self.reader.token_types = types[:, -1:]
+        self.prompt_text, self.columns = prompt.text, prompt.columns
+        text = prompt.text
         self.candidates.observe(DraftContext(text.ids, text.positions, new_counts=text.counts))
+        if self.rope.any:
+            # A batch is rotated by its longest text, and of that padding is no part.
+            longest = longest_text(self.model_kwargs.get("position_ids"), self.prompt_length)
+            self.columns_before = self.prompt_length - longest
         given = self.model_kwargs["past_key_values"]
         self.num_cached_columns = int(given.get_seq_length())
+        if self.inputs.rereads(self.prompt_length, self.num_cached_columns):
+            self.num_cached_columns = 0
         if self.num_cached_columns:
-            real = torch.zeros(self.num_cached_columns, dtype=torch.bool)
-            real[[column for column in self.columns[0] if column < self.num_cached_columns]] = True
+            cached = range(self.num_cached_columns)
+            real = torch.zeros(len(self.columns), self.num_cached_columns, dtype=torch.bool)
+            for row, columns in enumerate(self.columns):
+                real[row, [column for column in columns if column in cached]] = True
             self.reader.cache.import_from(given, real)
-            prompt = prompt.after(int(real.sum()))
+            prompt = prompt.after(real.sum(dim=1).tolist())
         self.prompt: Prompt | None = prompt
         self.unread = prompt.text
 
@@ -204,6 +226,16 @@ class SpeculativeDecoding:
             return self.reader.read(self.unread, tree)
         prompt, self.prompt = self.prompt, None
         return self.reader.read_prompt(prompt, tree)
+
+    def _read_all_again(self) -> None:
+        """Forget what was read of all texts, since plain `generate` reads them again from here. They have one length."""
+        self.reader.forget_all()
+        text, num_new = self.prompt_text, self.texts.lengths[0] - self.prompt_length
+        ahead = torch.arange(1, num_new + 1, device=text.positions.device)
+        ids = torch.cat([text.ids, self.texts.last(num_new)], dim=1)
+        positions = torch.cat([text.positions, text.positions[:, -1:] + ahead], dim=1)
+        counts = text.counts and [count + num_new for count in text.counts]
+        self.unread = Unread(ids, positions, counts, num_reread=ids.shape[1] - 1)
 
     def _forget_rejected(self, snapshot: Snapshot, start: int, root: Unread, num_new: int) -> None:
         """Go back to before this round where rejected tokens can't be removed: the next round reads the accepted ones again.
@@ -228,7 +260,11 @@ class SpeculativeDecoding:
         """How many tokens to draft in this round."""
         if (self.prompt or self.unread.ids.shape[1] > 1) and not self._drafts_behind_a_prompt():
             return 0
-        return self.stop.room(min(self.texts.lengths), self.schedule.next_depth())
+        depth = self.stop.room(min(self.texts.lengths), self.schedule.next_depth())
+        if self.rope.any:
+            # Items of a batch advance together where the text of one may come to stand beyond a change.
+            depth = self.rope.room(max(self.texts.lengths) - self.columns_before, depth)
+        return self.inputs.room(max(self.texts.lengths), depth)
 
     def _drafts_behind_a_prompt(self) -> bool:
         """Whether the target can read a draft together with a longer text.
@@ -246,8 +282,9 @@ class SpeculativeDecoding:
         if self.do_sample and settings.verification == "rejection":
             drawn = draw_chain(draft_logits, self.processors, self.texts.ids)
             return chain_tree(drawn.tokens), drawn
-        # A prompt is read with the target's own mask, which has no room for branches.
-        if settings.tree_budget and not self.prompt and not self.reader.is_hybrid:
+        # A text is read with the target's own mask, which has no room for branches.
+        reads_text = self.prompt or self.unread.ids.shape[1] > 1
+        if settings.tree_budget and not reads_text and not self.reader.is_hybrid:
             return self.search.tree(draft_logits, self.texts), None
         return draft_chain(draft_logits), None
 
@@ -284,13 +321,17 @@ class SpeculativeDecoding:
             positions = self.reader.positions[:, rows]
         else:
             read = last_columns(self.unread.counts, len(nodes), length)
-            kept = [row + [length + node for node in chosen] for row, chosen in zip(read, nodes, strict=True)]
+            kept = [
+                [column for column in row if column >= num_reread] + [length + node for node in chosen]
+                for row, chosen in zip(read, nodes, strict=True)
+            ]
             counts, most = list(map(len, kept)), max(map(len, kept))
             context.feature_counts = None if min(counts) == most else counts
             rows = torch.tensor([row[:1] * (most - len(row)) + row for row in kept])
             # What is read ends one place before the newest token. A prompt has positions of its own.
             last = context.new_positions[:, -1:]
-            positions = last + counting(-most, 0, last.device) if length == 1 else self.unread.positions
+            is_prompt = length - num_reread > 1
+            positions = self.unread.positions if is_prompt else last + counting(-most, 0, last.device)
         context.features = self.candidates.tapped(outputs.hidden_states, rows)
         context.feature_positions = positions
 

@@ -136,6 +136,7 @@ def _assisted_decoding(
     if is_ours(assistant_model, generation_config):
         settings = read_settings(assistant_model, generation_config, input_ids.shape[0], self.device.type)
         warn_if_other_text(assistant_model, input_ids, tokenizer)
+        inputs = check_request(self, input_ids, model_kwargs, generation_config, settings)
     if settings is None or settings.decode_loop == "stock":
         return _originals["_assisted_decoding"](
             self,
@@ -169,7 +170,6 @@ def _assisted_decoding(
         )
     # A tuned drafter may draft trees here where its own settings, which were checked before, have none.
     check_ngram_model(settings, assistant_model, self, tokenizer)
-    check_request(self, input_ids, model_kwargs, settings)
     candidates = self._get_candidate_generator(
         generation_config=generation_config,
         input_ids=input_ids,
@@ -191,5 +191,6 @@ def _assisted_decoding(
         streamer=streamer,
         model_kwargs=model_kwargs,
         batch=input_ids.shape[0],
+        inputs=inputs,
     )
     return decoding.run(input_ids)

@@ -10,7 +10,9 @@ from .aligned import AlignedDecoding, see_the_batch
 from .cache import is_hybrid
 from .compiled_decode import CompiledDecoding
 from .decode import SpeculativeDecoding
+from .prompt import TOKEN_TYPES
 from .request_checks import check_takes_masks
+from .rope import longest_text, rope_changes
 from .settings import wants_compiled
 from .stopping import StopChecks
 
@@ -22,8 +24,9 @@ def decoding_for(
 ) -> SpeculativeDecoding:
     """The loop for a call of `generate`: with compiled rounds, if the call asks for them and they can be had."""
     arguments["generation_config"] = generation_config
-    looking = see_the_batch(arguments["logits_processor"], arguments["stopping_criteria"])
-    if arguments["batch"] > 1 and looking:
+    if arguments["batch"] > 1 and (
+        see_the_batch(arguments["logits_processor"], arguments["stopping_criteria"]) or changes_on_the_way(target, arguments)
+    ):
         return AlignedDecoding(target, **arguments)
     if wants_compiled(generation_config):
         reason = reason_against(target, generation_config, arguments)
@@ -38,6 +41,21 @@ def decoding_for(
     return SpeculativeDecoding(target, **arguments)
 
 
+def changes_on_the_way(target: PreTrainedModel, arguments: dict[str, Any]) -> bool:
+    """Whether some of a call's texts may be on either side of a length at which the target reads otherwise.
+
+    Plain `generate` reads with the longest text of the batch, and so must items that are shorter, or go their own ways.
+    """
+    positions, inputs = arguments["model_kwargs"].get("position_ids"), arguments["inputs"]
+    changes = rope_changes(target.config.get_text_config(decoder=True))
+    if positions is None or not changes.any:
+        return changes.any or inputs.rereads_beyond is not None
+    ends, columns = positions[..., -1] + 1, positions.shape[-1]
+    padding = columns - longest_text(positions, columns)
+    longest = arguments["generation_config"].max_length - padding
+    return inputs.rereads_beyond is not None or changes.are_met(int(ends.min()), longest)
+
+
 def reason_against(
     target: PreTrainedModel, generation_config: GenerationConfig, arguments: dict[str, Any]
 ) -> str | None:
@@ -48,6 +66,10 @@ def reason_against(
         return "the state of recurrent layers can't be held in buffers"
     if "dummy" in get_layer_types_and_kwargs(config)[0]:
         return "layers of the target share the entries of others"
+    if changes_on_the_way(target, arguments):
+        return "the target's rotary frequencies change within this call"
+    if model_kwargs.get(TOKEN_TYPES) is not None and arguments["inputs"].types_in_others:
+        return "the target is told the type of each token"
     if "llama4" in target.config.model_type:
         return "transformers can't compile Llama 4"
     if getattr(target, "hf_quantizer", None) is not None and not target.hf_quantizer.is_compileable:

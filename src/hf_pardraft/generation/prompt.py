@@ -18,6 +18,8 @@ HANDLED = {
 }
 # Where `generate` puts what a target's own encoders made of images, videos and sound.
 ENCODED_MEDIA = "mm_encoder_outputs"
+# What kind each token is; plain `generate` says of all new ones that they are like the prompt's last.
+TOKEN_TYPES = "token_type_ids"
 
 
 @dataclass
@@ -63,13 +65,16 @@ class Prompt:
     axes: torch.LongTensor | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def after(self, num_cached: int) -> "Prompt":
-        """Without the first tokens of each row, which an earlier call's cache holds."""
+    def after(self, num_cached: list[int]) -> "Prompt":
+        """Without the first tokens of each row, `num_cached (batch,)` of them, which an earlier call's cache holds."""
         length = self.text.ids.shape[1]
-        text = Unread(self.text.ids[:, num_cached:], self.text.positions[:, num_cached:])
-        axes = None if self.axes is None else self.axes[:, :, num_cached - length :]
+        counts = [count - cached for count, cached in zip(self.text.counts or [length] * len(num_cached), num_cached, strict=True)]
+        new = slice(length - max(counts), None)
+        uneven = None if min(counts) == max(counts) else counts
+        text = Unread(self.text.ids[:, new], self.text.positions[:, new], uneven)
+        axes = None if self.axes is None else self.axes[:, :, new]
         extra = {
-            name: value[:, num_cached:] if has_a_column_per_token(value, self.text.ids) else value
+            name: value[:, new] if has_a_column_per_token(value, self.text.ids) else value
             for name, value in self.extra.items()
         }
         return Prompt(text, self.columns, axes, extra)

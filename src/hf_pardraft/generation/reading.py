@@ -6,9 +6,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.drafting import are_real, input_device, last_columns
-from ..models.row_masks import additive_masks, attention_windows
+from ..models.row_masks import additive_masks, attention_windows, causal_row_masks
 from .cache import TargetCache, is_hybrid
-from .prompt import ENCODED_MEDIA, HANDLED, Prompt, Unread
+from .prompt import ENCODED_MEDIA, HANDLED, TOKEN_TYPES, Prompt, Unread
 from .tree import TokenTree
 
 
@@ -24,6 +24,7 @@ class TargetReader:
     def __init__(self, target: PreTrainedModel, model_kwargs: dict[str, Any], requested: dict[str, Any]) -> None:
         text_config = target.config.get_text_config(decoder=True)
         self.target, self.device = target, input_device(target)
+        self.text_config = text_config
         self.cache = TargetCache(text_config)
         self.is_hybrid = is_hybrid(text_config)
         self.takes_positions = model_kwargs.get("position_ids") is not None
@@ -32,6 +33,8 @@ class TargetReader:
         self.has_windows = any(size is not None for size in self.windows.values())
         # How far the positions on each axis are ahead of the token's index, once the prompt is read.
         self.axis_shift: torch.LongTensor | None = None
+        # Of a target that is told the type of each token: that of a prompt's last token, which all later ones have, `(batch, 1)`.
+        self.token_types: torch.LongTensor | None = None
         # Of the tokens that the last forward read, `(batch, length + nodes)`.
         self.positions: torch.LongTensor | None = None
         others = {
@@ -78,6 +81,10 @@ class TargetReader:
             positions = positions + self.axis_shift
             if axes is not None:
                 positions[:, :, : axes.shape[2]] = axes
+        if self.token_types is not None:
+            given = arguments.get(TOKEN_TYPES, self.token_types[:, :0])
+            types = self.token_types.expand(-1, ids.shape[1] - given.shape[1])
+            arguments[TOKEN_TYPES] = torch.cat([given, types], dim=1).to(self.device)
         if self.takes_positions:
             arguments["position_ids"] = positions.to(self.device)
         if self.keeps_logits:
@@ -96,9 +103,13 @@ class TargetReader:
         is_chain = tree is None or tree.is_chain
         if is_chain and batch == 1:
             return None
-        if length > 1 or self.cache.get_seq_length() == 0:
-            # Prompts, which are read without a draft.
-            return are_real(unread.counts, batch, length, self.device).long()
+        num_cached = self.cache.get_seq_length()
+        if length > 1 or num_cached == 0:
+            # Prompts, which are read without a draft, maybe after what an earlier call has read.
+            real = are_real(unread.counts, batch, length, self.device)
+            if num_cached == 0:
+                return real.long()
+            return causal_row_masks(real, self.windows, self.cache.columns_by_type(), self.target.dtype)
         within = root_and_nodes(tree, batch, self.device)
         depths = within.new_zeros(1, dtype=torch.long)
         if tree is not None and self.has_windows:
@@ -111,6 +122,12 @@ class TargetReader:
         self.cache.select_rows(rows)
         if self.axis_shift is not None:
             self.axis_shift = self.axis_shift[:, rows]
+        if self.token_types is not None:
+            self.token_types = self.token_types[rows]
+
+    def forget_all(self) -> None:
+        """Begin with an empty cache."""
+        self.cache = self.arguments["past_key_values"] = TargetCache(self.text_config)
 
     def keep(self, start: int, unread: Unread, nodes: list[list[int]]) -> None:
         """Of what the last forward appended to the cache, keep the unread tokens and, for each row, some nodes."""

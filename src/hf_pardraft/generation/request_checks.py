@@ -3,13 +3,15 @@
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..models.row_masks import attention_windows
 from .cache import check_cache, check_can_roll_back, is_hybrid
-from .prompt import first_inputs
+from .prompt import TOKEN_TYPES, first_inputs
+from .rope import rope_changes
 from .settings import DraftSettings
+from .step_inputs import StepInputs, step_inputs
 
 logger = logging.get_logger(__name__)
 
@@ -31,9 +33,36 @@ MASKLESS_ATTENTION = ("flash", "paged")
 
 
 def check_request(
-    target: PreTrainedModel, input_ids: torch.LongTensor, model_kwargs: dict[str, Any], settings: DraftSettings
+    target: PreTrainedModel,
+    input_ids: torch.LongTensor,
+    model_kwargs: dict[str, Any],
+    generation_config: GenerationConfig,
+    settings: DraftSettings,
+) -> StepInputs:
+    """Raise a `ValueError`, before any forward, for inputs that drafting can't serve.
+
+    Returns:
+        What the target reads in each step.
+    """
+    if settings.decode_loop == "native" and settings.depth:
+        check_inputs(target, input_ids, model_kwargs, generation_config, settings)
+    text_config = target.config.get_text_config(decoder=True)
+    limits = {*rope_changes(text_config).switches, text_config.to_dict().get("original_max_position_embeddings")}
+    reached = [limit for limit in limits if limit is not None and limit < generation_config.max_length]
+    inputs = step_inputs(target, input_ids, model_kwargs, sorted(reached))
+    if inputs.rereads_beyond is not None:
+        check_can_reread(target, inputs.rereads_beyond, model_kwargs, generation_config, settings)
+    return inputs
+
+
+def check_inputs(
+    target: PreTrainedModel,
+    input_ids: torch.LongTensor,
+    model_kwargs: dict[str, Any],
+    generation_config: GenerationConfig,
+    settings: DraftSettings,
 ) -> None:
-    """Raise a `ValueError`, before any forward, for inputs that drafting can't serve."""
+    """[`check_request`] for this package's loop, of the target's layers, the prompt and the cache."""
     batch, length = input_ids.shape
     if not model_kwargs.get("use_cache"):
         raise ValueError("drafting needs the key/value cache: call generate with use_cache=True")
@@ -53,12 +82,39 @@ def check_request(
         check_hybrid(text_config.model_type, batch, settings)
     elif batch > 1 or settings.tree_budget:
         check_takes_masks(target, model_kwargs)
-    check_cache(model_kwargs.get("past_key_values"), batch, length)
-    others = sorted(first_inputs(model_kwargs))
+    # `generate` notes the length of a mask that it leaves out.
+    mask_length = vars(generation_config).get("_mask_length") if attention_mask is None else attention_mask.shape[1]
+    check_cache(model_kwargs.get("past_key_values"), batch, length, mask_length)
+    others = sorted(first_inputs(model_kwargs).keys() - {TOKEN_TYPES})
     if others and text_config is target.config:
         raise ValueError(
             f"a {type(target).__name__} drafts with text alone, got {', '.join(others)}: leave them out, or call generate "
             "without assistant_model"
+        )
+
+
+def check_can_reread(
+    target: PreTrainedModel,
+    limit: int,
+    model_kwargs: dict[str, Any],
+    generation_config: GenerationConfig,
+    settings: DraftSettings,
+) -> None:
+    """Raise a `ValueError` for what can't be had where a target reads its whole text again after `limit` columns."""
+    name = type(target).__name__
+    problem = None
+    if settings.decode_loop == "stock":
+        problem = "transformers' own loop (decode_loop='stock') can't do"
+    elif generation_config.return_dict_in_generate and (
+        generation_config.output_hidden_states or generation_config.output_attentions
+    ):
+        problem = "can't be done while hidden states or attentions are returned"
+    elif first_inputs(model_kwargs):
+        problem = f"can't be done beside {', '.join(sorted(first_inputs(model_kwargs)))}"
+    if problem:
+        raise ValueError(
+            f"{name} reads its whole text again when it grows beyond {limit} tokens, which {problem}: stay below with "
+            "max_length, leave that out, or call generate without assistant_model"
         )
 
 

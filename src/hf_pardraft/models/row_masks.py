@@ -99,7 +99,10 @@ def additive_masks(
 
 
 def causal_row_masks(
-    real: torch.BoolTensor, windows: dict[str, int | None], columns: RowColumns, dtype: torch.dtype
+    real: torch.BoolTensor,
+    windows: dict[str, int | None],
+    columns: RowColumns | dict[str, RowColumns],
+    dtype: torch.dtype,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """Masks for rows padded on the left: a row sees its own committed text, and is causal behind it.
 
