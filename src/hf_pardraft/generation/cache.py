@@ -91,6 +91,22 @@ class TargetCache(GrowingCache):
             own.fit_to(lengths)
         self.row_lengths = lengths
 
+    def hold(self, rows: list[Entries], lengths: list[int]) -> None:
+        """Take the entries of rows of `lengths` tokens, as [`entries_of`] gave them, into an empty cache."""
+        for index, entries in enumerate(zip(*rows, strict=True)):
+            if entries[0] is None:
+                continue
+            held = [keys.shape[2] for keys, _ in entries]
+            for_all = (
+                torch.cat([torch.nn.functional.pad(part, (0, 0, 0, max(held) - part.shape[2])) for part in parts])
+                for parts in zip(*entries, strict=True)
+            )
+            self.update(*for_all, index)
+            dropped = [length - number for length, number in zip(lengths, held, strict=True)]
+            self.layers[index].dropped = dropped if any(dropped) else None
+            self.layers[index].fit_to(lengths)
+        self.row_lengths = lengths
+
     def entries_of(self, row: int) -> Entries:
         """The last entries of one row, mostly all of them."""
         return [
@@ -132,7 +148,7 @@ def _copied(states: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
 def without_last(entries: Entries, count: int) -> Entries:
     """The entries of a row without those of its last `count` tokens."""
     return [
-        layer and tuple(part[:, :, : max(part.shape[2] - count, 0)] for part in layer) if count else layer
+        layer and tuple(part[:, :, : max(part.shape[2] - count, 0)] for part in layer) if count > 0 else layer
         for layer in entries
     ]
 

@@ -388,6 +388,29 @@ class SpeculativeDecoding:
         self.candidates.select_rows(kept)
         self.unread = Unread(self.unread.ids[kept], self.unread.positions[kept])
 
+    def _read_missing(self, length: int) -> None:
+        """Let the target read, for the cache, what plain `generate` lets it read of items that are over before others.
+
+        Their last tokens are these, and padding up to the batch's last but one column.
+        """
+        finished, batch = self.finished, len(self.columns)
+        missing = finished.missing(self.prompt_length, length)
+        if not any(missing):
+            return
+        self.reader.select_all_rows()
+        num_read = [finished.texts[item].shape[1] - self.prompt_length - 1 for item in range(batch)]
+        lengths = [len(columns) + count for columns, count in zip(self.columns, num_read, strict=True)]
+        self.reader.cache.hold([finished.entries[item] for item in range(batch)], lengths)
+        counts, most = list(map(len, missing)), max(map(len, missing))
+        ids = [[finished.padding] * (most - len(tokens)) + tokens for tokens in missing]
+        last = self.prompt_text.positions[:, -1:]
+        positions = last + torch.arange(length - self.prompt_length - most, length - self.prompt_length, device=last.device)
+        unread = Unread(torch.tensor(ids, device=last.device), positions.clamp(min=0), counts)
+        start = self.reader.cache.get_seq_length()
+        self.reader.read(unread, None)
+        self.reader.keep(start, unread, [[]] * batch)
+        finished.entries = {item: self.reader.cache.entries_of(item) for item in range(batch)}
+
     def _returns_cache(self) -> bool:
         """Whether anybody will see the cache: generate marks one that the caller passed in, and so keeps."""
         return self.recorder.enabled or "_is_user_defined" in vars(self.model_kwargs["past_key_values"])
@@ -397,6 +420,7 @@ class SpeculativeDecoding:
         length = self.stop.common_length()
         text, cache = self.finished.text(length), None
         if self._returns_cache():
+            self._read_missing(length)
             given = self.model_kwargs["past_key_values"]
             cache = self.finished.fill(given, self.reader.cache, self.columns, self.prompt_length, length)
         return self.recorder.result(text, text.shape[1] - self.prompt_length, cache)

@@ -25,14 +25,24 @@ class FinishedRows:
         if entries is not None:
             self.entries[row] = entries
 
-    def text(self, length: int | None) -> torch.LongTensor:
-        """All rows, `(batch, longest)`, cut to `length` if there is one, and padded on the right."""
+    def text(self, length: int) -> torch.LongTensor:
+        """All rows, `(batch, longest)`, cut to `length` and padded on the right."""
         return stack_padded([self.texts[row][:, :length] for row in sorted(self.texts)], self.padding)
 
+    def missing(self, prompt_length: int, length: int) -> list[list[int]]:
+        """For each row, the tokens that plain `generate` reads after the row is over: its last, and padding.
+
+        Args:
+            prompt_length: columns of the prompt.
+            length: where texts are cut, see [`text`]; of its last token nothing is read.
+        """
+        read = self.text(length)[:, prompt_length:-1].tolist()
+        return [read[row][self.texts[row].shape[1] - prompt_length - 1 :] for row in range(len(read))]
+
     def fill(
-        self, cache: Cache, own: TargetCache, columns: list[list[int]], prompt_length: int, length: int | None
+        self, cache: Cache, own: TargetCache, columns: list[list[int]], prompt_length: int, length: int
     ) -> Cache:
-        """Make of a caller's cache what plain `generate` leaves there: the entries of all but each text's last token.
+        """Make of a caller's cache what plain `generate` leaves there: the entries of all columns but the last.
 
         Args:
             cache: the caller's.
@@ -43,10 +53,8 @@ class FinishedRows:
         """
         places, entries = [], []
         for row in sorted(self.texts):
-            full = self.texts[row].shape[1]
-            kept = full if length is None else min(full, length)
-            places.append([*columns[row], *range(prompt_length, kept)][:-1])
-            entries.append(without_last(self.entries[row], full - kept))
+            places.append([*columns[row], *range(prompt_length, length)][:-1])
+            entries.append(without_last(self.entries[row], self.texts[row].shape[1] - length))
         filled = export_entries(entries, places, cache)
         own.export_recurrent_to(filled)
         return filled

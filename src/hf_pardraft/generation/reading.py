@@ -51,6 +51,7 @@ class TargetReader:
         """The first forward, which may need more than the text; see [`read`]."""
         if prompt.axes is not None:
             self.axis_shift = prompt.axes[:, :, -1:] - prompt.text.positions[:, -1:]
+        self.of_all_rows = (self.axis_shift, self.token_types)
         return self.read(prompt.text, tree, prompt.axes, prompt.extra)
 
     def read(
@@ -128,6 +129,11 @@ class TargetReader:
     def forget_all(self) -> None:
         """Begin with an empty cache."""
         self.cache = self.arguments["past_key_values"] = TargetCache(self.text_config)
+
+    def select_all_rows(self) -> None:
+        """Go on with the whole batch of the prompt, and an empty cache."""
+        self.forget_all()
+        self.axis_shift, self.token_types = self.of_all_rows
 
     def keep(self, start: int, unread: Unread, nodes: list[list[int]]) -> None:
         """Of what the last forward appended to the cache, keep the unread tokens and, for each row, some nodes."""
