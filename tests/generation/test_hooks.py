@@ -24,7 +24,7 @@ def test_installing_twice_changes_nothing_and_uninstalling_restores():
     assert {name: vars(GenerationMixin)[name] for name in hooks.HOOKED} == installed
     hooks.uninstall()
     try:
-        assert all(vars(GenerationMixin)[name].__module__.startswith("transformers") for name in hooks.HOOKED)
+        assert all(getattr(GenerationMixin, name).__module__.startswith("transformers") for name in hooks.HOOKED)
     finally:
         hooks.install()
 

@@ -7,7 +7,7 @@ from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaL
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from .decode import SpeculativeDecoding
-from .selection import BY_ITEM, PREFIX_FREE, TEXT_ONLY, DrawnChain, choose_at, children_of
+from .selection import BY_ITEM, PREFIX_FREE, TEXT_ONLY, DrawnChain, children_of, choose_at
 from .stopping import StopChecks
 from .tree import TokenTree, draft_chain
 from .verify import NO_CHOICE

@@ -219,9 +219,18 @@ def check_cache(cache: Cache | None, batch: int, num_tokens: int, mask_length: i
             f"input_ids has {num_tokens} columns and the attention_mask {mask_length}, so some of the text is in past_key_values "
             "only, and a drafter has to read it all: pass the whole text in input_ids"
         )
-    items = next((len(layer.keys) for layer in cache.layers if not isinstance(layer, LinearAttentionLayer) and layer.is_initialized), batch)
+    items = next(
+        (
+            len(layer.keys)
+            for layer in cache.layers
+            if not isinstance(layer, LinearAttentionLayer) and layer.is_initialized
+        ),
+        batch,
+    )
     if items != batch:
-        raise ValueError(f"past_key_values holds a batch of {items} and input_ids one of {batch}: pass the cache of this batch")
+        raise ValueError(
+            f"past_key_values holds a batch of {items} and input_ids one of {batch}: pass the cache of this batch"
+        )
     if length >= num_tokens:
         raise ValueError(
             f"past_key_values holds {length} tokens and input_ids {num_tokens}, so there is nothing new to read: pass the whole "

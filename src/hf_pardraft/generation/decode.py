@@ -404,7 +404,9 @@ class SpeculativeDecoding:
         counts, most = list(map(len, missing)), max(map(len, missing))
         ids = [[finished.padding] * (most - len(tokens)) + tokens for tokens in missing]
         last = self.prompt_text.positions[:, -1:]
-        positions = last + torch.arange(length - self.prompt_length - most, length - self.prompt_length, device=last.device)
+        positions = last + torch.arange(
+            length - self.prompt_length - most, length - self.prompt_length, device=last.device
+        )
         unread = Unread(torch.tensor(ids, device=last.device), positions.clamp(min=0), counts)
         start = self.reader.cache.get_seq_length()
         self.reader.read(unread, None)

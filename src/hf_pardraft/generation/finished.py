@@ -39,9 +39,7 @@ class FinishedRows:
         read = self.text(length)[:, prompt_length:-1].tolist()
         return [read[row][self.texts[row].shape[1] - prompt_length - 1 :] for row in range(len(read))]
 
-    def fill(
-        self, cache: Cache, own: TargetCache, columns: list[list[int]], prompt_length: int, length: int
-    ) -> Cache:
+    def fill(self, cache: Cache, own: TargetCache, columns: list[list[int]], prompt_length: int, length: int) -> Cache:
         """Make of a caller's cache what plain `generate` leaves there: the entries of all columns but the last.
 
         Args:

@@ -17,13 +17,9 @@ from .undrafted import write_undrafted
 
 logger = logging.get_logger(__name__)
 
-HOOKED = (
-    "_assisted_decoding",
-    "_get_candidate_generator",
-    "_prepare_generation_config",
-    "_validate_generation_mode",
-)
+# transformers' own, and those that `GenerationMixin` has of its own, to be put back.
 _originals: dict[str, Any] = {}
+_own: dict[str, Any] = {}
 
 
 def is_drafter(assistant: Any) -> bool:
@@ -40,21 +36,45 @@ def is_ours(assistant: Any, generation_config: Any) -> bool:
 
 
 def install() -> None:
-    """Wrap the four methods of `GenerationMixin`. Calling it again changes nothing."""
+    """Wrap the methods of `GenerationMixin` that are listed in `HOOKED`. Calling it again changes nothing."""
     if _originals:
         return
-    for name in HOOKED:
-        _originals[name] = vars(GenerationMixin)[name]
-    GenerationMixin._assisted_decoding = _assisted_decoding
-    GenerationMixin._get_candidate_generator = _get_candidate_generator
-    GenerationMixin._prepare_generation_config = _prepare_generation_config
-    GenerationMixin._validate_generation_mode = _validate_generation_mode
+    for name, hook in HOOKED.items():
+        _originals[name] = getattr(GenerationMixin, name)
+        if name in vars(GenerationMixin):
+            _own[name] = vars(GenerationMixin)[name]
+        setattr(GenerationMixin, name, hook)
 
 
 def uninstall() -> None:
     """Put transformers' own methods back."""
     for name in list(_originals):
-        setattr(GenerationMixin, name, _originals.pop(name))
+        delattr(GenerationMixin, name)
+        del _originals[name]
+    for name in list(_own):
+        setattr(GenerationMixin, name, _own.pop(name))
+
+
+def generate_batch(self, inputs, *args, **kwargs):
+    """transformers' own continuous batching, which takes no assistant and does not say so."""
+    if is_drafter(kwargs.get("assistant_model")):
+        logger.warning_once(
+            "generate_batch (continuous batching) works without an assistant, so this drafter is not used: the text is the same, "
+            "but not sooner. Call generate(..., assistant_model=drafter) with a padded batch to draft."
+        )
+    return _originals["generate_batch"](self, inputs, *args, **kwargs)
+
+
+def _extract_generation_mode_kwargs(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer):
+    """transformers' own, which drops the assistant where a function decodes."""
+    if callable(custom_generate) and is_drafter(assistant_model):
+        logger.warning_once(
+            "A function as custom_generate gets no assistant_model from transformers, so this drafter is not used unless the "
+            "function does so itself: leave custom_generate out to draft, or name a repository or folder instead of a function."
+        )
+    return _originals["_extract_generation_mode_kwargs"](
+        self, custom_generate, kwargs, synced_gpus, assistant_model, streamer
+    )
 
 
 def _prepare_generation_config(self, generation_config, **kwargs):
@@ -194,3 +214,16 @@ def _assisted_decoding(
         inputs=inputs,
     )
     return decoding.run(input_ids)
+
+
+HOOKED = {
+    hook.__name__: hook
+    for hook in (
+        _assisted_decoding,
+        _extract_generation_mode_kwargs,
+        _get_candidate_generator,
+        _prepare_generation_config,
+        _validate_generation_mode,
+        generate_batch,
+    )
+}

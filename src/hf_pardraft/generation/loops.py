@@ -11,10 +11,10 @@ from .cache import is_hybrid
 from .compiled_decode import CompiledDecoding
 from .decode import SpeculativeDecoding
 from .prompt import TOKEN_TYPES
-from .request_checks import check_takes_masks
 from .rope import longest_text, rope_changes
 from .settings import wants_compiled
 from .stopping import StopChecks
+from .target_checks import check_takes_masks, told_by_hooks
 
 logger = logging.get_logger(__name__)
 
@@ -25,7 +25,9 @@ def decoding_for(
     """The loop for a call of `generate`: with compiled rounds, if the call asks for them and they can be had."""
     arguments["generation_config"] = generation_config
     if arguments["batch"] > 1 and (
-        see_the_batch(arguments["logits_processor"], arguments["stopping_criteria"]) or changes_on_the_way(target, arguments)
+        see_the_batch(arguments["logits_processor"], arguments["stopping_criteria"])
+        or changes_on_the_way(target, arguments)
+        or "adapter_names" in told_by_hooks(target)
     ):
         return AlignedDecoding(target, **arguments)
     if wants_compiled(generation_config):

@@ -68,7 +68,10 @@ class Prompt:
     def after(self, num_cached: list[int]) -> "Prompt":
         """Without the first tokens of each row, `num_cached (batch,)` of them, which an earlier call's cache holds."""
         length = self.text.ids.shape[1]
-        counts = [count - cached for count, cached in zip(self.text.counts or [length] * len(num_cached), num_cached, strict=True)]
+        counts = [
+            count - cached
+            for count, cached in zip(self.text.counts or [length] * len(num_cached), num_cached, strict=True)
+        ]
         new = slice(length - max(counts), None)
         uneven = None if min(counts) == max(counts) else counts
         text = Unread(self.text.ids[:, new], self.text.positions[:, new], uneven)

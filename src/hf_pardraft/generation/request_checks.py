@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.utils import logging
 
 from ..models.row_masks import attention_windows
 from .cache import check_cache, check_can_roll_back, is_hybrid
@@ -12,24 +11,7 @@ from .prompt import TOKEN_TYPES, first_inputs
 from .rope import rope_changes
 from .settings import DraftSettings
 from .step_inputs import StepInputs, step_inputs
-
-logger = logging.get_logger(__name__)
-
-# Families whose recurrent layers go on from their state when they read several tokens at once. Of the others, some start
-# anew (Jamba), and some keep their state out of the cache (RecurrentGemma): drafting would change what they write.
-CONTINUING_FAMILIES = {
-    "bamba",
-    "granitemoehybrid",
-    "lfm2",
-    "lfm2_moe",
-    "nemotron_h",
-    "olmo_hybrid",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen3_next",
-}
-# Attention kernels that take no mask of their own choosing.
-MASKLESS_ATTENTION = ("flash", "paged")
+from .target_checks import check_forwards, check_hybrid, check_scales_by_position, check_takes_masks
 
 
 def check_request(
@@ -44,6 +26,7 @@ def check_request(
     Returns:
         What the target reads in each step.
     """
+    check_forwards(target)
     if settings.decode_loop == "native" and settings.depth:
         check_inputs(target, input_ids, model_kwargs, generation_config, settings)
     text_config = target.config.get_text_config(decoder=True)
@@ -78,10 +61,13 @@ def check_inputs(
     if attention_mask is not None and any(size is not None for size in attention_windows(text_config).values()):
         check_has_no_gap(attention_mask)
     check_can_roll_back(text_config)
+    is_padded = attention_mask is not None and not bool(attention_mask.all())
     if is_hybrid(text_config):
         check_hybrid(text_config.model_type, batch, settings)
     elif batch > 1 or settings.tree_budget:
         check_takes_masks(target, model_kwargs)
+    if batch > 1 or settings.tree_budget or is_padded:
+        check_scales_by_position(target, generation_config.max_length + settings.depth + settings.tree_budget)
     # `generate` notes the length of a mask that it leaves out.
     mask_length = vars(generation_config).get("_mask_length") if attention_mask is None else attention_mask.shape[1]
     check_cache(model_kwargs.get("past_key_values"), batch, length, mask_length)
@@ -126,48 +112,3 @@ def check_has_no_gap(attention_mask: torch.Tensor) -> None:
             "a target with sliding windows counts masked-out tokens as distance, and drafting leaves them out, got an "
             "attention_mask with zeros inside the text: take these tokens out of input_ids, or pad on the left only"
         )
-
-
-def check_hybrid(model_type: str, batch: int, settings: DraftSettings) -> None:
-    """Raise a `ValueError` where recurrent layers can't read a draft, or are given a batch; warn of a tree."""
-    if model_type not in CONTINUING_FAMILIES:
-        raise ValueError(
-            f"the recurrent layers of a {model_type} target are not known to go on from their state when they read several "
-            f"tokens at once, as those of {', '.join(sorted(CONTINUING_FAMILIES))} do: call generate without assistant_model"
-        )
-    if batch > 1:
-        raise ValueError(
-            "a target with recurrent layers reads its drafts one sequence at a time, since its rows would go back to "
-            f"different states; got a batch of {batch}: call generate for each row, or without assistant_model"
-        )
-    if settings.tree_budget:
-        logger.warning_once(
-            "This target has recurrent layers, which read one branch only: drafting chains instead of trees of "
-            f"{settings.tree_budget} nodes. Set tree_budget to 0 to avoid this warning."
-        )
-
-
-def check_takes_masks(target: PreTrainedModel, model_kwargs: dict[str, Any]) -> None:
-    """Raise a `ValueError` unless the target takes the masks and positions of a tree or of rows of different lengths."""
-    attention = target.config.get_text_config(decoder=True)._attn_implementation
-    if any(name in attention for name in MASKLESS_ATTENTION):
-        raise ValueError(
-            f"trees and batches need an attention mask of their own, which {attention} does not take: load the target with "
-            'attn_implementation="sdpa", or draft chains (tree_budget=0) for one sequence at a time'
-        )
-    # A model that transformers lists neither as compilable nor as open to attention kernels (GPT-Neo) makes masks of its own
-    # from the columns of its cache, and ALiBi makes its biases from them.
-    if not (target._can_compile_fullgraph or target._supports_attention_backend) or uses_alibi(target):
-        raise ValueError(
-            f"trees and batches need a target that takes masks and positions as they are, and {type(target).__name__} derives "
-            "its own from the columns of its cache: draft chains (tree_budget=0) for one sequence at a time"
-        )
-    if model_kwargs.get("position_ids") is None:
-        raise ValueError(
-            f"trees and batches need position_ids, which {type(target).__name__} does not take: draft chains "
-            "(tree_budget=0) for one sequence at a time"
-        )
-
-
-def uses_alibi(target: PreTrainedModel) -> bool:
-    return bool(target.config.get_text_config(decoder=True).to_dict().get("alibi"))

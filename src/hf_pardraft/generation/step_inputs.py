@@ -16,6 +16,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 # The loop says these itself: how many logits it wants, and whether to use the cache.
 OWN_INPUTS = {"logits_to_keep", "num_logits_to_keep", "use_cache"}
+# What the method itself is told about a step; some pass it on.
+STEP_ARGUMENTS = {"next_sequence_length", "is_first_iteration"}
 # They say of each token what kind it is, and some targets leave them out, always or after the prompt.
 TYPE_INPUTS = {"token_type_ids", "mm_token_type_ids"}
 # Not an input's name: the step has no cache and reads all of the text again.
@@ -46,7 +48,7 @@ class StepInputs:
         return 0 < num_cached <= self.rereads_beyond < length
 
     def room(self, length: int, depth: int) -> int:
-        """How many tokens may be drafted after a text of `length` columns, so that the step that reads all again is not missed."""
+        """How many tokens may be drafted after a text of `length` columns, so that no step that reads all again is missed."""
         if self.rereads_beyond is None or length > self.rereads_beyond:
             return depth
         return max(0, min(depth, self.rereads_beyond - length))
@@ -100,9 +102,9 @@ def step_inputs(
         found -= {REREADS}
     if found:
         raise ValueError(
-            f"each step of this {type(target).__name__} takes another {', '.join(sorted(found))} than the new tokens, their "
-            "positions and the cache (its prepare_inputs_for_generation says so, as with PEFT's prompt and prefix tuning), which "
-            "drafting can't follow: call generate without assistant_model"
+            "drafting gives a target the new tokens, their positions and the cache, and the prepare_inputs_for_generation of "
+            f"this {type(target).__name__} (or of PEFT's prompt learning) prepares other {', '.join(sorted(found))}: call "
+            "generate without assistant_model"
         )
     # Far steps are asked about without them.
     return StepInputs(rereads_beyond, not first & TYPE_INPUTS, not later[length + 1] & TYPE_INPUTS)
@@ -114,7 +116,11 @@ def _is_common(target: PreTrainedModel, name: str) -> bool:
 
 
 def _differences(
-    target: PreTrainedModel, ids: torch.LongTensor, num_new: int, kwargs: dict[str, Any], is_first_iteration: bool = False
+    target: PreTrainedModel,
+    ids: torch.LongTensor,
+    num_new: int,
+    kwargs: dict[str, Any],
+    is_first_iteration: bool = False,
 ) -> set[str]:
     """Which inputs of a step over the text `ids`, of which `num_new` tokens are new, are not the common ones."""
     step = {"next_sequence_length": num_new, "is_first_iteration": is_first_iteration}
@@ -140,9 +146,7 @@ def _differences_in_step(
     cache.update(torch.zeros(batch, 1, length - 1, 1), torch.zeros(batch, 1, length - 1, 1), 0)
     outputs = CausalLMOutputWithPast(past_key_values=cache)
     kwargs = {name: value for name, value in model_kwargs.items() if num_new == 1 or name not in TYPE_INPUTS}
-    common = GenerationMixin._update_model_kwargs_for_generation(
-        target, outputs, dict(kwargs), num_new_tokens=num_new
-    )
+    common = GenerationMixin._update_model_kwargs_for_generation(target, outputs, dict(kwargs), num_new_tokens=num_new)
     ids = torch.cat([input_ids, input_ids[:, -1:].expand(-1, num_new)], dim=1)
     found = _differences(target, ids, 1, common)
     if num_new == 1 and not _is_common(target, "_update_model_kwargs_for_generation"):
@@ -153,9 +157,8 @@ def _differences_in_step(
 
 def _unlike(first: dict[str, Any], second: dict[str, Any]) -> set[str]:
     """The names of inputs that two steps have not in common; one that is `None` is none."""
-    return {
-        name for name in (first.keys() | second.keys()) - OWN_INPUTS if not _alike(first.get(name), second.get(name))
-    }
+    names = (first.keys() | second.keys()) - OWN_INPUTS - STEP_ARGUMENTS
+    return {name for name in names if not _alike(first.get(name), second.get(name))}
 
 
 def _alike(first: Any, second: Any) -> bool:
