@@ -219,6 +219,22 @@ def follow_rows(state, batch: int) -> None:
     state.cache.select_rows = select_and_note
 
 
+def batch_oracle(kind: str, target: PreTrainedModel, texts: torch.LongTensor, mask: torch.LongTensor, budget: int = 0):
+    """A drafter that is mostly right about `texts (batch, length)`, which continue prompts padded on the left as `mask` says."""
+    unpadded = [text[len(row) - int(row.sum()) :] for text, row in zip(texts, mask, strict=True)]
+    drafter = make_oracle(tiny_drafter(kind, target), unpadded, [0.9, 0.8, 0.8, 0.8], runner_up=0.6)
+    drafter.generation_config.tree_budget = budget
+    return drafter
+
+
+def ragged_prompts(lengths: tuple[int, ...]) -> tuple[torch.LongTensor, torch.LongTensor]:
+    """Random prompts of these lengths, padded on the left, and their mask."""
+    longest = max(lengths)
+    prompts = [random_prompt(length, seed=seed)[0] for seed, length in enumerate(lengths)]
+    ids = torch.stack([torch.nn.functional.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts])
+    return ids, torch.stack([torch.arange(longest) >= longest - length for length in lengths]).long()
+
+
 def random_prompt(length: int, seed: int = 0) -> torch.LongTensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCAB_SIZE - 1, (1, length), generator=generator)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor, SequenceBiasLogitsProcessor, StoppingCriteria, SynthIDTextWatermarkingConfig
 
-from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
+from tiny_models import batch_oracle, ragged_prompts, tiny_target
 
 NEW = 24
 LENGTHS = (12, 7, 9)
@@ -36,28 +36,12 @@ class Remembers(LogitsProcessor):
         return scores
 
 
-def ragged_batch(lengths=LENGTHS):
-    """Prompts padded on the left, and their mask."""
-    longest = max(lengths)
-    rows = [random_prompt(length, seed=seed)[0] for seed, length in enumerate(lengths)]
-    ids = torch.stack([torch.nn.functional.pad(row, (longest - len(row), 0)) for row in rows])
-    mask = torch.stack([torch.arange(longest) >= longest - length for length in lengths]).long()
-    return ids, mask
-
-
-def oracle_for(kind, target, texts, mask, budget):
-    unpadded = [text[len(row) - int(row.sum()) :] for text, row in zip(texts, mask, strict=True)]
-    drafter = make_oracle(tiny_drafter(kind, target), unpadded, [0.9, 0.8, 0.8, 0.8], runner_up=0.6)
-    drafter.generation_config.tree_budget = budget
-    return drafter
-
-
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("ends", [None, ENDS])
 @pytest.mark.parametrize("budget", [0, 8])
 @pytest.mark.parametrize("who", ["processor", "criterion", "both"])
 def test_callers_own_see_each_token_of_the_whole_batch_once(who, budget, ends, do_sample):
-    target, (ids, mask) = tiny_target("llama"), ragged_batch()
+    target, (ids, mask) = tiny_target("llama"), ragged_prompts(LENGTHS)
     seen, outputs, drafter = [], [], None
     for _ in range(2):
         processors = [Remembers()] if who != "criterion" else []
@@ -79,7 +63,7 @@ def test_callers_own_see_each_token_of_the_whole_batch_once(who, budget, ends, d
             )
         )
         seen.append((processors, criteria))
-        drafter = drafter or oracle_for("dflash" if budget else "pard", target, outputs[0].sequences, mask, budget)
+        drafter = drafter or batch_oracle("dflash" if budget else "pard", target, outputs[0].sequences, mask, budget)
     # Sampled text, too, since each token is drawn for the whole batch at once.
     assert torch.equal(outputs[0].sequences, outputs[1].sequences)
     for expected, found in zip(outputs[0].scores, outputs[1].scores, strict=True):
@@ -97,7 +81,7 @@ def test_callers_own_see_each_token_of_the_whole_batch_once(who, budget, ends, d
 
 @pytest.mark.parametrize("budget", [0, 8])
 def test_marks_and_guidance_of_transformers_keep_their_state_for_a_batch(budget):
-    target, (ids, mask) = tiny_target("llama"), ragged_batch((8, 8))
+    target, (ids, mask) = tiny_target("llama"), ragged_prompts((8, 8))
     for options in (
         {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3), "do_sample": True},
         {"guidance_scale": 1.5, "do_sample": False},
@@ -105,18 +89,18 @@ def test_marks_and_guidance_of_transformers_keep_their_state_for_a_batch(budget)
         options = {"attention_mask": mask, "max_new_tokens": 14, **options}
         torch.manual_seed(0)
         expected = target.generate(ids, **options)
-        drafter = oracle_for("pard", target, expected, mask, budget)
+        drafter = batch_oracle("pard", target, expected, mask, budget)
         torch.manual_seed(0)
         assert torch.equal(target.generate(ids, assistant_model=drafter, **options), expected)
         assert drafter.last_stats.tau > 1.2
 
 
 def test_items_advance_apart_beside_processors_that_are_known():
-    target, (ids, mask) = tiny_target("llama"), ragged_batch()
+    target, (ids, mask) = tiny_target("llama"), ragged_prompts(LENGTHS)
     options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": NEW, "repetition_penalty": 1.2}
     options["logits_processor"] = [SequenceBiasLogitsProcessor([[[12], 2.0]])]
     expected = target.generate(ids, **options)
-    drafter = oracle_for("pard", target, expected, mask, 0)
+    drafter = batch_oracle("pard", target, expected, mask, 0)
     assert torch.equal(target.generate(ids, assistant_model=drafter, **options), expected)
     per_round = drafter.last_stats.tokens_per_round
     assert len({tuple(per_round[i : i + 3]) for i in range(0, 9, 3)} - {(n, n, n) for n in range(1, 6)}) > 0
@@ -124,7 +108,7 @@ def test_items_advance_apart_beside_processors_that_are_known():
 
 def test_an_adapter_for_each_item_stays_with_it():
     peft = pytest.importorskip("peft")
-    target, (ids, mask) = tiny_target("llama"), ragged_batch()
+    target, (ids, mask) = tiny_target("llama"), ragged_prompts(LENGTHS)
     model = peft.get_peft_model(target, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False), "one")
     model.add_adapter("two", peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False))
     options = {
@@ -136,5 +120,5 @@ def test_an_adapter_for_each_item_stays_with_it():
     }
     options["adapter_names"] = ["one", "two", "__base__"]
     expected = model.eval().generate(input_ids=ids, **options)
-    drafter = oracle_for("pard", target, expected, mask, 0)
+    drafter = batch_oracle("pard", target, expected, mask, 0)
     assert torch.equal(model.generate(input_ids=ids, assistant_model=drafter, **options), expected)

@@ -1,0 +1,148 @@
+"""Text is plain `generate`'s on both sides of a length at which rotary frequencies change, and across it."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, Gemma3TextConfig, PhimoeConfig
+
+from hf_pardraft.generation.rope import RopeChanges, rope_changes
+from tiny_models import VOCAB_SIZE, batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
+
+LIMIT = 32
+LONGROPE = {
+    "rope_type": "longrope",
+    "factor": 8.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "original_max_position_embeddings": LIMIT,
+    "rope_theta": 1e4,
+}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+
+
+def phimoe():
+    torch.manual_seed(0)
+    config = PhimoeConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        initializer_range=0.2,
+        original_max_position_embeddings=LIMIT,
+        rope_parameters={**LONGROPE, "short_mscale": 1.0, "long_mscale": 1.3},
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+TARGETS = {
+    "longrope": lambda: tiny_target("llama", rope_parameters=LONGROPE),
+    "dynamic": lambda: tiny_target("llama", max_position_embeddings=LIMIT, rope_parameters=DYNAMIC),
+    "phi3": lambda: tiny_target("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=LIMIT),
+    "phi3 with a window": lambda: tiny_target(
+        "phi3", rope_parameters=LONGROPE, original_max_position_embeddings=LIMIT, sliding_window=9
+    ),
+    "phimoe": phimoe,
+}
+# Lengths of prompts, and how many tokens come: up to the limit, on it, across it, beyond it.
+CASES = [((21,), 30), ((31,), 9), ((32,), 9), ((33,), 9), ((10, 28), 12), ((33, 20), 9), ((40, 36), 9), ((5, 9), 12)]
+
+
+def fresh(target):
+    """A copy: with "dynamic", a target remembers the longest text that it has seen."""
+    return copy.deepcopy(target)
+
+
+@pytest.mark.parametrize(("kind", "budget"), [("pard", 0), ("dflash", 10)])
+@pytest.mark.parametrize("name", TARGETS)
+def test_text_across_the_change_is_plain(name, kind, budget):
+    target = TARGETS[name]()
+    for lengths, new in CASES:
+        ids, mask = ragged_prompts(lengths)
+        options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": new, "pad_token_id": 0}
+        options["eos_token_id"] = [7, 19] if len(lengths) > 1 else None
+        expected = fresh(target).generate(ids, **options)
+        drafter = batch_oracle(kind, target, expected, mask, budget)
+        found = fresh(target).generate(ids, assistant_model=drafter, **options)
+        assert torch.equal(found, expected), (lengths, new)
+        if name != "dynamic" and lengths == (21,):
+            assert drafter.last_stats.tau > 1.5
+
+
+@pytest.mark.parametrize("name", ["longrope", "phi3"])
+def test_padding_of_one_prompt_is_no_length(name):
+    """Rotary embeddings count positions; where Phi-3 reads again, it counts columns."""
+    target = TARGETS[name]()
+    prompt = torch.nn.functional.pad(random_prompt(20), (5, 0))
+    mask = (torch.arange(25) >= 5).long()[None]
+    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 25}
+    expected = target.generate(prompt, **options)
+    drafter = make_oracle(tiny_drafter("pard", target), expected[0, 5:], [0.9, 0.8, 0.8, 0.8])
+    assert torch.equal(target.generate(prompt, assistant_model=drafter, **options), expected)
+
+
+@pytest.mark.parametrize("name", ["longrope", "phi3", "dynamic"])
+def test_the_loop_of_transformers_drafts_over_no_change_either(name):
+    target, prompt = TARGETS[name](), random_prompt(21)
+    options = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "max_new_tokens": 24}
+    expected = fresh(target).generate(prompt, **options)
+    drafter = make_oracle(tiny_drafter("pard", target), expected[0], [0.9] * 4)
+    drafter.generation_config.decode_loop = "stock"
+    if name == "phi3":
+        with pytest.raises(ValueError, match="reads its whole text again when it grows beyond 32 tokens"):
+            target.generate(prompt, assistant_model=drafter, **options)
+    else:
+        assert torch.equal(fresh(target).generate(prompt, assistant_model=drafter, **options), expected)
+
+
+def test_what_phi3_reads_again_has_no_hidden_states_to_return():
+    target, prompt = TARGETS["phi3"](), random_prompt(21)
+    options = {"attention_mask": torch.ones_like(prompt), "return_dict_in_generate": True, "output_hidden_states": True}
+    with pytest.raises(ValueError, match="can't be done while hidden states or attentions are returned"):
+        target.generate(prompt, assistant_model=tiny_drafter("pard", target), max_new_tokens=20, **options)
+    # Below the limit it reads nothing again.
+    out = target.generate(prompt, assistant_model=tiny_drafter("pard", target), max_new_tokens=8, **options)
+    assert len(out.hidden_states) == 8
+
+
+@pytest.mark.parametrize("name", ["longrope", "phi3"])
+def test_a_second_turn_goes_on_from_a_cache_of_the_other_side(name):
+    target, prompts = TARGETS[name](), [random_prompt(18), random_prompt(9, seed=1)]
+    texts = []
+    for drafted in (False, True):
+        cache, ids = DynamicCache(config=target.config), prompts[0]
+        for turn in range(2):
+            drafter = make_oracle(tiny_drafter("dflash", target), texts[turn][0], [0.9] * 4) if drafted else None
+            options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 10}
+            ids = target.generate(ids, past_key_values=cache, assistant_model=drafter, **options)
+            if drafted:
+                assert torch.equal(ids, texts[turn])
+            texts.append(ids)
+            ids = torch.cat([ids, prompts[1]], dim=1)
+
+
+def test_no_slot_comes_to_stand_beyond_a_change():
+    switch, growing = RopeChanges(switches=(32,)), RopeChanges(grows_beyond=32)
+    for length in range(1, 60):
+        for depth in range(9):
+            for changes in (switch, growing):
+                room = changes.room(length, depth)
+                # Slots of the anchor and the drafts, and the bonus token that comes to stand after them.
+                lengths = range(length, length + room + 2)
+                is_long = {number > 32 for number in lengths}
+                assert room <= depth
+                assert room == 0 or (len(is_long) == 1 and not (changes is growing and True in is_long))
+            assert switch.room(length, depth) == depth or length + depth + 1 > 32 >= length
+
+
+def test_every_layer_types_own_rope_counts():
+    rope = {"full_attention": LONGROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    config = Gemma3TextConfig(rope_parameters=rope, max_position_embeddings=64)
+    assert rope_changes(config) == RopeChanges(switches=(LIMIT,))
+    assert rope_changes(tiny_target("llama").config) == RopeChanges()
+    assert rope_changes(TARGETS["dynamic"]().config) == RopeChanges(grows_beyond=LIMIT)
