@@ -4,7 +4,7 @@ import copy
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
-from transformers.cache_utils import LinearAttentionLayer, get_layer_types_and_kwargs
+from transformers.cache_utils import DummyLayer, LinearAttentionLayer, get_layer_types_and_kwargs
 
 from ..models.draft_cache import GrowingCache, GrowingLayer, RowColumns, WindowedLayer
 
@@ -133,8 +133,10 @@ def attended_layers(config: PreTrainedConfig) -> list[int]:
     ]
 
 
-def new_layer(layer_type: str, kwargs: dict) -> GrowingLayer | LinearAttentionLayer:
+def new_layer(layer_type: str, kwargs: dict) -> GrowingLayer | LinearAttentionLayer | DummyLayer:
     """An empty layer of the kind that a layer type needs."""
+    if layer_type == "dummy":
+        return DummyLayer()
     if layer_type in RECURRENT_LAYER_TYPES:
         return LinearAttentionLayer(**kwargs)
     window = kwargs.get("sliding_window")

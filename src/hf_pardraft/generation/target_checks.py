@@ -5,6 +5,7 @@ this: what a forward finds out about a token depends on that token, its position
 nothing else of the forward.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -16,13 +17,13 @@ from .settings import DraftSettings
 logger = logging.get_logger(__name__)
 
 # Families whose recurrent layers go on from their state when they read several tokens at once. Of the others, some start
-# anew (Jamba), and some keep their state out of the cache (RecurrentGemma): drafting would change what they write.
+# anew (Jamba), some keep their state out of the cache (RecurrentGemma), and some limit their time steps then (Nemotron-H):
+# drafting would change what they write.
 CONTINUING_FAMILIES = {
     "bamba",
     "granitemoehybrid",
     "lfm2",
     "lfm2_moe",
-    "nemotron_h",
     "olmo_hybrid",
     "qwen3_5_moe_text",
     "qwen3_5_text",
@@ -42,8 +43,15 @@ UNSERVED_FAMILIES = {
 def check_forwards(target: PreTrainedModel) -> None:
     """Raise a `ValueError` for a target of which a token's result depends on what else the forward reads."""
     config = target.config.get_text_config(decoder=True)
+    fields = config.to_dict()
     reason = UNSERVED_FAMILIES.get(config.model_type)
-    if reason is None and "alora_offsets" in told_by_hooks(target):
+    if config.model_type == "doge" and fields.get("is_moe"):
+        reason = "its experts are chosen for all tokens of a forward together"
+    # Mamba-2 layers keep to it where they read several tokens, and not where they read one.
+    lowest, highest = fields.get("time_step_limit") or (0.0, math.inf)
+    if lowest > 0 or highest < math.inf:
+        reason = f"its recurrent layers have a time_step_limit ({lowest}, {highest})"
+    if "alora_offsets" in told_by_hooks(target):
         reason = "its activated LoRA adapter counts tokens from the end of each forward"
     if reason is not None:
         raise ValueError(
