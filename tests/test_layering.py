@@ -15,7 +15,7 @@ ARROWS = {
     "models": set(),
     "generation": {"models"},
     "training": {"models"},
-    "evaluation": {"models"},
+    "evaluation": {"generation.settings", "models"},
     "hub": {"models"},
     "auto": {"models", "hub.recognise"},
     "commands": {"auto", "models"},

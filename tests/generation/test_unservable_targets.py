@@ -185,6 +185,53 @@ def test_a_method_that_does_more_is_refused(model_class, message):
         drafted(target, tiny_drafter("pard", target))
 
 
+class LooksAhead(LlamaForCausalLM):
+    """What comes after a token in the same forward changes its logits."""
+
+    def forward(self, input_ids, **kwargs):
+        outputs = super().forward(input_ids, **kwargs)
+        outputs.logits = outputs.logits + 0.1 * input_ids.shape[1]
+        return outputs
+
+
+class IgnoresMasks(LlamaForCausalLM):
+    """Makes masks of its own."""
+
+    def forward(self, input_ids, position_ids=None, attention_mask=None, **kwargs):
+        return super().forward(input_ids, position_ids=position_ids, **kwargs)
+
+
+class ReadsOne(LlamaForCausalLM):
+    """Reads a prompt, and then single tokens."""
+
+    def forward(self, input_ids, past_key_values=None, **kwargs):
+        assert input_ids.shape[1] == 1 or past_key_values.get_seq_length() == 0, "one token, please"
+        return super().forward(input_ids, past_key_values=past_key_values, **kwargs)
+
+
+def test_code_that_nobody_has_tried_is_tried_once():
+    target, drafter, forwards = as_class(LooksAhead), tiny_drafter("pard", tiny_target("llama")), []
+    with pytest.raises(ValueError, match=r"does not read them as it reads one by one .*its logits differed by"):
+        drafted(target, drafter)
+    with pytest.raises(ValueError, match="raised AssertionError: one token, please"):
+        drafted(as_class(ReadsOne), drafter)
+    target = as_class(IgnoresMasks)
+    expected = target.generate(PROMPT, **OPTIONS)
+    # A chain needs none.
+    assert torch.equal(drafted(target, drafter), expected)
+    drafter.generation_config.tree_budget = 6
+    with pytest.raises(ValueError, match="its logits differed"):
+        drafted(target, drafter)
+    target = as_class(Slices)
+    target.register_forward_pre_hook(lambda *arguments: forwards.append(arguments))
+    counts = []
+    for _ in range(3):
+        forwards.clear()
+        drafted(target, drafter)
+        counts.append(len(forwards))
+    assert counts[0] > counts[1] == counts[2]
+
+
 def test_an_instance_may_be_patched_too():
     target = tiny_target("llama")
     own = target.prepare_inputs_for_generation

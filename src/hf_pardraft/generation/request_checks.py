@@ -7,6 +7,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..models.row_masks import attention_windows
 from .cache import check_cache, check_can_roll_back, is_hybrid
+from .probing import check_reads_alike
 from .prompt import TOKEN_TYPES, first_inputs
 from .rope import rope_changes
 from .settings import DraftSettings
@@ -35,6 +36,9 @@ def check_request(
     inputs = step_inputs(target, input_ids, model_kwargs, sorted(reached))
     if inputs.rereads_beyond is not None:
         check_can_reread(target, inputs.rereads_beyond, model_kwargs, generation_config, settings)
+    if settings.decode_loop == "native" and settings.depth:
+        takes_masks = (len(input_ids) > 1 or settings.tree_budget > 0) and not is_hybrid(text_config)
+        check_reads_alike(target, input_ids, model_kwargs, takes_masks)
     return inputs
 
 

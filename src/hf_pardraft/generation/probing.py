@@ -1,0 +1,126 @@
+"""A target that nobody has tried drafting with is tried once: several tokens in one forward must be as good as one by one.
+
+The architectures of transformers have been tried with all that they offer (`benchmarks/architectures.py`). Code that came with a
+checkpoint, or a class of a user's own, has not.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from .prompt import Unread
+from .reading import TargetReader
+from .tree import TokenTree, ancestors_of, chain_tree
+
+# Packages whose modules are known to treat each token of a forward alike.
+KNOWN_PACKAGES = {"accelerate", "bitsandbytes", "peft", "torch", "torchao", "transformers"}
+# Relative error of logits; forwards of other shapes round otherwise, and where experts are chosen, much may follow from it.
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
+COARSE_TOLERANCE = 0.3
+# What code may raise that was not written for such a forward.
+PROBE_ERRORS = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+NUM_READ, NUM_TOKENS = 2, 6
+
+# Of each target, whether it was tried with chains, and with trees.
+_tried: "weakref.WeakKeyDictionary[PreTrainedModel, set[bool]]" = weakref.WeakKeyDictionary()
+
+
+def check_reads_alike(
+    target: PreTrainedModel, input_ids: torch.LongTensor, model_kwargs: dict[str, Any], takes_masks: bool
+) -> None:
+    """Raise a `ValueError` if a target of foreign code reads a draft otherwise than its tokens one by one.
+
+    Args:
+        target: the model; it is tried once.
+        input_ids: `(batch, length)`; a few of its tokens are read.
+        model_kwargs: as `generate` prepared them.
+        takes_masks: whether it will be given masks and positions (trees, batches).
+    """
+    packages = {type(module).__module__.partition(".")[0] for module in target.modules()}
+    tried = _tried.setdefault(target, set())
+    if packages <= KNOWN_PACKAGES or takes_masks in tried:
+        return
+    token = input_ids[:1, -1:]
+    ids = torch.cat([input_ids[:1, -NUM_TOKENS:], token.expand(-1, NUM_TOKENS)], dim=1)[:, :NUM_TOKENS]
+    try:
+        expected = _one_by_one(target, ids, model_kwargs)
+        errors = _errors(expected, _in_one_forward(target, ids, model_kwargs, takes_masks))
+    except PROBE_ERRORS as error:
+        raise ValueError(
+            _refusal(target, f"tried with a few tokens, it raised {type(error).__name__}: {error}")
+        ) from error
+    if max(errors) > TOLERANCES.get(target.dtype, COARSE_TOLERANCE):
+        raise ValueError(_refusal(target, f"tried with a few tokens, its logits differed by {max(errors):.1%}"))
+    tried.add(takes_masks)
+
+
+def _refusal(target: PreTrainedModel, reason: str) -> str:
+    return (
+        f"drafting reads several tokens in one forward, and {type(target).__name__} does not read them as it reads one by one "
+        f"({reason}): call generate without assistant_model"
+    )
+
+
+def _one_by_one(target: PreTrainedModel, ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Logits `(vocab,)` after each token of `ids (1, tokens)` but the first ones, read as plain `generate` does."""
+    reader = _reader(target, ids, model_kwargs)
+    return [_step(reader, ids, place) for place in range(NUM_READ, NUM_TOKENS)]
+
+
+def _in_one_forward(
+    target: PreTrainedModel, ids: torch.LongTensor, model_kwargs: dict[str, Any], takes_masks: bool
+) -> list[torch.Tensor]:
+    """The same, of which all but the last are read in one forward beside tokens that are then forgotten."""
+    reader, start = _reader(target, ids, model_kwargs), NUM_READ
+    drafted = ids[:, NUM_READ + 1 : -1]
+    depth = drafted.shape[1]
+    if takes_masks:
+        # At each level a wrong token, then the right one, from which it goes on.
+        tokens = torch.stack([drafted.flip(1), drafted], dim=2).flatten(1)
+        parents = torch.tensor([[2 * (node // 2) for node in range(2 * depth)]], device=ids.device)
+        depths = torch.tensor([[node // 2 + 1 for node in range(2 * depth)]], device=ids.device)
+        tree = TokenTree(tokens, parents, depths, ancestors_of(parents, depth))
+        path = [2 * level + 1 for level in range(depth)]
+    else:
+        # Its last token is wrong.
+        tree, path = chain_tree(torch.cat([drafted, ids[:, :1]], dim=1)), list(range(depth))
+    root = Unread(ids[:, start : start + 1], torch.full_like(ids[:, :1], start))
+    logits = reader.read(root, tree).logits[0].float()
+    found = [logits[slot] for slot in (0, *(node + 1 for node in path))]
+    if reader.is_hybrid:
+        return found
+    reader.keep(start, root, [path])
+    return [*found, _step(reader, ids, NUM_TOKENS - 1)]
+
+
+def _reader(target: PreTrainedModel, ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> TargetReader:
+    """A reader that has read the first tokens."""
+    reader = TargetReader(target, model_kwargs, {})
+    first = Unread(ids[:, :NUM_READ], torch.arange(NUM_READ, device=ids.device)[None])
+    reader.read(first, None)
+    reader.keep(0, first, [[]])
+    return reader
+
+
+def _step(reader: TargetReader, ids: torch.LongTensor, place: int) -> torch.Tensor:
+    """Logits `(vocab,)` after the token at a place, which is read alone."""
+    one = Unread(ids[:, place : place + 1], torch.full_like(ids[:, :1], place))
+    logits = reader.read(one, None).logits[0, -1].float()
+    reader.keep(place, one, [[]])
+    return logits
+
+
+def _errors(expected: list[torch.Tensor], found: list[torch.Tensor]) -> list[float]:
+    pairs = zip(expected, found, strict=False)
+    return [float((own - truth).norm() / truth.norm().clamp(min=1e-12)) for truth, own in pairs]
