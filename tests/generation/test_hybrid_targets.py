@@ -137,7 +137,7 @@ def test_purely_recurrent_targets_are_refused():
     )
     target = AutoModelForCausalLM.from_config(config).eval()
     drafter = tiny_drafter("pard", tiny_target("llama"))
-    with pytest.raises(ValueError, match="recurrent state only"):
+    with pytest.raises(ValueError, match="recurrent layers, a compressed cache"):
         target.generate(random_prompt(4), assistant_model=drafter, max_new_tokens=4)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, Gemma3TextConfig, PhimoeConfig
 
+from hf_pardraft.generation.compiled_decode import CompiledDecoding
 from hf_pardraft.generation.rope import RopeChanges, rope_changes
 from tiny_models import VOCAB_SIZE, batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
 
@@ -72,6 +73,28 @@ def test_text_across_the_change_is_plain(name, kind, budget):
         assert torch.equal(found, expected), (lengths, new)
         if name != "dynamic" and lengths == (21,):
             assert drafter.last_stats.tau > 1.5
+
+
+@pytest.mark.parametrize("name", ["longrope", "phi3"])
+def test_compiled_rounds_keep_to_one_side(name, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    runs, run = [], CompiledDecoding.run
+    monkeypatch.setattr(CompiledDecoding, "run", lambda self, ids: runs.append(ids) or run(self, ids))
+    target = TARGETS[name]()
+    for lengths, new, is_compiled in (
+        ((5, 7), 12, True),
+        ((40, 36), 9, True),
+        ((21,), 20, False),
+        ((10, 28), 12, False),
+    ):
+        ids, mask = ragged_prompts(lengths)
+        options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": new}
+        expected = target.generate(ids, **options)
+        drafter = tiny_drafter("pard", target)
+        found = target.generate(ids, assistant_model=drafter, cache_implementation="static", **options)
+        assert torch.equal(found, expected)
+        assert bool(runs) == is_compiled
+        runs.clear()
 
 
 @pytest.mark.parametrize("name", ["longrope", "phi3"])

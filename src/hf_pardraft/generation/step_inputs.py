@@ -129,11 +129,11 @@ def _differences(
     found = _unlike(own, common)
     if "past_key_values" not in found or own.get("past_key_values") is not None:
         return found
-    if num_new == ids.shape[1]:
-        return found - {"past_key_values"}
     step["next_sequence_length"] = None
     whole = GenerationMixin.prepare_inputs_for_generation(target, ids, **step, **(kwargs | {"past_key_values": None}))
-    return found if _unlike(own, whole) else {REREADS}
+    if _unlike(own, whole):
+        return found
+    return set() if num_new == ids.shape[1] else {REREADS}
 
 
 def _differences_in_step(
