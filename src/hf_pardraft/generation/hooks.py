@@ -109,8 +109,8 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
             )
         if self._is_stateful and not is_hybrid(self.config.get_text_config(decoder=True)):
             raise ValueError(
-                f"drafters work with targets whose cache can forget a rejected token, and {type(self).__name__} keeps a state that "
-                "can't (recurrent layers, a compressed cache): call generate without assistant_model"
+                f"drafters work with targets whose cache can forget a rejected token, and {type(self).__name__} keeps a state "
+                "that can't (recurrent layers, a compressed cache): call generate without assistant_model"
             )
         if generation_mode_kwargs.get("synced_gpus"):
             raise ValueError(
