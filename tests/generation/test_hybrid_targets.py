@@ -6,6 +6,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     DynamicCache,
+    GraniteMoeHybridConfig,
     JambaConfig,
     Lfm2Config,
     MambaConfig,
@@ -15,7 +16,7 @@ from transformers import (
     Qwen3VLConfig,
 )
 
-from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
+from tiny_models import batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
 
 LONGEST = 24
 RATES = [0.8, 0.7, 0.6, 0.5]
@@ -217,3 +218,20 @@ def test_targets_with_several_positions_per_token_write_what_they_write_alone(na
         drafter.generation_config.tree_budget = budget
         assert torch.equal(target.generate(**inputs, assistant_model=drafter, **options), expected)
         assert drafter.last_stats.tau > 1.5
+
+
+@pytest.mark.parametrize(("lengths", "budget"), [((8,), 0), ((8,), 8), ((8, 5, 6), 0)])
+def test_a_family_with_recurrent_layers_may_have_models_without_any(lengths, budget):
+    """Granite 4.0's dense ones, which are served in trees and batches as any other."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64}
+    experts = {"num_local_experts": 0, "shared_intermediate_size": 48, "initializer_range": 0.2}
+    config = GraniteMoeHybridConfig(
+        **sizes, **experts, num_hidden_layers=3, layer_types=["attention"] * 3, eos_token_id=None, pad_token_id=0
+    )
+    target, (ids, mask) = AutoModelForCausalLM.from_config(config).eval(), ragged_prompts(lengths)
+    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 16}
+    expected = target.generate(ids, **options)
+    drafter = batch_oracle("dflash", target, expected, mask, budget)
+    assert torch.equal(target.generate(ids, assistant_model=drafter, **options), expected)
+    assert drafter.last_stats.tau > 1.2

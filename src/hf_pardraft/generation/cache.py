@@ -186,6 +186,15 @@ def is_hybrid(config: PreTrainedConfig) -> bool:
     return bool(layer_types & RECURRENT_LAYER_TYPES and layer_types & ROLLBACK_LAYER_TYPES)
 
 
+def has_attention_only(config: PreTrainedConfig) -> bool:
+    """Whether the layers of a target of a recurrent family are, as its text config lists them, none of them recurrent.
+
+    Granite 4.0's dense models are of this kind. A config that lists no layers is not believed: RWKV's, say.
+    """
+    layer_types = set(get_layer_types_and_kwargs(config)[0])
+    return "layer_types" in config.to_dict() and layer_types <= ROLLBACK_LAYER_TYPES | {"dummy"}
+
+
 def check_can_roll_back(config: PreTrainedConfig) -> None:
     """Raise a `ValueError` if a target with this text config keeps state that a rejected draft can't be removed from."""
     layer_types = set(get_layer_types_and_kwargs(config)[0])

@@ -7,7 +7,7 @@ from transformers.generation import GenerationMode
 from transformers.utils import logging
 
 from ..models.pairing import warn_if_other_text
-from .cache import is_hybrid
+from .cache import has_attention_only, is_hybrid
 from .candidates import ParallelCandidateGenerator
 from .loops import decoding_for
 from .request_checks import check_request
@@ -107,7 +107,8 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
                 "drafters write the target's own text, and dola_layers asks for another: leave it out, or call generate "
                 "without assistant_model"
             )
-        if self._is_stateful and not is_hybrid(self.config.get_text_config(decoder=True)):
+        text_config = self.config.get_text_config(decoder=True)
+        if self._is_stateful and not (is_hybrid(text_config) or has_attention_only(text_config)):
             raise ValueError(
                 f"drafters work with targets whose cache can forget a rejected token, and {type(self).__name__} keeps a state "
                 "that can't (recurrent layers, a compressed cache): call generate without assistant_model"
