@@ -14,6 +14,7 @@ import pytest
 from hf_pardraft import AutoDrafter, NgramModel
 from hf_pardraft.hub.convert import convert
 from hf_pardraft.outputs.folders import stale_weights
+from hf_pardraft.outputs.locks import LOCK
 from hf_pardraft.training.checkpoints import checkpoints_in, incompleteness
 from hf_pardraft.training.feature_store import FeatureStore
 from hf_pardraft.training.feature_writing import cache_features
@@ -187,7 +188,7 @@ def prepared(operation: Operation, folder: Path) -> Path:
 def left_behind(folder: Path) -> list[str]:
     """What nobody has a use for once all is done."""
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-    hidden = {name for name in names if name.startswith(".") and not name.endswith(".settings")}
+    hidden = {name for name in names if name.startswith((".", LOCK)) and not name.endswith(".settings")}
     files = {name for name in names if (folder / name).is_file()}
     return sorted(
         hidden | {name for name in names if name.endswith((".part", "unfinished-checkpoint"))}

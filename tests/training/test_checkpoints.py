@@ -386,3 +386,20 @@ def test_a_checkpoint_that_was_about_to_replace_another_one_does_so(tmp_path):
     tidy(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
     assert (tmp_path / "checkpoint-4" / "weights").read_text() == "new"
+
+
+def test_a_tokenizer_that_can_not_be_written_leaves_the_drafter_that_was_there(target, text, tmp_path):
+    trainer = trainer_for("dflash", target, text, tmp_path / "run")
+    trainer.save_model(tmp_path / "drafter")
+    before = {path: path.read_bytes() for path in (tmp_path / "drafter").rglob("*") if path.is_file()}
+
+    class FullDisk:
+        def save_pretrained(self, folder):
+            # As tokenizers puts it.
+            raise Exception("No space left on device (os error 28)")
+
+    other = trainer_for("dflash", target, text, tmp_path / "run", drafter=tiny_drafter("dflash", target, seed=5))
+    other.processing_class = FullDisk()
+    with pytest.raises(OSError, match=r"the drafter could not be written to .*No space left on device"):
+        other.save_model(tmp_path / "drafter")
+    assert {path: path.read_bytes() for path in (tmp_path / "drafter").rglob("*") if path.is_file()} == before

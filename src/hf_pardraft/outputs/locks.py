@@ -14,7 +14,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-LOCK = ".pardraft.lock"
+# The underscore keeps it out of what a `Trainer` uploads.
+LOCK = "_pardraft.lock"
 # Seconds to wait for what a dead writer has started and not yet ended, such as the workers of its data loader.
 GRACE = 10.0
 # Seconds to wait for a writer who takes a few of them.

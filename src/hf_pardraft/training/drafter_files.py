@@ -14,6 +14,7 @@ from transformers.training_args import HubStrategy
 from ..models.checksums import check_checksums
 from ..models.drafting import ParallelDrafter
 from ..models.saving import CARD
+from ..outputs.failures import NO_ROOM
 from ..outputs.folders import replaced_files
 from .adapters import is_adapted, save_drafter_config, save_merged
 from .whole_checkpoints import WholeCheckpointTrainer
@@ -33,15 +34,13 @@ class DrafterFilesTrainer(WholeCheckpointTrainer):
         Raises:
             OSError: if it can't be written, whatever the writer raises.
         """
+        folder = output_dir or self.args.output_dir
         try:
             super().save_model(output_dir, _internal_call)
-        except (SafetensorError, RuntimeError) as error:
-            # torch.save, too, has an error of its own for a full disk.
-            if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+        except Exception as error:
+            if not is_of_writing(error):
                 raise
-            raise OSError(
-                f"the drafter could not be written to {output_dir or self.args.output_dir}: {error}"
-            ) from error
+            raise OSError(f"the drafter could not be written to {folder}: {error}") from error
 
     @property
     def _merges(self) -> bool:
@@ -154,6 +153,14 @@ class DrafterFilesTrainer(WholeCheckpointTrainer):
             if value:
                 setattr(card.data, field, value)
         card.save(folder / CARD)
+
+
+def is_of_writing(error: Exception) -> bool:
+    """Whether an error says that a file can't be written; each library has a way of its own."""
+    is_full = isinstance(error, OSError) and error.errno in NO_ROOM
+    # Of torch.save, and of tokenizers, which raises nothing more particular.
+    is_theirs = "PytorchStreamWriter" in str(error) or (type(error) is Exception and "os error" in str(error))
+    return is_full or is_theirs or isinstance(error, SafetensorError)
 
 
 def listed(values: str | list[str] | None) -> list[str]:
