@@ -35,7 +35,7 @@ from transformers.utils import logging
 
 from hf_pardraft.eval_facts import machine
 from hf_pardraft.evaluation.benchmark import PLAIN
-from hf_pardraft.evaluation.report import write_whole
+from hf_pardraft.outputs.files import write_whole
 
 RESULT = Path(__file__).parent / "results" / "decode.json"
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)

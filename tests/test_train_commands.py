@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 
@@ -12,9 +13,12 @@ from transformers.utils import logging
 from typer.testing import CliRunner
 
 from conftest import SAMPLE_TEXT
-from hf_pardraft import AutoDrafter
+from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, train_commands
 from hf_pardraft.cli import app
+from hf_pardraft.eval_models import read_drafter
+from hf_pardraft.outputs.folders import writing_folder
 from hf_pardraft.train_commands import FeatureOptions, cache_target_features, train_drafter
+from training.processes import in_a_process
 
 QUICK = (
     *("--max-steps", "2", "--use-cpu", "--bf16", "false", "--max-length", "48", "--per-device-train-batch-size", "2"),
@@ -195,3 +199,81 @@ def test_accelerate_launches_the_command_on_two_processes(tiny_family, text, tmp
     AutoDrafter.from_pretrained(tmp_path / "out")
     # One of them speaks.
     assert done.stdout.count("eval_tau: ") == 1
+
+
+def test_a_run_takes_no_other_runs_place_unless_told_to(tiny_family, text, tmp_path, monkeypatch):
+    command = words("dflare", tiny_family, text, tmp_path / "out", "--save-steps", "1")
+    train_drafter(command)
+    before = AutoDrafter.from_pretrained(tmp_path / "out").state_dict()
+    with monkeypatch.context() as patch:
+        patch.setattr(train_commands, "load_run", lambda run: pytest.fail("something was loaded"))
+        with pytest.raises(
+            ValueError, match=r"holds an earlier run \(.*\): go on with it \(--resume-from-checkpoint last\)"
+        ):
+            train_drafter([*command, "--seed", "5"])
+        # A drafter without checkpoints is in the way, too, and so is who writes there now.
+        for checkpoint in (tmp_path / "out").glob("checkpoint-*"):
+            checkpoint.rename(tmp_path / checkpoint.name)
+        with pytest.raises(ValueError, match=r"holds an earlier run \(config.json, train_settings.yaml\)"):
+            train_drafter([*command, "--seed", "5"])
+        for checkpoint in tmp_path.glob("checkpoint-*"):
+            checkpoint.rename(tmp_path / "out" / checkpoint.name)
+
+        def work():
+            with pytest.raises(OSError, match=rf"out is being written by process {os.getppid()}"):
+                train_drafter(command)
+
+        with writing_folder(tmp_path / "out"):
+            assert in_a_process(work) == 0
+    with pytest.raises(ValueError, match=r"checkpoint-2 was trained with seed 42 \(now 5\)"):
+        train_drafter([*command, "--seed", "5", "--resume-from-checkpoint", "last"])
+    after = AutoDrafter.from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    train_drafter([*command, "--seed", "5", "--overwrite-output"])
+    after = AutoDrafter.from_pretrained(tmp_path / "out").state_dict()
+    assert not all(torch.equal(after[name], weight) for name, weight in before.items())
+    # A recipe that repeats the run has nothing of what only this call was told.
+    assert "overwrite" not in (tmp_path / "out" / "train_settings.yaml").read_text()
+
+
+def test_a_finished_run_that_is_resumed_is_evaluated_and_saved_again(tiny_family, text, tmp_path):
+    command = words("dflare", tiny_family, text, tmp_path / "out", "--save-steps", "1")
+    first = train_drafter(command)
+    before = AutoDrafter.from_pretrained(tmp_path / "out").state_dict()
+    (tmp_path / "out" / "eval_results.json").unlink()
+    again = train_drafter([*command, "--resume-from-checkpoint", "last"])
+    assert again["eval_loss"] == first["eval_loss"]
+    assert (tmp_path / "out" / "eval_results.json").exists()
+    after = AutoDrafter.from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    assert sorted(path.name for path in (tmp_path / "out").glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+
+
+ABSURD = [
+    ("--num-layers", "1000000000", "num_layers of a fresh drafter must be a whole number from 1 to 1024"),
+    ("--block-size", "1000000000", "block_size of a fresh drafter must be a whole number from 1 to 4096"),
+    ("--draft-tokens", "1000000000", "draft_tokens must be from 1 to 4096"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "told"), ABSURD)
+def test_an_absurd_size_is_refused_before_anything_is_loaded(name, value, told, tmp_path):
+    with pytest.raises(ValueError, match=told):
+        train_drafter(
+            ["--recipe", "dflare", "--target", "t", "--dataset", "d", "--output", str(tmp_path / "out"), name, value]
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_absurd_sizes_are_refused_where_a_drafter_is_made(tiny_family):
+    target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
+    with pytest.raises(ValueError, match="num_layers of a fresh drafter"):
+        DFlareDrafter.for_target(target, num_layers=10**9)
+    with pytest.raises(ValueError, match="num_hidden_layers of a fresh drafter"):
+        DFlashDrafter.for_target(target, num_layers=1, num_hidden_layers=10**9)
+    with pytest.raises(ValueError, match="draft_length of a fresh drafter"):
+        DartDrafter.for_target(target, draft_length=10**9)
+    with pytest.raises(ValueError, match="num_layers of a fresh drafter"):
+        read_drafter("new:dflash,num_layers=1000000000")
+    with pytest.raises(ValueError, match="draft_length of a fresh drafter"):
+        read_drafter("mine=new:dart,draft_length=1000000000")

@@ -23,6 +23,7 @@ from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
+from .outputs.folders import finish_interrupted, replaced_files
 
 if TYPE_CHECKING:
     from .training.arguments import DraftTrainingArguments
@@ -72,4 +73,6 @@ for drafter_class in (DFlashDrafter, DFlareDrafter, DartDrafter):
     AutoConfig.register(drafter_class.config_class.model_type, drafter_class.config_class, exist_ok=True)
     AutoModel.register(drafter_class.config_class, drafter_class, exist_ok=True)
 ParallelDrafter.card_writer = _write_card
+ParallelDrafter.folder_writer = staticmethod(replaced_files)
+ParallelDrafter.save_finisher = staticmethod(finish_interrupted)
 hooks.install()

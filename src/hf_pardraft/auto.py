@@ -13,6 +13,7 @@ from .models.config_checks import check_config_fields
 from .models.drafting import ParallelDrafter, load_generation_config
 from .models.modeling_pard import PardDrafter
 from .models.target_projection import with_subfolder
+from .outputs.folders import finish_interrupted
 
 __all__ = ["AutoDrafter", "drafter_class_for"]
 
@@ -42,6 +43,7 @@ class AutoDrafter:
         """
         trust_remote_code = kwargs.pop("trust_remote_code", False)
         check_place(name_or_path)
+        finish_interrupted(name_or_path)
         kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
         if cached_file(
             name_or_path, ADAPTER_FILE, _raise_exceptions_for_missing_entries=False, **hub_arguments(kwargs)

@@ -176,7 +176,7 @@ def convert(
     ],
     destination: Annotated[Path, typer.Argument(help="Folder for the converted drafter.")],
     to: Annotated[str, typer.Option(help=f"The layout to write: {', '.join(LAYOUT_NAMES)}.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in the destination.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint that is there.")] = False,
     revision: Annotated[str | None, typer.Option(help="Of the repository: a branch, tag or commit.")] = None,
     subfolder: Annotated[str | None, typer.Option(help="Of the source, with the drafter.")] = None,
     target: Annotated[str | None, typer.Option(help="Its target's name, where its config does not say it.")] = None,
@@ -209,11 +209,12 @@ def ngram_build(
     max_memory: Annotated[str, typer.Option(help="To count with; the rest is sorted on disk.")] = "1GB",
     num_proc: Annotated[int, typer.Option(min=1, help="Processes to count with.")] = 1,
     vocab_size: Annotated[int | None, typer.Option(min=1, help="By default the tokenizer's.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model in the folder.")] = False,
 ) -> None:
     """Count the n-grams of text files or a data set."""
     request = NgramBuild(output, tokenizer, text_file or [], separator, dataset, config, split, column, add_end_token)
     options = {"order": order, "min_count": min_count, "max_memory": max_memory, "num_proc": num_proc}
-    print_facts(build_ngram(request, progress=True, vocab_size=vocab_size, **options))
+    print_facts(build_ngram(request, progress=True, vocab_size=vocab_size, overwrite=overwrite, **options))
 
 
 @ngram.command("convert")
@@ -221,9 +222,10 @@ def ngram_convert(
     trie: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Trie file of the DART reference.")],
     output: Annotated[Path, typer.Argument(help="Folder for the model.")],
     tokenizer: Annotated[str, typer.Option(help="That the trie was built with: a folder or a Hub repository.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model in the folder.")] = False,
 ) -> None:
     """Convert an n-gram trie of the DART reference."""
-    print_facts(convert_ngram(trie, output, tokenizer))
+    print_facts(convert_ngram(trie, output, tokenizer, overwrite))
 
 
 @ngram.command("info")

@@ -39,7 +39,6 @@ from .evaluation.report import (
     markdown,
     screen_table,
     skipped_line,
-    write_whole,
 )
 from .evaluation.runner import evaluate_conditions
 from .evaluation.simulation import Simulation, depth_of, write_script
@@ -48,6 +47,7 @@ from .generation.tuned import is_readable
 from .models.drafting import ParallelDrafter
 from .models.mask_token import special_token_ids
 from .models.pairing import public_name
+from .outputs.files import write_whole
 
 
 @dataclass(frozen=True)

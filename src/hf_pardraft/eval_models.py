@@ -16,6 +16,7 @@ from transformers import (
 
 from .auto import AutoDrafter
 from .commands import load_tokenizer, naming
+from .models.config_checks import check_fresh_fields
 from .models.drafting import ParallelDrafter
 from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
@@ -97,6 +98,7 @@ def read_new_drafter(spec: str) -> DrafterSource:
         raise ValueError(
             f"no new drafter of the kind {kind!r}: expected one of {', '.join(known)}, as in new:dflash,num_layers=5"
         )
+    check_fresh_fields(values)
     source = values.pop("like", None)
     if (kind == "pard") != (source is not None):
         raise ValueError(

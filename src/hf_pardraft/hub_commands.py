@@ -13,6 +13,7 @@ from .hub.cards import FILE_NAME, CardFacts, card_gaps, make_card, save_card, up
 from .hub.push import Upload, check_publishable, plan_upload, push, read_card
 from .hub.results import read_results
 from .models.drafting import ParallelDrafter
+from .outputs.folders import finish_interrupted
 
 
 @dataclass
@@ -97,6 +98,7 @@ def read_text(path: Path) -> str:
 
 
 def load_drafter(folder: Path) -> ParallelDrafter:
+    finish_interrupted(folder)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
             f"{folder} holds no drafter: expected a folder with config.json, as save_pretrained writes it"
@@ -116,6 +118,7 @@ def push_folder(request: PushRequest) -> dict[str, object]:
     Raises:
         OSError, ValueError: if it does not load, may not be published as it is, or the Hub refuses.
     """
+    finish_interrupted(request.folder)
     upload = plan_upload(request.folder, load_drafter)
     if request.dry_run:
         return describe_upload(upload, request)

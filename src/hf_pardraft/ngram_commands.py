@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from .commands import load_tokenizer, naming
-from .generation.ngram import NgramModel
+from .generation.ngram import NgramModel, check_no_store
 from .generation.ngram_sources import texts_of_dataset, texts_of_files
 
 
@@ -24,12 +24,14 @@ class NgramBuild:
     add_end_token: bool
 
 
-def build_ngram(request: NgramBuild, vocab_size: int | None, **options: Any) -> dict[str, Any]:
+def build_ngram(request: NgramBuild, vocab_size: int | None, overwrite: bool = False, **options: Any) -> dict[str, Any]:
     """Build a model and describe it; `options` are those of [`NgramModel.from_token_stream`].
 
     Raises:
-        ValueError: unless there are either text files or a data set.
+        FileExistsError: if there is a model already, unless it may be replaced (`overwrite`).
+        ValueError: unless there are either text files or a data set, with something in them.
     """
+    check_no_store(request.output, overwrite)
     if bool(request.text_files) == bool(request.dataset):
         raise ValueError("expected text to count, from either --text-file or --dataset: pass one of them")
     tokenizer = load_tokenizer(request.tokenizer)
@@ -50,8 +52,9 @@ def build_ngram(request: NgramBuild, vocab_size: int | None, **options: Any) -> 
     return model.describe()
 
 
-def convert_ngram(trie: Path, output: Path, tokenizer: str) -> dict[str, Any]:
-    """Convert a trie file of the DART reference and describe the model."""
+def convert_ngram(trie: Path, output: Path, tokenizer: str, overwrite: bool = False) -> dict[str, Any]:
+    """Convert a trie file of the DART reference and describe the model; see [`build_ngram`]."""
+    check_no_store(output, overwrite)
     return NgramModel.from_dart_trie(trie, tokenizer=load_tokenizer(tokenizer), save_directory=output).describe()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
-from .training.checkpoints import checkpoint_to_resume
+from .outputs.files import write_whole
+from .outputs.folders import writing_folder
+from .training.arguments import DraftTrainingArguments
+from .training.checkpoints import check_no_other_run, checkpoint_to_resume, tidy
 from .training.checks import check_reporting
 from .training.data import prepare_for_training
 from .training.data_sources import load_data, split_off
@@ -31,6 +35,8 @@ FRESH = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}
 # Another seed of training is not to change what is held out.
 SPLIT_SEED = 0
 SETTINGS_FILE = "train_settings.yaml"
+# What one call was told about an earlier one; a recipe that repeats the run begins anew.
+ONCE = ("resume_from_checkpoint", "overwrite_output", "resume_changed")
 
 
 @dataclass
@@ -111,8 +117,19 @@ def train_drafter(words: list[str]) -> dict[str, Any]:
     arguments = run.training_arguments()
     peft_config = run.adapter.config()
     check_reporting(arguments)
+    is_first = arguments.process_index == 0
+    with writing_folder(run.options.output) if is_first else nullcontext():
+        if is_first:
+            tidy(Path(run.options.output))
+        return train_in_folder(run, arguments, peft_config)
+
+
+def train_in_folder(run: TrainingRun, arguments: DraftTrainingArguments, peft_config: Any) -> dict[str, Any]:
+    """[`train_drafter`], while nobody else writes its output."""
     resume = arguments.resume_from_checkpoint
     checkpoint = checkpoint_to_resume(True if resume in ("true", "True", "last") else resume, arguments.output_dir)
+    if checkpoint is None:
+        check_no_other_run(arguments.output_dir, arguments.overwrite_output, files=True)
     loaded = load_run(run)
     trainer = DraftTrainer(
         model=loaded.drafter,
@@ -129,9 +146,8 @@ def train_drafter(words: list[str]) -> dict[str, Any]:
     metrics = {} if loaded.eval_examples is None else trainer.evaluate()
     if not trainer.is_world_process_zero():
         return {}
-    output = Path(run.options.output)
-    settings = {name: value for name, value in run.given.items() if name != "recipe"}
-    (output / SETTINGS_FILE).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    settings = {name: value for name, value in run.given.items() if name not in ("recipe", *ONCE)}
+    write_whole(Path(run.options.output) / SETTINGS_FILE, yaml.safe_dump(settings, sort_keys=False))
     if metrics:
         trainer.save_metrics("eval", metrics, combined=False)
     return {**metrics, "drafter": run.options.output}
@@ -157,6 +173,12 @@ def cache_target_features(words: list[str], options: FeatureOptions) -> dict[str
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {options.dtype!r}")
     run = training_run([*words, "--output", options.folder or ""])
     arguments = run.training_arguments()
+    with writing_folder(options.folder):
+        return store_states(run, arguments, options)
+
+
+def store_states(run: TrainingRun, arguments: DraftTrainingArguments, options: FeatureOptions) -> dict[str, Any]:
+    """[`cache_target_features`], while nobody else writes its folder."""
     loaded = load_run(run)
     taps = loaded.drafter.taps_for(loaded.target)
     if not taps:

@@ -19,6 +19,8 @@ from .generation.settings import own_draft, settings_in
 from .generation.tuned import with_table
 from .hub.staging import check_destination
 from .models.drafting import ParallelDrafter
+from .outputs.folders import writing_folder
+from .outputs.locks import PATIENCE
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -170,7 +172,7 @@ def write_tuning(drafter: ParallelDrafter, tuned: dict[str, Any], source: Path, 
         return output / GENERATION_CONFIG
     # What bears this mark is derived anew from config.json when it is loaded.
     drafter.generation_config._from_model_config = False
-    with tempfile.TemporaryDirectory(prefix=".tuning.", dir=source) as beside:
+    with writing_folder(source, PATIENCE), tempfile.TemporaryDirectory(prefix=".tuning.", dir=source) as beside:
         drafter.generation_config.save_pretrained(beside)
         made, place = Path(beside) / GENERATION_CONFIG, source / GENERATION_CONFIG
         # Whoever could read the old file can read the new one.

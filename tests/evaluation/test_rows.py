@@ -19,10 +19,10 @@ from hf_pardraft.evaluation.report import (
     markdown,
     same_text,
     screen_table,
-    write_whole,
 )
 from hf_pardraft.evaluation.rows import summarise
 from hf_pardraft.generation.stats import Proposal
+from hf_pardraft.outputs.files import write_whole
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 TEXTS = ((1, 2, 3, 4), (5, 6))

@@ -15,7 +15,7 @@ from hf_pardraft import AutoDrafter, PardDrafter
 from hf_pardraft.hub.convert import convert
 from hf_pardraft.hub.export import export_drafter
 from hf_pardraft.hub.layouts import LAYOUTS as WRITTEN
-from hf_pardraft.hub.staging import written_beside
+from hf_pardraft.hub.staging import replaced_checkpoint
 from published_checkpoints import LAYOUTS, config_of, copy_fixture, in_shards
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
@@ -278,7 +278,7 @@ def test_a_destination_with_something_in_it_is_kept_unless_told_otherwise(tmp_pa
     assert config_of(out)["model_type"] == "dflash"
     convert(source, out, "zlab", overwrite=True)
     assert config_of(out)["model_type"] == "qwen3"
-    assert not (out / "mine.txt").exists()
+    assert (out / "mine.txt").read_text() == "keep"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
 
 
@@ -345,7 +345,7 @@ def test_a_place_where_nothing_can_be_written(tmp_path):
 
 def test_an_interrupted_writing_leaves_nothing(tmp_path):
     def write_half():
-        with written_beside(tmp_path / "out") as folder:
+        with replaced_checkpoint(tmp_path / "out") as folder:
             (folder / "half").write_text("")
             raise KeyboardInterrupt
 

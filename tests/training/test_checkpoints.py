@@ -3,16 +3,22 @@
 import errno
 import json
 import os
+import re
 import resource
+import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_pardraft import AutoDrafter
-from hf_pardraft.training.checkpoints import UNFINISHED, publish
+from hf_pardraft.training import run_identity
+from hf_pardraft.training.checkpoints import UNFINISHED, checkpoint_to_resume, publish, tidy
+from tiny_models import tiny_drafter, tiny_target
 from training.processes import in_a_process
 from training.tiny_training import losses, trainer_for
 
@@ -189,3 +195,211 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     publish(tmp_path / UNFINISHED / "checkpoint-1", tmp_path / "checkpoint-1")
     assert (tmp_path / "checkpoint-1" / "weights").read_text() == "new"
     assert list((tmp_path / UNFINISHED).iterdir()) == []
+
+
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    return AutoDrafter.from_pretrained(folder).state_dict()
+
+
+def same_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_run_that_is_resumed_where_it_ended_only_evaluates_and_saves(target, text, tmp_path):
+    trainer_for("dflash", target, text, tmp_path, max_steps=4, **SAVING).train()
+    for _ in range(2):
+        resumed = trainer_for("dflash", target, text, tmp_path, max_steps=4, **SAVING)
+        resumed.compute_loss = lambda *arguments, **options: pytest.fail("a step was made")
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed.state.global_step == 4
+        resumed.save_model(tmp_path / "drafter")
+        assert same_weights(weights_in(tmp_path / "drafter"), weights_in(tmp_path / "checkpoint-4"))
+    assert get_last_checkpoint(str(tmp_path)).endswith("checkpoint-4")
+
+
+def test_a_run_in_epochs_that_is_resumed_where_it_ended_makes_no_step_either(target, text, tmp_path):
+    epochs = {"max_steps": -1, "num_train_epochs": 2}
+    trainer_for("dflash", target, text, tmp_path, **epochs, **SAVING).train()
+    resumed = trainer_for("dflash", target, text, tmp_path, **epochs, **SAVING)
+    resumed.train(resume_from_checkpoint=True)
+    assert (resumed.state.global_step, losses(resumed)[4:]) == (4, [])
+
+
+def test_a_run_that_was_given_more_steps_goes_on(target, text, tmp_path):
+    trainer_for("dflash", target, text, tmp_path, max_steps=2, **SAVING).train()
+    # What it logs, saves and evaluates may change, too, and in which pieces it computes.
+    others = {"logging_steps": 2, "save_steps": 2, "loss_chunk_rows": 7, "per_device_train_batch_size": 2}
+    more = trainer_for(
+        "dflash", target, text, tmp_path, max_steps=4, gradient_accumulation_steps=2, **{**SAVING, **others}
+    )
+    more.train(resume_from_checkpoint=True)
+    assert more.state.global_step == 4
+
+
+def test_a_run_does_not_begin_where_another_one_has_its_checkpoints(target, text, tmp_path):
+    trainer_for("dflash", target, text, tmp_path, max_steps=4, **SAVING).train()
+    before = checkpoints(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"holds an earlier run \(checkpoint-2, checkpoint-3, checkpoint-4\).*overwrite"
+    ):
+        trainer_for("dflash", target, text, tmp_path, max_steps=2, **SAVING).train()
+    assert checkpoints(tmp_path) == before
+    trainer = trainer_for("dflash", target, text, tmp_path, max_steps=2, overwrite_output=True, **SAVING)
+    trainer.train()
+    assert checkpoints(tmp_path) == ["checkpoint-1", "checkpoint-2"]
+    # The same trainer goes over its own.
+    trainer.train()
+
+
+def test_a_run_that_goes_on_from_elsewhere_does_not_mix_its_checkpoints_with_others(begun, target, text, tmp_path):
+    trainer_for("dflash", target, text, tmp_path, max_steps=1, **SAVING).train()
+    with pytest.raises(ValueError, match="holds an earlier run"):
+        trainer_for("dflash", target, text, tmp_path, **SAVING).train(str(begun / "checkpoint-2"))
+
+
+CHANGES = [
+    ({"learning_rate": 2e-2}, "learning_rate 0.01 (now 0.02)"),
+    ({"seed": 7}, "seed 42 (now 7)"),
+    ({"objective": "cross_entropy+first_error"}, "objective None (now 'cross_entropy+first_error')"),
+    ({"per_device_train_batch_size": 2}, "examples per step 4 (now 2)"),
+    ({"loss_gamma": 3.0}, "loss_gamma 4.0 (now 3.0)"),
+    ({"num_anchors": 3}, "num_anchors 512 (now 3)"),
+]
+
+
+@pytest.fixture(scope="module")
+def begun(target, text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("begun")
+    trainer_for("dflash", target, text, folder, max_steps=2, **SAVING).train()
+    return folder
+
+
+@pytest.mark.parametrize(("changes", "told"), CHANGES)
+def test_a_checkpoint_of_other_settings_is_not_gone_on_with_unless_that_is_wanted(
+    changes, told, begun, target, text, tmp_path
+):
+    with pytest.raises(ValueError, match=rf"checkpoint-2 was trained with {re.escape(told)}.*--resume-changed"):
+        trainer_for("dflash", target, text, begun, **SAVING, **changes).train(resume_from_checkpoint=True)
+    shutil.copytree(begun, tmp_path / "copy")
+    changed = trainer_for("dflash", target, text, tmp_path / "copy", max_steps=3, resume_changed=True, **changes)
+    changed.train(resume_from_checkpoint=True)
+    assert changed.state.global_step == 3
+
+
+def test_a_checkpoint_of_another_drafter_target_or_other_data_is_not_gone_on_with(begun, target, text):
+    def resume(drafter, target, text):
+        trainer_for("dflash", target, text, begun, drafter=drafter, **SAVING).train(resume_from_checkpoint=True)
+
+    drafter = tiny_drafter("dflash", target)
+    drafter.config.block_size += 1
+    with pytest.raises(ValueError, match=r"was trained with block_size \d+ \(now \d+\)"):
+        resume(drafter, target, text)
+    with pytest.raises(ValueError, match=r"another target \(its weights differ\)"):
+        resume(None, tiny_target("qwen3", seed=5), text)
+    with pytest.raises(ValueError, match=r"other data \(8 examples, now 7\)"):
+        resume(None, target, text.select(range(7)))
+    rows = text.to_list()
+    rows[5]["labels"][-1] = -100
+    with pytest.raises(ValueError, match=r"other data \(8 examples, now 8\)"):
+        resume(None, target, rows)
+    # The same ones in another form are no others.
+    trainer = trainer_for("dflash", target, text.to_list(), begun, max_steps=2, **SAVING)
+    trainer.train(resume_from_checkpoint=True)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_with(begun, target, text, tmp_path):
+    shutil.copytree(begun, tmp_path / "run")
+    for checkpoint in (tmp_path / "run").iterdir():
+        (checkpoint / run_identity.FILE).unlink()
+    trainer = trainer_for("dflash", target, text, tmp_path / "run", learning_rate=2e-2, max_steps=3)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 3
+
+
+def test_checkpoints_are_rotated_by_step_whatever_the_clock_says(target, text, tmp_path):
+    trainer_for("dflash", target, text, tmp_path, max_steps=2, **SAVING).train()
+    for ahead, path in enumerate(sorted(tmp_path.iterdir())):
+        os.utime(path, (time.time() + 86400 + ahead,) * 2)
+    limited = {"save_total_limit": 2, **SAVING}
+    trainer_for("dflash", target, text, tmp_path, max_steps=4, **limited).train(resume_from_checkpoint=True)
+    assert checkpoints(tmp_path) == ["checkpoint-3", "checkpoint-4"]
+    # From an earlier one on, what was written last stays, too.
+    limited["save_total_limit"] = 1
+    trainer = trainer_for("dflash", target, text, tmp_path, max_steps=4, **limited)
+    trainer.add_callback(LooksForCheckpoints(tmp_path))
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert checkpoints(tmp_path) == ["checkpoint-4"]
+
+
+class LooksForCheckpoints(TrainerCallback):
+    """Looks, after each save, whether its checkpoint is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_save(self, args, state, control, **kwargs):
+        assert (self.folder / f"checkpoint-{state.global_step}").is_dir()
+
+
+def test_the_last_checkpoint_that_is_whole_is_gone_on_with(target, text, tmp_path):
+    trainer_for("dflash", target, text, tmp_path, max_steps=3, **SAVING).train()
+    (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
+    with (tmp_path / "checkpoint-2" / "scheduler.pt").open("r+b") as file:
+        file.truncate(10)
+    assert checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-1")
+    with pytest.raises(ValueError, match=r"checkpoint-3 is no complete checkpoint: optimizer.pt is missing or cut off"):
+        checkpoint_to_resume(str(tmp_path / "checkpoint-3"), str(tmp_path))
+
+
+def test_damaged_weights_are_not_gone_on_with(begun, target, text, tmp_path):
+    shutil.copytree(begun, tmp_path / "run")
+    file = tmp_path / "run" / "checkpoint-2" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-2] ^= 4
+    file.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=r"model.safetensors is damaged: the checksums"):
+        trainer_for("dflash", target, text, tmp_path / "run", **SAVING).train(resume_from_checkpoint=True)
+
+
+def test_two_runs_do_not_write_one_output(target, text, tmp_path):
+    second = trainer_for("dflash", target, text, tmp_path, **SAVING)
+
+    class Intruder(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            def work():
+                with pytest.raises(OSError, match=rf"is being written by process {os.getppid()}"):
+                    second.train()
+
+            assert in_a_process(work) == 0
+
+    first = trainer_for("dflash", target, text, tmp_path, max_steps=1, **SAVING)
+    first.add_callback(Intruder())
+    first.train()
+    assert checkpoints(tmp_path) == ["checkpoint-1"]
+
+
+def test_a_checkpoint_that_was_about_to_replace_another_one_does_so(tmp_path):
+    """Killed between the two renamings."""
+    for name, content in ((f"{UNFINISHED}/replaced", "old"), (f"{UNFINISHED}/checkpoint-4", "new")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "weights").write_text(content)
+    tidy(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
+    assert (tmp_path / "checkpoint-4" / "weights").read_text() == "new"
+
+
+def test_a_tokenizer_that_can_not_be_written_leaves_the_drafter_that_was_there(target, text, tmp_path):
+    trainer = trainer_for("dflash", target, text, tmp_path / "run")
+    trainer.save_model(tmp_path / "drafter")
+    before = {path: path.read_bytes() for path in (tmp_path / "drafter").rglob("*") if path.is_file()}
+
+    class FullDisk:
+        def save_pretrained(self, folder):
+            # As tokenizers puts it.
+            raise Exception("No space left on device (os error 28)")
+
+    other = trainer_for("dflash", target, text, tmp_path / "run", drafter=tiny_drafter("dflash", target, seed=5))
+    other.processing_class = FullDisk()
+    with pytest.raises(OSError, match=r"the drafter could not be written to .*No space left on device"):
+        other.save_model(tmp_path / "drafter")
+    assert {path: path.read_bytes() for path in (tmp_path / "drafter").rglob("*") if path.is_file()} == before

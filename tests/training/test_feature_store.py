@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import resource
 import shutil
 import signal
@@ -10,8 +11,9 @@ from collections import namedtuple
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
-from hf_pardraft.training import feature_writing
+from hf_pardraft.training import feature_store, feature_writing
 from hf_pardraft.training.feature_store import FeatureStore
 from hf_pardraft.training.feature_writing import cache_features, shards_of, texts_of
 from tiny_models import tiny_drafter, tiny_target
@@ -124,7 +126,7 @@ def test_too_little_room_is_noticed_before_the_target_reads_anything(target, tex
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, needed - 1))
     handle = target.model.layers[0].register_forward_hook(lambda *arguments: pytest.fail("the target was run"))
     try:
-        with pytest.raises(OSError, match="GB free: make room"):
+        with pytest.raises(OSError, match=rf"take {needed} bytes, and .* has {needed - 1} bytes free: make room"):
             cache_features(target, taps, text, tmp_path / "new" / "states", dtype="float16", with_last=True)
     finally:
         handle.remove()
@@ -218,3 +220,77 @@ def test_the_index_says_whose_states_they_are(target, text, tmp_path):
     assert index["complete"]
     assert index["taps"] == tiny_drafter("dflash", target).taps_for(target)
     assert len(index["target_fingerprint"]) > 1
+
+
+def read_all(folder, text) -> None:
+    store = FeatureStore(folder)
+    for row in text:
+        store.states(row["input_ids"])
+
+
+@pytest.mark.parametrize("checked_bytes", [feature_store.CHECKED_BYTES, 0])
+def test_a_changed_byte_is_found_before_training_or_when_its_text_is_read(
+    checked_bytes, target, text, tmp_path, monkeypatch
+):
+    store = stored("dflash", target, text, tmp_path)
+    assert json.loads((tmp_path / "index.json").read_text())["shards"].keys() == {
+        path.stem for path in tmp_path.glob("*.safetensors")
+    }
+    monkeypatch.setattr(feature_store, "CHECKED_BYTES", checked_bytes)
+    file = sorted(tmp_path.glob("*.safetensors"))[1]
+    content, draw = file.read_bytes(), random.Random(3)
+    head = int.from_bytes(content[:8], "little") + 8
+    # Of the states, and of the tables beside them.
+    for position in (len(content) - 1, *(draw.randrange(head, len(content)) for _ in range(8))):
+        file.write_bytes(content[:position] + bytes([content[position] ^ 8]) + content[position + 1 :])
+        with pytest.raises(ValueError, match=rf"{file.name} is (damaged|not the shard).*write it anew"):
+            read_all(tmp_path, text)
+    file.write_bytes(content)
+    assert len(FeatureStore(tmp_path)) == len(store)
+
+
+def test_a_shard_that_is_missing_or_comes_from_elsewhere_is_found(target, text, tmp_path):
+    stored("dflash", target, text, tmp_path / "states")
+    shards = sorted((tmp_path / "states").glob("*.safetensors"))
+    content = shards[1].read_bytes()
+    shards[1].unlink()
+    with pytest.raises(ValueError, match=rf"should hold {len(shards)} shards, and holds {len(shards) - 1} .*00001"):
+        FeatureStore(tmp_path / "states")
+    shards[1].write_bytes(shards[0].read_bytes())
+    with pytest.raises(ValueError, match=r"00001.safetensors is not the shard that index.json speaks of"):
+        FeatureStore(tmp_path / "states")
+    shards[1].write_bytes(content)
+    (tmp_path / "states" / "00099.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match="of something else: 00099"):
+        FeatureStore(tmp_path / "states")
+
+
+def test_a_shard_that_was_damaged_meanwhile_is_written_again(target, text, tmp_path):
+    store = stored("dflash", target, text, tmp_path)
+    expected = [store.states(row["input_ids"]).clone() for row in text]
+    first, second = sorted(tmp_path.glob("*.safetensors"))[:2]
+    content = first.read_bytes()
+    # Others have them mapped.
+    for file, damaged in ((first, content[:100]), (second, content)):
+        file.unlink()
+        file.write_bytes(damaged)
+    again = stored("dflash", target, text, tmp_path)
+    assert all(torch.equal(again.states(row["input_ids"]), states) for row, states in zip(text, expected, strict=True))
+
+
+def test_a_store_of_an_earlier_version_is_read_and_gone_on_with(target, text, tmp_path):
+    """It has neither a list of its shards nor checksums."""
+    store = stored("dflash", target, text, tmp_path)
+    expected = [store.states(row["input_ids"]) for row in text]
+    index = json.loads((tmp_path / "index.json").read_text())
+    del index["shards"]
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    for file in tmp_path.glob("*.safetensors"):
+        with safe_open(file, "pt") as old:
+            kept = {name: old.get_tensor(name) for name in ("states", "lengths")}
+            metadata = old.metadata()
+        save_file(kept, file, metadata=metadata)
+    for again in (FeatureStore(tmp_path), stored("dflash", target, text, tmp_path)):
+        assert all(
+            torch.equal(again.states(row["input_ids"]), states) for row, states in zip(text, expected, strict=True)
+        )

@@ -1,6 +1,7 @@
 """Recipes say what the papers say, everything in them can be overridden, and what is no setting is an error with advice."""
 
 import importlib.util
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -252,3 +253,15 @@ def test_the_help_fits_on_a_few_screens_and_explains_every_setting_of_drafters(m
     assert "Can be an integer (exact steps)" in long
     assert "Can be an integer (exact steps)" not in short
     assert "Options: 'no', 'steps', 'epoch'." in short
+
+
+def test_aliases_in_a_recipe_are_refused_before_they_grow(tmp_path):
+    """Ten lines of them stand for ten thousand million settings."""
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]" for before, name in pairwise("abcdefghi")]
+    (tmp_path / "bomb.yaml").write_text("\n".join([*lines, "learning_rate: *i"]))
+    with pytest.raises(ValueError, match=r"bomb.yaml is no YAML of a recipe: a recipe has no aliases, got \*a: write"):
+        read_recipe(str(tmp_path / "bomb.yaml"))
+    (tmp_path / "deep.yaml").write_text("learning_rate: " + "[" * 100_000)
+    with pytest.raises(ValueError, match=r"deep.yaml is no YAML of a recipe"):
+        read_recipe(str(tmp_path / "deep.yaml"))

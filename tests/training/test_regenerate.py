@@ -1,8 +1,11 @@
 """Regenerating answers: each row once, whatever happens in between; by the target here or on a server."""
 
+import errno
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -197,7 +200,7 @@ def test_a_torn_line_is_mended_and_other_settings_are_refused(target, tokenizer,
             regenerate(rows, path, local(target, tokenizer, **options), name, progress=False)
     with pytest.raises(ValueError, match="checksum"):
         regenerate(conversations(6)[1:], path, local(target, tokenizer), "tiny", progress=False)
-    with Journal(tmp_path / "busy.jsonl", {}), pytest.raises(OSError, match="another process"):
+    with Journal(tmp_path / "busy.jsonl", {}), pytest.raises(OSError, match=r"busy.jsonl is being written by process"):
         Journal(tmp_path / "busy.jsonl", {})
     path.write_bytes(lines[0] + b"nonsense\n")
     with pytest.raises(ValueError, match="line 2"):
@@ -250,12 +253,15 @@ class FickleServer:
                     return
                 content = {"role": "assistant", "content": f"answer {len(body['messages'])}"}
                 choice = {"index": 0, "message": content, "finish_reason": "stop"}
+                choices = None
                 if isinstance(status, dict):
-                    choice, status = choice | status, 200
-                answer = {"choices": [choice]}
+                    choices, choice, status = status, choice | status, 200
+                answer = {"choices": choices["choices"] if choices and "choices" in choices else [choice]}
                 answer |= {"id": "x", "created": 0, "model": "m", "system_fingerprint": "", "object": "chat.completion"}
                 answer |= {"usage": {"completion_tokens": 1, "prompt_tokens": 1, "total_tokens": 2}}
                 data = json.dumps(answer if status == 200 else {"error": "trouble"}).encode()
+                if isinstance(status, bytes):
+                    data, status = status, 200
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(data)))
@@ -315,6 +321,24 @@ CALLED = {"id": "x1", "type": "function", "function": {"name": "add", "arguments
     [
         ({"message": {"role": "assistant", "content": None}}, "without a text"),
         ({"message": None}, "without a text"),
+        ({"message": {"role": "assistant", "content": 7}}, r"content of an unexpected kind \(int: 7\)"),
+        ({"message": {"role": "assistant", "content": [{"type": "text", "text": "7"}]}}, r"content .*\(list: "),
+        ({"message": {"role": "assistant", "content": {"text": "7"}}}, r"content .*\(dict: "),
+        ({"message": {"role": "assistant", "content": True}}, r"content .*\(bool: True\)"),
+        ({"message": {"role": "assistant", "content": "5", "reasoning": [1]}}, r"reasoning .*\(list: "),
+        ({"message": {"role": "assistant", "content": "5", "tool_calls": "add"}}, r"tool_calls .*\(str: 'add'\)"),
+        (
+            {"message": {"role": "assistant", "content": "5", "tool_calls": [{"function": "add"}]}},
+            r"a function .*'add'",
+        ),
+        ({"message": {"content": "5", "get": 1, "items": 2, "keys": 3}}, Answer("5")),
+        ({"message": "hello"}, r"a message .*\(str: 'hello'\)"),
+        ({"message": ["hello"]}, "no chat completion"),
+        ({"choices": "abc"}, r"choices of an unexpected kind \(str: 'abc'\)"),
+        ({"choices": []}, "without a choice"),
+        ({"choices": None}, "without a choice"),
+        ({"choices": {"message": {"content": "5"}}}, "choices of an unexpected kind"),
+        ({"choices": [3]}, "no chat completion"),
         ({"finish_reason": "content_filter"}, "filter"),
         ({"finish_reason": "length"}, Answer("answer 1", is_whole=False)),
         (
@@ -344,6 +368,103 @@ def test_what_a_server_says_of_its_answer_is_heard(choice, expected, online):
                 writer.answer(rewrite)
         # None of this gets better by asking again.
         assert len(server.requests) == 1
+
+
+NESTED = b'{"choices": [{"message": {"content": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}]}"
+
+
+@pytest.mark.parametrize(
+    ("sent", "match"),
+    [
+        ({"choices": "abc"}, "choices"),
+        ({"message": "hello"}, "a message"),
+        ({"message": {"content": 7}}, "content"),
+        (NESTED, "no chat completion .RecursionError"),
+        (b"[1, 2]", "no chat completion"),
+        (b"3", "no chat completion"),
+        (b"nonsense", "no chat completion"),
+        (b"\xff\xfe", "no chat completion"),
+        ({"message": {"content": "half \ud83d"}}, "half of a surrogate pair"),
+    ],
+)
+def test_one_strange_answer_costs_one_row_and_not_the_run(sent, match, online, tmp_path):
+    def trouble(body, tries):
+        return sent if body["messages"][0]["content"] == "odd" else 200
+
+    rows = [{"messages": [user(text), assistant("old")]} for text in ("one", "odd", "two")]
+    with FickleServer(trouble) as server:
+        result = regenerate(rows, tmp_path / "out.jsonl", ServerWriter(server.url, "m", retries=0), "m", progress=False)
+        assert result.failed.keys() == {1}
+        assert re.search(match, result.failed[1])
+        assert sorted(row["index"] for row in read(tmp_path / "out.jsonl")) == [0, 2]
+    # The next run asks for that row again, and for no other.
+    with FickleServer(lambda body, tries: 200) as server:
+        result = regenerate(rows, tmp_path / "out.jsonl", ServerWriter(server.url, "m"), "m", progress=False)
+        assert (result.num_before, result.num_written, len(server.requests)) == (2, 1, 1)
+
+
+def test_a_row_that_is_no_text_is_told_and_costs_no_other(target, tokenizer, tmp_path):
+    rows = [*conversations(2), {"messages": [user("half \udc00"), assistant("old")]}]
+    result = regenerate(rows, tmp_path / "out.jsonl", local(target, tokenizer), "tiny", progress=False)
+    assert result.num_written == 2
+    assert "half of a surrogate pair" in result.failed[2]
+
+
+def test_an_interrupt_does_not_wait_for_a_server_that_is_silent(tmp_path):
+    """Ctrl-C in a process of its own, whose requests may take ten minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in conversations(3)))
+        command = [sys.executable, "-m", "hf_pardraft", "regenerate", str(tmp_path / "data.jsonl"), "--server", url]
+        command += ["--model", "m", "--output", str(tmp_path / "out.jsonl")]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "0"}
+        # Whoever started pytest may have told it to ignore interrupts.
+        process = subprocess.Popen(
+            command, env=environment, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+        )
+        try:
+            silent.settimeout(120)
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGINT)
+                assert process.wait(timeout=60) != 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "m", "", "http://", "ftp://host/v1", "http://host:port", "http://a b/"]
+)
+def test_a_server_that_is_no_url_is_refused_at_once(url):
+    with pytest.raises(ValueError, match=r"expected a server's address, such as http://localhost:8000/v1"):
+        ServerWriter(url, "m")
+
+
+@pytest.mark.parametrize("torn", [0, 7])
+def test_a_full_disk_is_told_and_costs_the_row_alone_that_was_written(torn, tmp_path, monkeypatch):
+    """Whether nothing of it gets through, or a part."""
+    with Journal(tmp_path / "out.jsonl", {}) as journal:
+        journal.append({"index": 0})
+        file = journal._file
+
+        class Full:
+            def write(self, data):
+                file.write(data[:torn])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+            def __getattr__(self, name):
+                return getattr(file, name)
+
+        journal._file = Full()
+        with pytest.raises(
+            OSError, match=r"no room to write .*out.jsonl \(No space left .* free\): the rows in it are whole"
+        ):
+            journal.append({"index": 1})
+        journal._file = file
+        journal.append({"index": 2})
+    with Journal(tmp_path / "out.jsonl", {}) as journal:
+        assert journal.done == {0, 2}
 
 
 def test_an_answer_ends_where_the_context_ends(target, tokenizer, tmp_path, monkeypatch):

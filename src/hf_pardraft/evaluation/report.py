@@ -1,10 +1,8 @@
 """An evaluation for people and programs: a table on the screen, Markdown, JSON."""
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -224,14 +222,3 @@ def as_json(report: Report) -> str:
     """Everything, for programs."""
     rows = [asdict(row) for row in report.rows]
     return json.dumps({**report.facts, "rows": rows, "skipped": report.skipped}, indent=2, allow_nan=False) + "\n"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is never there by halves: beside its place first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

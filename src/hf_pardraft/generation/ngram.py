@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from ..models.pairing import tokenizer_hash
+from ..outputs.failures import explained
+from ..outputs.folders import writing_folder
 from .ngram_build import BuildOptions, build_store, checked_count
 from .ngram_lookup import Lookup, NgramWalk
 from .ngram_pairs import NgramTable
@@ -175,6 +177,9 @@ class NgramModel:
             add_end_token: whether each text is followed by `tokenizer.eos_token`, as DART's builder has it. Right for
                 whole documents, wrong for paragraphs.
             **kwargs: as for [`from_token_stream`].
+
+        Raises:
+            ValueError: if there is no text at all, and as [`from_token_stream`].
         """
         documents = token_documents(texts, tokenizer, add_end_token)
         return cls.from_token_stream(documents, tokenizer=tokenizer, **kwargs)
@@ -319,12 +324,30 @@ class NgramModel:
 
 
 def place_store(folder: Path, make: Callable[[Path], None]) -> None:
-    """Let `make` write a store, in a temporary folder first: `folder` gets a whole one or none."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".ngram-", dir=folder) as workspace:
+    """Let `make` write a store, in a temporary folder first: `folder` gets a whole one or none.
+
+    Raises:
+        OSError: if somebody else writes the folder, or there is no room.
+    """
+    kept = "nothing was written, and what was there before is as it was. Make room, or choose another folder"
+    with (
+        writing_folder(folder),
+        explained(folder / FILE_NAME, kept),
+        tempfile.TemporaryDirectory(prefix=".ngram-", dir=folder) as workspace,
+    ):
         written = Path(workspace) / FILE_NAME
         make(written)
         written.replace(folder / FILE_NAME)
+
+
+def check_no_store(folder: Path, overwrite: bool) -> None:
+    """Raise a `FileExistsError` if `folder` is a file, or holds a store that may not be lost (`overwrite`)."""
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file: choose the name of a new folder")
+    if (folder / FILE_NAME).exists() and not overwrite:
+        raise FileExistsError(
+            f"{folder} holds an n-gram model: choose another folder, or pass --overwrite to replace it"
+        )
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, str | None]:

@@ -1,6 +1,7 @@
 """Counting n-grams in bounded memory: chunks of text are sorted into runs on disk, and the runs merged into levels."""
 
 import itertools
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ import torch
 from accelerate.utils import convert_file_size_to_int
 from tqdm.auto import tqdm
 
+from ..outputs.failures import NO_ROOM
 from .ngram_count import ArrayFile, CountJob, Packing, Run, RunWriter, count_windows, first_of_equals, mapped
 from .ngram_pairs import Counts, blocks_of
 from .ngram_store import check_order, write_store
@@ -198,6 +200,8 @@ def count_apart(chunks: Iterator[Chunk], packing: Packing, paths: Iterator[Path]
     def count(shifted: Path, num_windows: int, path: Path) -> Run:
         job = CountJob(str(shifted), num_windows, packing.bits, list(packing.columns), str(path))
         done = subprocess.run(job.command(), stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode in NO_ROOM:
+            raise OSError(done.returncode, os.strerror(done.returncode))
         if done.returncode:
             raise RuntimeError(f"a counting process failed: {done.stderr.strip() or done.returncode}")
         shifted.unlink()
@@ -213,7 +217,8 @@ def count_apart(chunks: Iterator[Chunk], packing: Packing, paths: Iterator[Path]
                 finished += [future.result() for future in done]
             path = next(paths)
             shifted = path.with_suffix(".ids")
-            chunk.shifted.tofile(shifted)
+            # Not `tofile`, which does not say why it failed.
+            shifted.write_bytes(chunk.shifted.data)
             waiting.add(pool.submit(count, shifted, chunk.num_windows, path))
         return finished + [future.result() for future in waiting]
 

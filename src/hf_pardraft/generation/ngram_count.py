@@ -157,4 +157,9 @@ class CountJob:
 
 
 if __name__ == "__main__":
-    CountJob(**json.loads(sys.argv[-1])).run()
+    try:
+        CountJob(**json.loads(sys.argv[-1])).run()
+    except OSError as error:
+        # The caller knows a full disk by its number.
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.errno or 1)

@@ -19,7 +19,7 @@ def token_documents(
     """The ids of each text, without special tokens but, if asked for, the one that ends a text.
 
     Raises:
-        ValueError: if there is no such token, or an item is no text.
+        ValueError: if there is no such token, an item is no text, or all of them together are empty.
     """
     end = [tokenizer.eos_token_id] if add_end_token else []
     if add_end_token and tokenizer.eos_token_id is None:
@@ -28,14 +28,17 @@ def token_documents(
 
 
 def _token_documents(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, end: list[int]) -> Iterator[list[int]]:
-    texts = iter(texts)
+    texts, is_empty = iter(texts), True
     while batch := list(itertools.islice(texts, TEXTS_PER_BATCH)):
         wrong = [text for text in batch if not isinstance(text, str)]
         if wrong:
             raise ValueError(f"expected texts, got {type(wrong[0]).__name__}: name the column that holds the text")
         # Long documents are wanted whole, so the warning about a model's longest input has no place here.
         encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        is_empty = is_empty and not any(encoded["input_ids"])
         yield from (ids + end for ids in encoded["input_ids"])
+    if is_empty:
+        raise ValueError("there is nothing to count: the text is empty. Name another file, data set, split or column")
 
 
 def texts_of_files(paths: Iterable[str | Path], separator: str | None = None) -> Iterator[str]:

@@ -6,7 +6,6 @@ around it.
 
 import math
 import re
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..models.drafting import ParallelDrafter
+from ..outputs.files import write_whole
 from .results import PLAIN, MeasuredRow, Results, rows_of
 
 TEMPLATES = Path(__file__).parent.parent / "model_cards"
@@ -127,12 +127,8 @@ def write_card(drafter: ParallelDrafter, folder: Path, name: str) -> None:
 
 
 def save_card(card: ModelCard, path: Path) -> None:
-    """Write a card beside `path` and put it there: a whole one or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".card-", dir=path.parent) as workspace:
-        written = Path(workspace) / FILE_NAME
-        card.save(written)
-        written.replace(path)
+    """Write a card beside `path` and put it there: a whole one or none; a card that was there is as it was after an error."""
+    write_whole(path, str(card))
 
 
 def environment() -> Environment:

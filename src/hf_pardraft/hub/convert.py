@@ -13,24 +13,11 @@ from ..models.checkpoint_files import TensorFacts, check_beside, describe_tensor
 from ..models.config_checks import check_config_fields
 from ..models.drafting import ParallelDrafter
 from ..models.target_projection import find_projection, with_subfolder
+from ..outputs.folders import finish_interrupted
 from .export import check_export, export_drafter
 from .layouts import LAYOUTS, NATIVE
 from .recognise import drafter_class_for
-from .staging import check_destination, written_beside
-
-# Files that go with a drafter in any layout.
-COMPANIONS = (
-    "LICENSE",
-    "NOTICE",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-)
+from .staging import LICENCES, TOKENIZER_FILES, check_destination, replaced_checkpoint
 
 
 @dataclass(frozen=True)
@@ -61,6 +48,7 @@ def load_exactly(source, **kwargs: Any) -> tuple[ParallelDrafter, dict[str, str]
     Raises:
         OSError, ValueError: see [`AutoDrafter.from_pretrained`].
     """
+    finish_interrupted(source)
     kwargs = with_subfolder(source, with_resolved_revision(source, kwargs))
     fields = read_config_file(source, **hub_arguments(kwargs))
     check_config_fields(fields, f"the config of {source}")
@@ -126,7 +114,10 @@ def find_companions(source, **hub: Any) -> list[Path]:
     Raises:
         ValueError: if one is a link that leads out of its folder: what it shows might be published with the copy.
     """
-    paths = [cached_file(source, name, _raise_exceptions_for_missing_entries=False, **hub) for name in COMPANIONS]
+    paths = [
+        cached_file(source, name, _raise_exceptions_for_missing_entries=False, **hub)
+        for name in (*LICENCES, *TOKENIZER_FILES)
+    ]
     found = [Path(path) for path in paths if path is not None]
     for path in found:
         check_beside(str(path), path.parent)
@@ -148,7 +139,7 @@ def convert(
         source: a folder or a repository on the Hub, in any layout that [`AutoDrafter`] reads.
         destination: a folder that is not there yet, or is empty.
         layout: "native", or one of [`LAYOUTS`].
-        overwrite: replace a checkpoint in `destination`.
+        overwrite: replace a checkpoint in `destination`, and nothing else that is there.
         max_shard_size: a larger checkpoint becomes several files.
         target: the name of its target on the Hub, which a config may not say and some layouts have a place for.
         **hub: `revision`, `token`, `subfolder`, ..., as for `from_pretrained`.
@@ -163,7 +154,7 @@ def convert(
         name_target(drafter, target)
     check_export(drafter, layout)
     companions = find_companions(source, **hub_arguments(with_subfolder(source, hub)))
-    with written_beside(destination, overwrite) as folder:
+    with replaced_checkpoint(destination, overwrite) as folder:
         export_drafter(drafter, folder, layout, max_shard_size)
         for path in companions:
             # A layout may have brought its own.

@@ -11,6 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers.dynamic_module_utils import get_relative_import_files
 
+from ..outputs.locks import LOCK
 from .cards import FILE_NAME, card_gaps, has_measured_numbers
 
 # Folders and files that lie beside a drafter and are no part of it.
@@ -100,6 +101,8 @@ def reason_to_leave_out(path: Path) -> str | None:
     """Why a file or folder is not published; `None` if it is."""
     if path.name.startswith("."):
         return "hidden"
+    if path.name == LOCK:
+        return "of whoever writes the folder now"
     if path.is_dir():
         return next((why for pattern, why in LEFT_OUT_FOLDERS.items() if path.match(pattern)), None)
     if any(path.match(pattern) for pattern in PICKLES):

@@ -1,16 +1,35 @@
-"""Writing a folder in one piece: it is made beside its place and renamed, so that nothing partial is ever seen there."""
+"""Writing a checkpoint over another one: what a checkpoint consists of is replaced, in one switch, and all else stays."""
 
-import os
-import shutil
-import tempfile
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
+from transformers.dynamic_module_utils import get_relative_import_files
+
+from ..outputs.folders import (
+    finish_interrupted,
+    is_leftover,
+    replaced_files,
+    stale_weights,
+)
 
 # What a folder must hold to be taken for a checkpoint, which may be replaced.
 CHECKPOINT_MARK = "config.json"
+# Files that go with a drafter in any layout.
+LICENCES = ("LICENSE", "NOTICE")
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+CUSTOM_GENERATE = "custom_generate/generate.py"
 
 
 def check_destination(destination: str | Path, overwrite: bool = False) -> None:
@@ -22,10 +41,13 @@ def check_destination(destination: str | Path, overwrite: bool = False) -> None:
     destination = Path(destination)
     if destination.is_symlink() or (destination.exists() and not destination.is_dir()):
         raise FileExistsError(f"{destination} is a file or a link: choose the name of a new folder")
-    if not destination.is_dir() or not any(destination.iterdir()):
+    finish_interrupted(destination)
+    if not destination.is_dir() or all(is_leftover(path) for path in destination.iterdir()):
         return
     if not overwrite:
-        raise FileExistsError(f"{destination} is not empty: choose another folder, or pass --overwrite to replace it")
+        raise FileExistsError(
+            f"{destination} is not empty: choose another folder, or pass --overwrite to replace the checkpoint in it"
+        )
     if not (destination / CHECKPOINT_MARK).is_file():
         raise FileExistsError(
             f"{destination} holds no {CHECKPOINT_MARK}, so it is no checkpoint and is not replaced: choose another folder"
@@ -33,8 +55,8 @@ def check_destination(destination: str | Path, overwrite: bool = False) -> None:
 
 
 @contextmanager
-def written_beside(destination: str | Path, overwrite: bool = False) -> Iterator[Path]:
-    """A new folder beside `destination` to write into, which takes its place if nothing fails, and is removed if something does.
+def replaced_checkpoint(destination: str | Path, overwrite: bool = False) -> Iterator[Path]:
+    """A folder to write a checkpoint into, which replaces the one in `destination` if nothing fails.
 
     Nothing but writing belongs into the `with` block: each `OSError` in it is told as one of writing.
 
@@ -42,40 +64,40 @@ def written_beside(destination: str | Path, overwrite: bool = False) -> Iterator
         FileExistsError: see [`check_destination`].
         OSError: if there is no room or no permission to write; `destination` is as it was.
     """
-    destination = Path(os.path.abspath(destination))
     check_destination(destination, overwrite)
-    staging = None
     try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
-        # A temporary folder is its owner's alone; this one is to be like any other.
-        staging.chmod(0o777 & ~current_umask())
-        yield staging
-        put_in_place(staging, destination)
+        with replaced_files(destination, stale_files) as folder:
+            yield folder
     except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno is None:
+            # No error of the system's, and told already.
+            raise
         raise OSError(f"can't write {destination} ({error}): nothing was changed there") from error
-    finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
 
 
-def put_in_place(staging: Path, destination: Path) -> None:
-    """Rename `staging` to `destination`; what was there is kept until that is done."""
-    if not destination.exists():
-        os.rename(staging, destination)
-        return
-    replaced = staging.with_name(f"{staging.name}.replaced")
-    os.rename(destination, replaced)
+def stale_files(folder: Path, files: set[str]) -> list[str]:
+    """What else of the checkpoint in `folder` goes with its weights: a tokenizer that is replaced, and its own code."""
+    brings_tokenizer = any(name in files for name in TOKENIZER_FILES)
+    tokenizer = [name for name in TOKENIZER_FILES if brings_tokenizer and (folder / name).is_file()]
+    return sorted({*stale_weights(folder, files), *tokenizer, *own_code(folder)} - files)
+
+
+def own_code(folder: Path) -> list[str]:
+    """The files of code in a checkpoint's folder that its config refers to, and nobody else's."""
     try:
-        os.rename(staging, destination)
+        config = json.loads((folder / CHECKPOINT_MARK).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        # Whatever it is, it refers to nothing.
+        return []
+    auto_map = config.get("auto_map") if isinstance(config, dict) else None
+    modules = {str(name).split(".")[0] for name in auto_map.values()} if isinstance(auto_map, dict) else set()
+    files = {folder / f"{module}.py" for module in modules if module.isidentifier()}
+    present = [file for file in files if file.is_file()]
+    try:
+        needed = {Path(other) for file in present for other in get_relative_import_files(file)}
     except OSError:
-        os.rename(replaced, destination)
-        raise
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def current_umask() -> int:
-    """The process' mask of permissions, which can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+        # One that it imports is missing.
+        needed = set()
+    code = [file for file in {*present, *needed} if file.parent == folder and file.is_file()]
+    custom = [CUSTOM_GENERATE] if present and (folder / CUSTOM_GENERATE).is_file() else []
+    return sorted([*(file.name for file in code), *custom])

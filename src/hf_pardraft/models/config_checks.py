@@ -131,6 +131,14 @@ def check_config_fields(fields: Any, source: str) -> None:
             check_config_fields(given[name], f"{name} of {source}")
 
 
+def check_fresh_fields(fields: dict[str, Any]) -> None:
+    """Raise a `ValueError` for settings of a fresh drafter that no machine could build, before anything is built of them."""
+    for name, value in fields.items():
+        least, most = WHOLE_NUMBERS.get({"num_layers": "num_hidden_layers"}.get(name, name), (None, None))
+        if least is not None and value is not None and not (is_whole(value) and least <= value <= most):
+            raise ValueError(f"{name} of a fresh drafter must be a whole number from {least} to {most}, got {value!r}")
+
+
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 

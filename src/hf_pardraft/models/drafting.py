@@ -4,6 +4,7 @@ This file travels with every drafter that is pushed to the Hub, so it imports to
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -190,6 +191,9 @@ class ParallelDrafter:
         training_objective: "cross_entropy" with the text, or "annealed_kl" to the target's law.
         last_stats: how the latest `generate` call went.
         card_writer: writes a drafter's card, under a name, into a folder; set by the package, `None` where only this code is.
+        folder_writer: gives a folder to write to, whose files replace those of another one; the package sets one that no kill
+            hurts.
+        save_finisher: finishes such a save where a kill has cut it off, before a folder is loaded; set by the package.
         ngram: a continuity model for its token trees, set by the user; never saved.
     """
 
@@ -204,6 +208,8 @@ class ParallelDrafter:
     ignored_weights: ClassVar[dict[str, str]] = {r"rotary_emb\.inv_freq$": "computed from the config"}
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [*ignored_weights]
     card_writer: ClassVar[Callable[["ParallelDrafter", Path, str], None] | None] = None
+    folder_writer: ClassVar[Callable[[Path], AbstractContextManager[Path]]] = staticmethod(staged)
+    save_finisher: ClassVar[Callable[[Any], None] | None] = None
     vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
 
     @property
@@ -383,7 +389,7 @@ class ParallelDrafter:
             self.save_weights(save_directory, is_main_process, state_dict, **kwargs)
             return
         folder = Path(save_directory)
-        with staged(folder) as workspace:
+        with ParallelDrafter.folder_writer(folder) as workspace:
             # A distributed checkpoint is written by all processes, each to the folder itself.
             weights_folder = folder if kwargs.get("distributed_checkpoint") else workspace
             self.save_weights(weights_folder, is_main_process, state_dict, **kwargs)
@@ -419,6 +425,8 @@ class ParallelDrafter:
             ValueError: if config.json or a weight file is damaged or describes something else: a weight that is missing, left
                 over, of another shape or no floating-point number is named.
         """
+        if ParallelDrafter.save_finisher is not None and pretrained_model_name_or_path is not None:
+            ParallelDrafter.save_finisher(pretrained_model_name_or_path)
         return load_checked(cls, super().from_pretrained, pretrained_model_name_or_path, *model_args, **kwargs)
 
 

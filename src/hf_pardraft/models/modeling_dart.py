@@ -20,6 +20,7 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
+from .config_checks import check_fresh_fields
 from .configuration_dart import DartConfig, default_tapped_hidden_states
 from .draft_cache import GrowingCache
 from .drafting import DraftContext, DraftState, News, are_real, counting, input_device, last_columns, scoring
@@ -169,8 +170,9 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             **overrides: any field of [`DartConfig`], `draft_length` and `tapped_hidden_states` among them.
 
         Raises:
-            ValueError: if the target can't be tapped as asked, or `draft_token_ids` are not tokens of it.
+            ValueError: if the target can't be tapped as asked, `draft_token_ids` are not tokens of it, or a size is absurd.
         """
+        check_fresh_fields(overrides)
         text_config = target.config.get_text_config(decoder=True)
         ids = checked_token_ids(draft_token_ids, text_config.vocab_size)
         if overrides.get("draft_vocab_size", len(ids)) != len(ids):

@@ -19,6 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
+from .config_checks import check_fresh_fields
 from .configuration_dflash import DFlashConfig
 from .draft_cache import GrowingLayer, RowEntries
 from .drafting import (
@@ -220,8 +221,9 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
             **overrides: any field of the drafter's configuration, `target_layer_ids` and `mask_token_id` among them.
 
         Raises:
-            ValueError: if the target can't be tapped as asked, or no token is free to be the mask.
+            ValueError: if the target can't be tapped as asked, no token is free to be the mask, or a size is absurd.
         """
+        check_fresh_fields({"num_layers": num_layers, "block_size": block_size, **overrides})
         text_config = target.config.get_text_config(decoder=True)
         tokenizer = tokenizer or find_tokenizer(target)
         mask_token_id = choose_mask_token_id(text_config, overrides.pop("mask_token_id", None), tokenizer)

@@ -142,8 +142,11 @@ def warn_if_other_target(drafter: PreTrainedModel, target: PreTrainedModel) -> N
 def differing_weights(remembered: list[float] | None, target: PreTrainedModel) -> bool:
     """Whether the fingerprint in a config and this target's differ by more than a change of dtype explains."""
     found = target_fingerprint(target) if remembered else None
-    if found is None:
-        return False
+    return found is not None and are_other_weights(remembered, found)
+
+
+def are_other_weights(remembered: list[float], found: list[float]) -> bool:
+    """Whether two fingerprints differ by more than a change of dtype explains."""
     if len(found) != len(remembered):
         return True
     close = torch.isclose(torch.tensor(found), torch.tensor(remembered), rtol=0.02, atol=1e-5)

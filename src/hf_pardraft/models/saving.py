@@ -16,6 +16,7 @@ from transformers.utils.hub import ModelCard, create_and_tag_model_card, hf_api
 from .generate_anywhere import generate
 
 CARD = "README.md"
+CONFIG = "config.json"
 CUSTOM_GENERATE = "custom_generate/generate.py"
 # Arguments of save_pretrained that are for push_to_hub alone.
 PUSH_ARGUMENTS = (
@@ -52,25 +53,23 @@ def auto_map_of(model: PreTrainedModel) -> dict[str, str]:
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """An empty folder to write to, whose files take their places in `folder` when all are written; none does after an error."""
+    """An empty folder to write to, whose files take their places in `folder` when all are written; none does after an error.
+
+    The package has a better one, which a kill in between doesn't hurt. Here config.json goes first and comes last, so that
+    nothing loads that is partly an earlier drafter.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as name:
         workspace = Path(name)
         yield workspace
         files = [path.relative_to(workspace) for path in workspace.rglob("*") if path.is_file()]
-        for stale in stale_weights(folder, files):
+        (folder / CONFIG).unlink(missing_ok=True)
+        # Weights in other shards would be loaded instead of, or beside, those that are written.
+        for stale in [*folder.glob("model.safetensors*"), *folder.glob("model-*-of-*.safetensors")]:
             stale.unlink()
-        for file in files:
+        for file in sorted(files, key=lambda file: file.name == CONFIG):
             (folder / file).parent.mkdir(exist_ok=True)
             (workspace / file).replace(folder / file)
-
-
-def stale_weights(folder: Path, files: list[Path]) -> list[Path]:
-    """Weights of an earlier save, say in other shards, that would be loaded instead of, or beside, those among `files`."""
-    if not any(file.suffix == ".safetensors" for file in files):
-        return []
-    earlier = [*folder.glob("model.safetensors*"), *folder.glob("model-*-of-*.safetensors")]
-    return [path for path in earlier if Path(path.name) not in files]
 
 
 def set_auto_map(model: PreTrainedModel, with_code: bool) -> None:

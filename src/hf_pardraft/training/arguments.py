@@ -9,6 +9,9 @@ from .attention import ATTENTIONS
 from .objectives import OBJECTIVES, parse_objective
 from .sums import REDUCTIONS, check_reduction
 
+# As of a block: far above anything published, and more would be asked of a machine than it has.
+MOST_DRAFT_TOKENS = 4096
+
 
 @dataclass
 class DraftTrainingArguments(TrainingArguments):
@@ -123,14 +126,23 @@ class DraftTrainingArguments(TrainingArguments):
     )
     tau_new_tokens: int = field(default=64, metadata={"help": "Tokens to write after each of these prompts."})
     tau_temperature: float = field(default=0.0, metadata={"help": "Temperature of this decoding; 0 is greedy."})
+    overwrite_output: bool = field(
+        default=False, metadata={"help": "Start anew where an earlier run was, and remove its checkpoints."}
+    )
+    resume_changed: bool = field(
+        default=False,
+        metadata={
+            "help": "Go on from a checkpoint although settings, data or target are not those that it was trained with."
+        },
+    )
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Off: the collators choose the columns they read."}
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.draft_tokens < 1:
-            raise ValueError(f"draft_tokens must be at least 1, got {self.draft_tokens}")
+        if not 1 <= self.draft_tokens <= MOST_DRAFT_TOKENS:
+            raise ValueError(f"draft_tokens must be from 1 to {MOST_DRAFT_TOKENS}, got {self.draft_tokens}")
         if not 0 < self.cod_retention <= 1 or not 0 <= self.cod_min_retention <= 1:
             raise ValueError(
                 "cod_retention must be in (0, 1] and cod_min_retention in [0, 1], got "

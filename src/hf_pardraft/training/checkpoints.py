@@ -1,7 +1,9 @@
 """Checkpoints that are there in full or not at all: written beside their place, and moved to it when they are complete."""
 
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -9,9 +11,14 @@ from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
+from .run_identity import differences, missing_files, note_identity, read_identity
+
 # No name that a search for checkpoints would take for one.
 UNFINISHED = "unfinished-checkpoint"
 REPLACED = "replaced"
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+# What else shows that a folder holds a run, or what came of one.
+RUN_FILES = ("config.json", "adapter_config.json", "train_settings.yaml")
 
 
 class StagedCheckpoint:
@@ -35,13 +42,19 @@ class StagedCheckpoint:
     def begin(self) -> None:
         """Remove what an interrupted run left."""
         if self.args.should_save or self.args.local_process_index == 0:
-            shutil.rmtree(self.run / UNFINISHED, ignore_errors=True)
+            tidy(self.run)
         self.accelerator.wait_for_everyone()
 
-    def publish(self) -> None:
-        """Move it to its place; one of the same step that was there before goes only afterwards."""
+    def publish(self, identity: dict[str, Any] | None = None) -> None:
+        """Move it to its place; one of the same step that was there before goes only afterwards.
+
+        Args:
+            identity: of the run, to be noted in it.
+        """
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
+            if identity is not None:
+                note_identity(self.folder, identity)
             publish(self.folder, self.final)
         self.accelerator.wait_for_everyone()
         # Nodes that share no file system have parts of their own.
@@ -72,6 +85,45 @@ def publish(staged: Path, final: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
+def tidy(run: Path) -> None:
+    """Remove what an interrupted run left; a checkpoint that was about to replace another one does so first."""
+    left = run / UNFINISHED
+    if (left / REPLACED).exists():
+        for staged in left.glob("checkpoint-*"):
+            if not (run / staged.name).exists():
+                staged.rename(run / staged.name)
+    shutil.rmtree(left, ignore_errors=True)
+
+
+def checkpoints_in(run: str | Path) -> list[Path]:
+    """The checkpoints in a run's folder, by their steps."""
+    found = Path(run).glob("checkpoint-*") if Path(run).is_dir() else ()
+    return sorted((path for path in found if CHECKPOINT.fullmatch(path.name) and path.is_dir()), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(CHECKPOINT.fullmatch(checkpoint.name)[1])
+
+
+def remove(checkpoint: Path) -> None:
+    """Remove a checkpoint, which is none any more from the first file on."""
+    doomed = checkpoint.parent / UNFINISHED / f"removed-{checkpoint.name}"
+    doomed.parent.mkdir(exist_ok=True)
+    checkpoint.rename(doomed)
+    shutil.rmtree(doomed.parent, ignore_errors=True)
+
+
+def rotate(newest: Path, limit: int | None, best: str | None) -> None:
+    """Keep at most `limit` checkpoints, by their steps and whatever the clock says; the newest and the best always stay."""
+    if not limit or limit < 0:
+        return
+    kept = {newest.name, *([Path(best).name] if best else [])}
+    others = [path for path in checkpoints_in(newest.parent) if path.name not in kept]
+    num_kept = sum((newest.parent / name).is_dir() for name in kept)
+    for checkpoint in others[: max(0, len(others) - max(0, limit - num_kept))]:
+        remove(checkpoint)
+
+
 def checkpoint_to_resume(resume_from: str | bool | None, folder: str) -> str | None:
     """The checkpoint that a run goes on from.
 
@@ -84,17 +136,52 @@ def checkpoint_to_resume(resume_from: str | bool | None, folder: str) -> str | N
     """
     if resume_from is None or resume_from is False:
         return None
-    found = get_last_checkpoint(folder) if resume_from is True and Path(folder).is_dir() else resume_from
-    if found is None or found is True:
+    found = checkpoints_in(folder)[::-1] if resume_from is True else [Path(resume_from)]
+    if not found:
         raise ValueError(
             f"expected a checkpoint to resume from in {folder}, found none: leave resume_from_checkpoint out"
         )
-    if not (Path(found) / TRAINER_STATE_NAME).is_file():
+    for checkpoint in found:
+        problem = incompleteness(checkpoint)
+        if problem is None:
+            return str(checkpoint)
+    raise ValueError(f"{checkpoint} is no complete checkpoint: {problem}. Resume from another one")
+
+
+def incompleteness(checkpoint: Path) -> str | None:
+    """What a checkpoint lacks; `None` if nothing is known to be missing."""
+    if not (checkpoint / TRAINER_STATE_NAME).is_file():
+        return f"{TRAINER_STATE_NAME}, which is written last, is missing"
+    missing = missing_files(checkpoint)
+    return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing or cut off" if missing else None
+
+
+def check_no_other_run(folder: str | Path, overwrite: bool, files: bool = False) -> None:
+    """Raise a `ValueError` if a run that begins anew would mix its checkpoints with those of an earlier one.
+
+    Args:
+        folder: of the run.
+        overwrite: whether the earlier run's may go.
+        files: whether a drafter without checkpoints is in the way, too.
+    """
+    there = [path.name for path in checkpoints_in(folder)]
+    there += [name for name in RUN_FILES if files and (Path(folder) / name).exists()]
+    if there and not overwrite:
         raise ValueError(
-            f"{found} is no complete checkpoint: {TRAINER_STATE_NAME}, which is written last, is missing. Resume from "
-            "another one"
+            f"{folder} holds an earlier run ({', '.join(there[-3:])}): go on with it (--resume-from-checkpoint last), choose "
+            "another output, or replace it (--overwrite-output, or overwrite_output=True, which removes its checkpoints)"
         )
-    return str(found)
+
+
+def check_same_run(checkpoint: str, identity: dict[str, Any], changed: bool) -> None:
+    """Raise a `ValueError` if a checkpoint is another run's than `identity` describes, unless that is wanted (`changed`)."""
+    found = read_identity(Path(checkpoint))
+    told = [] if found is None or changed else differences(found, identity)
+    if told:
+        raise ValueError(
+            f"{checkpoint} was trained with {'; '.join(told)}: use the same settings, another output, or pass --resume-changed "
+            "(resume_changed=True) to go on with the new ones"
+        )
 
 
 def not_finite(what: str, value: torch.Tensor, step: int, folder: str) -> FloatingPointError:

@@ -1,6 +1,7 @@
 """A `Trainer` whose folders hold drafters: adapters merged or kept, weights beside the main file, cards, what is pushed."""
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ from safetensors import SafetensorError
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.training_args import HubStrategy
 
+from ..models.checksums import check_checksums
 from ..models.drafting import ParallelDrafter
 from ..models.saving import CARD
+from ..outputs.failures import NO_ROOM
+from ..outputs.folders import replaced_files
 from .adapters import is_adapted, save_drafter_config, save_merged
 from .whole_checkpoints import WholeCheckpointTrainer
 
@@ -30,15 +34,13 @@ class DrafterFilesTrainer(WholeCheckpointTrainer):
         Raises:
             OSError: if it can't be written, whatever the writer raises.
         """
+        folder = output_dir or self.args.output_dir
         try:
             super().save_model(output_dir, _internal_call)
-        except (SafetensorError, RuntimeError) as error:
-            # torch.save, too, has an error of its own for a full disk.
-            if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+        except Exception as error:
+            if not is_of_writing(error):
                 raise
-            raise OSError(
-                f"the drafter could not be written to {output_dir or self.args.output_dir}: {error}"
-            ) from error
+            raise OSError(f"the drafter could not be written to {folder}: {error}") from error
 
     @property
     def _merges(self) -> bool:
@@ -50,27 +52,39 @@ class DrafterFilesTrainer(WholeCheckpointTrainer):
         if not self.args.should_save:
             super()._save(output_dir, state_dict)
             return
-        if self._merges:
-            self._name_card(folder)
-            save_merged(self.model, folder)
-            if self.processing_class is not None:
-                self.processing_class.save_pretrained(folder)
-            torch.save(self.args, folder / TRAINING_ARGS_NAME)
-        elif is_adapted(self.model):
-            super()._save(output_dir, state_dict)
-            save_drafter_config(self.drafter, folder)
-        else:
-            self._name_card(folder)
-            super()._save(output_dir, state_dict)
+        # A checkpoint is moved to its place as a whole, anyway.
+        with nullcontext(folder) if self._stages_checkpoint else replaced_files(folder) as workspace:
+            self._write(workspace, folder, state_dict)
 
-    def _name_card(self, folder: Path) -> None:
+    def _write(self, workspace: Path, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:
+        """Write into `workspace` what goes into `folder`."""
+        if self._merges:
+            self._name_card(workspace, folder)
+            save_merged(self.model, workspace)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(workspace)
+            torch.save(self.args, workspace / TRAINING_ARGS_NAME)
+        elif is_adapted(self.model):
+            super()._save(str(workspace), state_dict)
+            save_drafter_config(self.drafter, workspace)
+        else:
+            self._name_card(workspace, folder)
+            super()._save(str(workspace), state_dict)
+
+    def _name_card(self, workspace: Path, folder: Path) -> None:
         """Write the card of a drafter that goes to the Hub under its name there; `save_pretrained` knows the folder's alone."""
         is_published = self.hub_model_id is not None and folder == Path(self.args.output_dir)
         if is_published and ParallelDrafter.card_writer is not None and not (folder / CARD).exists():
-            ParallelDrafter.card_writer(self.drafter, folder, self.hub_model_id)
+            ParallelDrafter.card_writer(self.drafter, workspace, self.hub_model_id)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        """As in `Trainer`, and what the drafter keeps outside the main file."""
+        """As in `Trainer`, and what the drafter keeps outside the main file.
+
+        Raises:
+            ValueError: if weights of the checkpoint are damaged.
+        """
+        for path in Path(resume_from_checkpoint).glob("model*.safetensors"):
+            check_checksums(path)
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._load_separate_weights(resume_from_checkpoint)
 
@@ -139,6 +153,14 @@ class DrafterFilesTrainer(WholeCheckpointTrainer):
             if value:
                 setattr(card.data, field, value)
         card.save(folder / CARD)
+
+
+def is_of_writing(error: Exception) -> bool:
+    """Whether an error says that a file can't be written; each library has a way of its own."""
+    is_full = isinstance(error, OSError) and error.errno in NO_ROOM
+    # Of torch.save, and of tokenizers, which raises nothing more particular.
+    is_theirs = "PytorchStreamWriter" in str(error) or (type(error) is Exception and "os error" in str(error))
+    return is_full or is_theirs or isinstance(error, SafetensorError)
 
 
 def listed(values: str | list[str] | None) -> list[str]:

@@ -2,10 +2,14 @@
 
 A folder holds shards of safetensors, each with the states of some texts, one after the other, and an `index.json` that says
 whose states they are. A text is found by its token ids, so neither the order of examples nor the epoch matters.
+
+Each shard has a table of its texts: their keys, lengths, and checksums of their states. The index has a checksum of each table.
+So a text costs no more than its own bytes to check, whenever it is read.
 """
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,6 +26,9 @@ from .masks import PADDING
 from .target_head import target_head
 
 INDEX = "index.json"
+# Stores up to this size are read whole, and so checked, before training begins.
+CHECKED_BYTES = 1 << 28
+DAMAGED = "write it anew with pardraft cache-features, into another folder or after deleting this one"
 # What a batch calls the states of its texts.
 STATES = "target_states"
 
@@ -55,6 +62,30 @@ def text_key(input_ids: Sequence[int] | torch.Tensor) -> str:
     return hashlib.blake2b(ids.numpy().tobytes(), digest_size=16).hexdigest()
 
 
+@dataclass(frozen=True)
+class ShardTable:
+    """The texts of a shard, in their order: keys, numbers of tokens, and CRC-32 of their states (`None` in early stores)."""
+
+    keys: list[str]
+    lengths: list[int]
+    checksums: list[int] | None
+
+    @classmethod
+    def read(cls, path: Path) -> "ShardTable":
+        with safe_open(path, "pt") as file:
+            checksums = file.get_tensor("checksums").tolist() if "checksums" in file.keys() else None  # noqa: SIM118
+            return cls(json.loads(file.metadata()["keys"]), file.get_tensor("lengths").tolist(), checksums)
+
+    @property
+    def crc32(self) -> int:
+        return zlib.crc32(json.dumps([self.keys, self.lengths, self.checksums]).encode())
+
+
+def checksum_of(states: torch.Tensor) -> int:
+    """CRC-32 of the bytes of a text's states."""
+    return zlib.crc32(states.contiguous().view(torch.uint8).numpy().data)
+
+
 class FeatureStore:
     """Stored states, looked up by text. The files are memory-mapped.
 
@@ -62,7 +93,7 @@ class FeatureStore:
         folder: what `feature_writing.cache_features` wrote.
 
     Raises:
-        ValueError: if it holds no states, or not all of them.
+        ValueError: if it holds no states, or not all of them, or others than were written.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -77,16 +108,32 @@ class FeatureStore:
                 f"the states in {folder} are not complete: run pardraft cache-features again, which goes on there"
             )
         self.source = FeatureSource(**{field.name: found[field.name] for field in fields(FeatureSource)})
-        self._places: dict[str, tuple[int, int, int]] = {}
         self._shards = sorted(self.folder.glob("*.safetensors"))
+        self._check_shards(found.get("shards"))
+        # Of each text its shard, the place of its first state there, how many it has, and their checksum.
+        self._places: dict[str, tuple[int, int, int, int | None]] = {}
         self._open: dict[int, Any] = {}
         for shard, path in enumerate(self._shards):
-            with safe_open(path, "pt") as file:
-                keys, lengths = json.loads(file.metadata()["keys"]), file.get_tensor("lengths").tolist()
-            start = 0
-            for key, length in zip(keys, lengths, strict=True):
-                self._places[key] = (shard, start, length)
+            table, start = ShardTable.read(path), 0
+            if found.get("shards") is not None and table.crc32 != found["shards"][path.stem]:
+                raise ValueError(f"{path} is not the shard that {INDEX} speaks of, or is damaged: {DAMAGED}")
+            checksums = table.checksums or [None] * len(table.keys)
+            for key, length, checksum in zip(table.keys, table.lengths, checksums, strict=True):
+                self._places[key] = (shard, start, length, checksum)
                 start += length
+        if sum(path.stat().st_size for path in self._shards) <= CHECKED_BYTES:
+            for key in self._places:
+                self._read(key)
+
+    def _check_shards(self, expected: dict[str, int] | None) -> None:
+        """Raise a `ValueError` unless there are those shards that the index names; an early one names none."""
+        names = {path.stem for path in self._shards}
+        if expected is not None and names != expected.keys():
+            missing, others = sorted(expected.keys() - names), sorted(names - expected.keys())
+            raise ValueError(
+                f"{self.folder} should hold {len(expected)} shards, and holds {len(names)} (missing: "
+                f"{', '.join(missing) or 'none'}; of something else: {', '.join(others) or 'none'}): {DAMAGED}"
+            )
 
     def __len__(self) -> int:
         return len(self._places)
@@ -117,19 +164,27 @@ class FeatureStore:
         """`(length, width)`, the states of a text; the last hidden state at the end, if there is one.
 
         Raises:
-            ValueError: if the text's states were not stored.
+            ValueError: if the text's states were not stored, or are damaged.
         """
-        place = self._places.get(text_key(input_ids))
-        if place is None:
+        key = text_key(input_ids)
+        if key not in self._places:
             raise ValueError(
                 f"{self.folder} has no states of a text of {len(input_ids)} tokens: it was written from other data, or with "
                 "another tokenizer, template or greatest length. Write it anew with pardraft cache-features, for the "
                 "evaluation data, too"
             )
-        shard, start, length = place
+        return self._read(key)
+
+    def _read(self, key: str) -> torch.Tensor:
+        shard, start, length, checksum = self._places[key]
         if shard not in self._open:
             self._open[shard] = safe_open(self._shards[shard], "pt")
-        return self._open[shard].get_slice("states")[start : start + length]
+        states = self._open[shard].get_slice("states")[start : start + length]
+        if checksum is not None and checksum_of(states) != checksum:
+            raise ValueError(
+                f"{self._shards[shard]} is damaged: the states of a text are not those that were written: {DAMAGED}"
+            )
+        return states
 
     def batch(self, input_ids: torch.LongTensor, documents: torch.LongTensor) -> torch.Tensor:
         """`(batch, length, width)`, zeros for padding.

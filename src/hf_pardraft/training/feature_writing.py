@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,8 +15,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..models.pairing import public_name, target_fingerprint
+from ..outputs.failures import explained, free_bytes, told_size
+from ..outputs.folders import writing_folder
 from .documents import checked, split_documents
-from .feature_store import INDEX, FeatureSource, FeatureStore, text_key
+from .feature_store import INDEX, FeatureSource, FeatureStore, ShardTable, checksum_of, text_key
 from .features import freeze, read_target
 from .target_head import target_head
 
@@ -45,12 +46,14 @@ def feature_bytes(target: PreTrainedModel, taps: list[int], num_tokens: int, dty
 
 def check_room(needed: int, folder: Path) -> None:
     """Raise an `OSError` if the disk that `folder` will be on has fewer free bytes than `needed`."""
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
+    free = free_bytes(folder)
     if needed > free:
+        sizes = [told_size(needed), told_size(free)]
+        if sizes[0] == sizes[1]:
+            sizes = [f"{needed} bytes", f"{free} bytes"]
         raise OSError(
-            f"the states take {needed / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free: make room, choose another "
-            "folder or a narrower dtype, cache fewer texts, or train with the target live"
+            f"the states take {sizes[0]}, and {folder} has {sizes[1]} free: make room, choose another folder or a narrower "
+            "dtype, cache fewer texts, or train with the target live"
         )
 
 
@@ -118,22 +121,28 @@ def cache_features(
     source = FeatureSource(
         public_name(target), target_fingerprint(target), list(taps), with_last, dtype, tokens_per_shard, data
     )
-    done = _begin(folder, source)
-    shards = shards_of(texts, tokens_per_shard)
-    missing = [index for index in range(len(shards)) if f"{index:05d}" not in done]
-    num_tokens = sum(len(text) for index in missing for text in shards[index])
-    check_room(feature_bytes(target, taps, num_tokens, dtype, with_last), folder)
-    freeze(target)
-    if with_last:
-        check_head(target, texts[0])
-    for index in tqdm(missing, desc="shards", disable=not progress):
-        _write_shard(folder, f"{index:05d}", shards[index], target, source, batch_size)
-    _write_json(folder / INDEX, {**asdict(source), "complete": True})
-    return FeatureStore(folder)
+    with writing_folder(folder):
+        shards = shards_of(texts, tokens_per_shard)
+        tables = _begin(folder, source, shards)
+        missing = [index for index in range(len(shards)) if f"{index:05d}" not in tables]
+        num_tokens = sum(len(text) for index in missing for text in shards[index])
+        check_room(feature_bytes(target, taps, num_tokens, dtype, with_last), folder)
+        freeze(target)
+        if with_last:
+            check_head(target, texts[0])
+        for index in tqdm(missing, desc="shards", disable=not progress):
+            name = f"{index:05d}"
+            tables[name] = _write_shard(folder, name, shards[index], target, source, batch_size)
+        _write_json(folder / INDEX, {**asdict(source), "complete": True, "shards": dict(sorted(tables.items()))})
+        return FeatureStore(folder)
 
 
-def _begin(folder: Path, source: FeatureSource) -> set[str]:
-    """Note whose states the folder is to hold, and say which shards are there; raises for others'."""
+def _begin(folder: Path, source: FeatureSource, shards: list[list[list[int]]]) -> dict[str, int]:
+    """Note whose states the folder is to hold, and say which shards are there, with their tables' checksums.
+
+    Raises:
+        ValueError: if it holds the states of something else.
+    """
     index = folder / INDEX
     if index.exists():
         found = json.loads(index.read_text())
@@ -144,24 +153,36 @@ def _begin(folder: Path, source: FeatureSource) -> set[str]:
                 f"{folder} holds the states of another run (they differ in {', '.join(other)}): choose another folder, or "
                 "delete this one"
             )
-    folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob("*.part"):
         left.unlink()
     if not index.exists():
         _write_json(index, {**asdict(source), "complete": False})
-    return {path.stem for path in folder.glob("*.safetensors")}
+    expected_keys = {f"{number:05d}": [text_key(text) for text in shard] for number, shard in enumerate(shards)}
+    tables = {}
+    for path in folder.glob("*.safetensors"):
+        if path.stem not in expected_keys:
+            raise ValueError(f"{path} is none of the {len(shards)} shards of these texts: choose another folder")
+        try:
+            table = ShardTable.read(path)
+        except (SafetensorError, KeyError, TypeError, ValueError):
+            # Damaged: it is written again.
+            continue
+        if table.keys == expected_keys[path.stem]:
+            tables[path.stem] = table.crc32
+    return tables
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(part, path)
+    with explained(path, "the shards are intact; make room, and run it again, which goes on there"):
+        part.write_text(json.dumps(content, indent=2) + "\n")
+        os.replace(part, path)
 
 
 def _write_shard(
     folder: Path, name: str, texts: list[list[int]], target: PreTrainedModel, source: FeatureSource, batch_size: int
-) -> None:
-    """All texts of a shard through the target, into a file that is there whole or not at all."""
+) -> int:
+    """All texts of a shard through the target, into a file that is there whole or not at all; the checksum of its table."""
     taps = [*source.taps, -1] if source.with_last else source.taps
     rows = []
     for first in range(0, len(texts), batch_size):
@@ -173,11 +194,13 @@ def _write_shard(
         if not states.isfinite().all():
             raise ValueError(f"the target has hidden states beyond the range of {source.dtype}: store them as bfloat16")
         rows += [row[: len(text)] for row, text in zip(states, ids, strict=True)]
-    lengths = torch.tensor([len(text) for text in texts])
+    table = ShardTable([text_key(text) for text in texts], list(map(len, texts)), list(map(checksum_of, rows)))
     part = folder / f"{name}.part"
-    metadata = {"format": "pt", "keys": json.dumps([text_key(text) for text in texts])}
+    columns = {"lengths": torch.tensor(table.lengths), "checksums": torch.tensor(table.checksums)}
     try:
-        save_file({"states": torch.cat(rows), "lengths": lengths}, part, metadata=metadata)
+        save_file(
+            {"states": torch.cat(rows), **columns}, part, metadata={"format": "pt", "keys": json.dumps(table.keys)}
+        )
     except (OSError, SafetensorError) as error:
         part.unlink(missing_ok=True)
         raise OSError(
@@ -185,3 +208,4 @@ def _write_shard(
             "intact. Make room, and run it again: it goes on there"
         ) from error
     os.replace(part, folder / f"{name}.safetensors")
+    return table.crc32

@@ -2,10 +2,29 @@
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from ..outputs.failures import explained
+from ..outputs.locks import locked
+
+KEPT = "the rows in it are whole and stay. Make room, and run the same command again, which goes on there"
+
+
+def as_line(row: dict[str, Any]) -> bytes:
+    """A row as a line of a JSONL file.
+
+    Raises:
+        ValueError: if a text in it is none: half of a surrogate pair can't be encoded, and would spoil the file for its readers.
+    """
+    try:
+        return json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n"
+    except UnicodeEncodeError as error:
+        found = error.object[error.start]
+        raise ValueError(
+            f"it holds {found!r}, half of a surrogate pair, which is no text: mend or drop the row"
+        ) from error
 
 
 class Journal:
@@ -29,33 +48,36 @@ class Journal:
     def __init__(self, path: str | Path, settings: dict[str, Any]) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(self._beside("lock"))
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
-            raise OSError(
-                f"{self.path} is being written by another process: wait for it, or choose another output"
-            ) from error
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(locked(self._beside("lock"), self.path, nests=False))
             self._check_settings(settings)
             self.done = self._read_done()
-            self._file = self.path.open("ab")
-        except BaseException:
-            self._lock.release()
-            raise
+            # Unbuffered: what could not be written is not tried again when the file is closed.
+            self._file = stack.enter_context(self.path.open("ab", buffering=0))
+            self._held = stack.pop_all()
 
     def __enter__(self) -> "Journal":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
-        self._lock.release()
+        self._held.close()
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write a row, and wait until it is on the disk: milliseconds, where an answer takes seconds."""
-        self._file.write(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Write a row, and wait until it is on the disk: milliseconds, where an answer takes seconds.
+
+        Raises:
+            OSError: if there is no room; of this row nothing is kept, and the file is whole.
+        """
+        line = memoryview(as_line(row))
+        size = os.fstat(self._file.fileno()).st_size
+        with explained(self.path, KEPT):
+            try:
+                while line:
+                    line = line[self._file.write(line) :]
+                os.fsync(self._file.fileno())
+            except OSError:
+                self._file.truncate(size)
+                raise
         self.done.add(row["index"])
 
     def _beside(self, purpose: str) -> Path:
@@ -71,8 +93,9 @@ class Journal:
                     f"{self.path} exists, but {file.name}, which says how it was made, does not: choose another output"
                 )
             written = file.with_name(file.name + ".part")
-            written.write_text(json.dumps(settings, indent=2), encoding="utf-8")
-            written.replace(file)
+            with explained(self.path, KEPT):
+                written.write_text(json.dumps(settings, indent=2), encoding="utf-8")
+                written.replace(file)
             return
         begun = json.loads(file.read_text(encoding="utf-8"))
         differing = [name for name in {**begun, **settings} if begun.get(name) != settings.get(name)]

@@ -16,6 +16,7 @@ import yaml
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
+from ..models.config_checks import check_fresh_fields
 from .adapters import AdapterOptions, check_adapter
 from .arguments import DraftTrainingArguments
 
@@ -108,6 +109,18 @@ class TrainingRun:
             raise ImportError(f"{needed} Install it, or leave out the setting that asks for it") from error
 
 
+class _RecipeLoader(yaml.SafeLoader):
+    """Refuses aliases: a few lines of them that name each other stand for more settings than a machine has memory."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            found = self.peek_event()
+            raise yaml.composer.ComposerError(
+                None, None, f"a recipe has no aliases, got *{found.anchor}: write the value out", found.start_mark
+            )
+        return super().compose_node(parent, index)
+
+
 class _Parser(HfArgumentParser):
     """Knows the type of every setting, and no default."""
 
@@ -144,9 +157,9 @@ def read_recipe(name_or_path: str) -> dict[str, Any]:
             "YAML file"
         )
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
+        settings = yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path} is no YAML of a recipe: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold settings as `name: value`, got {type(settings).__name__}")
     return {str(name).replace("-", "_"): value for name, value in settings.items()}
@@ -263,6 +276,7 @@ def check_run(options: RunOptions, drafter: DrafterOptions) -> None:
     if options.eval_size < 0:
         raise ValueError(f"eval_size must be 0 or more, got {options.eval_size}")
     chosen = {name for name, value in vars(drafter).items() if value is not None} - {"drafter", "kind"}
+    check_fresh_fields(vars(drafter) | {"mask_token_id": None})
     if drafter.drafter is not None:
         if chosen or drafter.kind:
             also = ", ".join(sorted(chosen | ({"kind"} if drafter.kind else set())))

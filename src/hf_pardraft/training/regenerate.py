@@ -12,7 +12,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from .data_sources import load_data
-from .journal import Journal
+from .journal import Journal, as_line
 from .local_writer import LocalWriter
 from .rewriting import Rewrite
 from .server_writer import ServerWriter
@@ -172,13 +172,21 @@ def rewritten(
     def possible() -> Iterator[Rewrite]:
         for index, row in rows:
             try:
+                # What can't be written can't be read by a tokenizer, either.
+                as_line(row)
                 yield Rewrite(index, row)
             except ValueError as error:
                 result.failed[index] = str(error)
 
     for outcome in writer.write(possible()):
-        if isinstance(outcome, Rewrite):
-            yield outcome.result()
+        rewrite, error = (outcome, None) if isinstance(outcome, Rewrite) else outcome
+        if error is None:
+            row = rewrite.result()
+            try:
+                as_line(row)
+            except (RecursionError, ValueError) as unwritable:
+                error = unwritable
+        if error is None:
+            yield row
         else:
-            rewrite, error = outcome
             result.failed[rewrite.index] = str(error)

@@ -4,9 +4,10 @@ import json
 import random
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import islice
 from typing import Any
+from urllib.parse import urlsplit
 
 from huggingface_hub import InferenceClient
 
@@ -60,12 +61,12 @@ class ServerWriter:
         if concurrency < 1 or retries < 0:
             raise ValueError(f"concurrency must be at least 1 and retries at least 0, got {concurrency} and {retries}")
         check_sampling(temperature, top_p, max_tokens)
+        check_url(url)
         self.client = InferenceClient(base_url=url, api_key=api_key or NO_KEY, timeout=timeout)
         self.url, self.model, self.seed = url, model, seed
         self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
         self.template_kwargs = template_kwargs or {}
         self.concurrency, self.retries, self.backoff = concurrency, retries, backoff
-        self._stopped = threading.Event()
 
     def write(self, rewrites: Iterable[Rewrite]) -> Iterator[Rewrite | tuple[Rewrite, Exception]]:
         """Rows as they get done, or with what kept them from it.
@@ -74,12 +75,12 @@ class ServerWriter:
             OSError: if the server refuses the key or doesn't know the model, or if it answers nobody.
         """
         rewrites, running = iter(rewrites), {}
-        pool = ThreadPoolExecutor(self.concurrency)
+        stopped = threading.Event()
         num_failed_in_a_row = 0
         try:
             while True:
                 for rewrite in islice(rewrites, self.concurrency - len(running)):
-                    running[pool.submit(self.finish, rewrite)] = rewrite
+                    running[self._begin(rewrite, stopped)] = rewrite
                 if not running:
                     return
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -92,9 +93,24 @@ class ServerWriter:
                             f"at {self.url} up? What was written stays; run again to go on"
                         ) from outcome[1]
         finally:
-            self._stopped.set()
-            pool.shutdown(cancel_futures=True)
-            self._stopped.clear()
+            stopped.set()
+
+    def _begin(self, rewrite: Rewrite, stopped: threading.Event) -> Future:
+        """Write a row's answers in a thread of its own.
+
+        Nobody waits for it when the run ends early, as on Ctrl-C: an executor would, until the server answers or the time is
+        out, and Python itself for every thread that is no daemon.
+        """
+        future: Future = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(self.finish(rewrite, stopped))
+            except BaseException as error:  # noqa: BLE001 (the waiting thread raises it)
+                future.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return future
 
     def _outcome(self, future: Future, rewrite: Rewrite) -> Rewrite | tuple[Rewrite, Exception]:
         try:
@@ -105,17 +121,18 @@ class ServerWriter:
             return rewrite, error
         except OfflineModeIsEnabled as error:
             raise OSError(f"requests are switched off by HF_HUB_OFFLINE: unset it to reach {self.url}") from error
-        except (HTTPError, OSError, ValueError) as error:
+        # Deeply nested JSON is a RecursionError to whoever meets it first.
+        except (HTTPError, OSError, RecursionError, ValueError) as error:
             return rewrite, error
 
-    def finish(self, rewrite: Rewrite) -> Rewrite:
+    def finish(self, rewrite: Rewrite, stopped: threading.Event) -> Rewrite:
         """All answers of a row, one after another."""
         while not rewrite.is_done:
-            rewrite.add(self.answer(rewrite))
+            rewrite.add(self.answer(rewrite, stopped))
         return rewrite
 
-    def answer(self, rewrite: Rewrite) -> Answer:
-        """The next answer of a row, tried again where that may help.
+    def answer(self, rewrite: Rewrite, stopped: threading.Event | None = None) -> Answer:
+        """The next answer of a row, tried again where that may help, unless the run has `stopped`.
 
         Raises:
             ValueError: for a prompt that is no conversation.
@@ -123,13 +140,14 @@ class ServerWriter:
         """
         if rewrite.prompt_text is not None:
             raise ValueError("its prompt is a text, and a server answers messages: use messages, or a local target")
+        stopped = stopped or threading.Event()
         for attempt in range(self.retries + 1):
             try:
                 return self._ask(rewrite)
             except OfflineModeIsEnabled:
                 raise
             except (HTTPError, OSError) as error:
-                if attempt == self.retries or not may_pass(error) or self._stopped.wait(self.pause(attempt, error)):
+                if attempt == self.retries or not may_pass(error) or stopped.wait(self.pause(attempt, error)):
                     raise
         raise AssertionError("unreachable")
 
@@ -142,36 +160,88 @@ class ServerWriter:
 
     def _ask(self, rewrite: Rewrite) -> Answer:
         tools, template_kwargs = template_inputs(rewrite.row, self.template_kwargs)
-        answered = self.client.chat_completion(
-            rewrite.messages,
-            model=self.model,
-            seed=rewrite.seed(self.seed),
-            tools=tools,
-            extra_body={"chat_template_kwargs": template_kwargs} if template_kwargs else None,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            max_tokens=self.max_tokens,
+        try:
+            answered = self.client.chat_completion(
+                rewrite.messages,
+                model=self.model,
+                seed=rewrite.seed(self.seed),
+                tools=tools,
+                extra_body={"chat_template_kwargs": template_kwargs} if template_kwargs else None,
+                temperature=self.temperature,
+                top_p=self.top_p,
+                max_tokens=self.max_tokens,
+            )
+        except (HTTPError, OSError):
+            raise
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            # What huggingface_hub meets where an answer has not the form that it unpacks.
+            raise ValueError(f"the server's answer is no chat completion ({type(error).__name__}: {error})") from error
+        return answer_in(answered)
+
+
+def answer_in(answered: Any) -> Answer:
+    """The answer in what a server sent, in which anything may stand.
+
+    Raises:
+        ValueError: if it is none, or was cut off by a filter.
+    """
+    choices = expected(vars(answered).get("choices") or [], list, "choices")
+    if not choices:
+        raise ValueError("the server answered without a choice")
+    choice = fields_in(choices[0], "a choice")
+    message = fields_in(choice.get("message") or {}, "a message")
+    if choice.get("finish_reason") == "content_filter":
+        raise ValueError("the server's filter cut off the answer")
+    text = expected(message.get("content"), (str, type(None)), "content")
+    # A server with a reasoning parser reports thinking apart.
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    reasoning = expected(reasoning, (str, type(None)), "reasoning")
+    calls = expected(message.get("tool_calls") or [], list, "tool_calls")
+    tool_calls = [for_templates(fields_in(call, "a tool call")) for call in calls]
+    if text is None and not reasoning and not tool_calls:
+        raise ValueError("the server answered without a text")
+    return Answer(text or "", choice.get("finish_reason") != "length", reasoning, tool_calls or None)
+
+
+def expected(found: Any, kind: type | tuple[type, ...], name: str) -> Any:
+    """`found`, or a `ValueError` unless it is of the kind that the protocol has there."""
+    if not isinstance(found, kind):
+        shown = repr(found)
+        raise ValueError(
+            f"the server's answer has {name} of an unexpected kind ({type(found).__name__}: "
+            f"{shown[:60]}{'...' if len(shown) > 60 else ''})"
         )
-        if not answered.choices:
-            raise ValueError("the server answered without a choice")
-        reason, message = answered.choices[0].finish_reason, answered.choices[0].message or {}
-        if reason == "content_filter":
-            raise ValueError("the server's filter cut off the answer")
-        # A server with a reasoning parser reports thinking apart.
-        text, reasoning = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
-        tool_calls = [for_templates(call) for call in message.get("tool_calls") or []]
-        if text is None and not reasoning and not tool_calls:
-            raise ValueError("the server answered without a text")
-        return Answer(text or "", reason != "length", reasoning, tool_calls or None)
+    return found
+
+
+def fields_in(found: Any, name: str) -> dict[str, Any]:
+    """The fields of an object that was sent, as a plain dict; a `ValueError` for anything else.
+
+    huggingface_hub's own are dicts without what is in an object below them that it doesn't know, and attributes with it. One that
+    the server calls `get` would be their method.
+    """
+    return {**expected(found, dict, name), **({} if type(found) is dict else vars(found))}
+
+
+def check_url(url: str) -> None:
+    """Raise a `ValueError` unless requests can be sent there."""
+    try:
+        parts = urlsplit(url)
+        # Asking for a port that is none raises.
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_url = False
+    if not is_url or any(character.isspace() for character in url):
+        raise ValueError(f"expected a server's address, such as http://localhost:8000/v1, got {url!r}")
 
 
 def for_templates(tool_call: dict[str, Any]) -> dict[str, Any]:
     """A tool call as chat templates take it: servers write the arguments as JSON, templates write JSON of the arguments.
 
     Raises:
-        ValueError: for arguments that are no JSON, as of a call that was cut off.
+        ValueError: for arguments that are no JSON, as of a call that was cut off, and for a call that is none.
     """
-    function = without_nones(tool_call.get("function") or {})
+    function = without_nones(fields_in(tool_call.get("function") or {}, "a function"))
     if isinstance(function.get("arguments"), str):
         function["arguments"] = json.loads(function["arguments"] or "{}")
     return without_nones({"id": tool_call.get("id"), "type": "function"}) | {"function": function}

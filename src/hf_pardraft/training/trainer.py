@@ -10,7 +10,6 @@ from transformers.trainer_utils import has_length
 from .adapters import adapted, base_drafter, check_base_is_named, is_adapted
 from .arguments import DraftTrainingArguments
 from .attention import training_attention
-from .checkpoints import checkpoint_to_resume
 from .checks import (
     check_arguments,
     check_in_one_place,
@@ -38,6 +37,7 @@ from .objectives import (
     parse_objective,
     total_loss,
 )
+from .run_identity import identity_of
 from .sums import Sums, added, denominators_of, mean_of, with_denominators
 
 
@@ -97,6 +97,7 @@ class DraftTrainer(DrafterFilesTrainer):
             freeze(target)
         self.target = target
         self.drafter = model
+        self._peft_config = peft_config
         data_collator = data_collator or COLLATORS[model.training_layout].for_drafter(model, args)
         self.learner = Learner(
             drafter=model,
@@ -218,14 +219,18 @@ class DraftTrainer(DrafterFilesTrainer):
         """As in `Trainer`; the target is frozen and in evaluation mode throughout, whatever was done to it before.
 
         Raises:
-            ValueError: if there is no complete checkpoint to resume from.
+            ValueError: if there is no complete checkpoint to resume from; if that is another run's, or the output folder holds
+                one (see `resume_changed` and `overwrite_output`).
             FloatingPointError: if a loss or gradient is not finite.
-            OSError: if a checkpoint can't be written.
+            OSError: if a checkpoint can't be written, or somebody else writes the output folder.
         """
-        resume_from_checkpoint = checkpoint_to_resume(resume_from_checkpoint, self.args.output_dir)
         if self.target is not None:
             freeze(self.target)
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def find_identity(self) -> dict[str, Any]:
+        """What this run's checkpoints depend on; see [`identity_of`]."""
+        return identity_of(self.drafter, self.target, self.args, self.train_dataset, self._peft_config)
 
     def get_eval_dataloader(self, eval_dataset: Any = None):
         """As in `Trainer`; a data set that is given here may be all that the constructor takes."""

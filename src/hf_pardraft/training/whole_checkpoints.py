@@ -1,20 +1,83 @@
 """A `Trainer` whose checkpoints are there in full or not at all, and that stops at what is not finite."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import rotate_checkpoints
+from transformers.trainer_utils import SaveStrategy
 
-from .checkpoints import UNFINISHED, StagedCheckpoint, not_finite
+from ..outputs.folders import writing_folder
+from .checkpoints import (
+    UNFINISHED,
+    StagedCheckpoint,
+    check_no_other_run,
+    check_same_run,
+    checkpoint_to_resume,
+    checkpoints_in,
+    not_finite,
+    remove,
+    rotate,
+    tidy,
+)
 
 
 class WholeCheckpointTrainer(Trainer):
-    """See [`StagedCheckpoint`]; all arguments are those of `Trainer`."""
+    """See [`StagedCheckpoint`]; all arguments are those of `Trainer`.
 
+    Attributes:
+        identity: of the run, noted in its checkpoints; see [`identity_of`].
+    """
+
+    identity: dict[str, Any] | None = None
     _stages_checkpoint = False
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As in `Trainer`, but it is the only run that writes its folder, and mixes its checkpoints with no other's.
+
+        Raises:
+            ValueError, OSError: see [`checkpoint_to_resume`], [`check_no_other_run`], [`check_same_run`], [`writing_folder`].
+        """
+        # Without checkpoints nothing is written before `save_model`, which sees to it by itself.
+        writes = self.args.save_strategy != SaveStrategy.NO or self.args.overwrite_output
+        writes_first = writes and self.args.process_index == 0
+        with writing_folder(self.args.output_dir) if writes_first else nullcontext():
+            checkpoint = self._checked_start(resume_from_checkpoint, writes, writes_first)
+            return super().train(checkpoint, *args, **kwargs)
+
+    def find_identity(self) -> dict[str, Any] | None:
+        """What the checkpoints of this run depend on; `None` notes nothing and compares nothing."""
+        return None
+
+    def _checked_start(self, resume_from: str | bool | None, writes: bool, writes_first: bool) -> str | None:
+        """The checkpoint to go on from, `None` for a run that begins anew. What else is in the folder is out of its way."""
+        args, run = self.args, Path(self.args.output_dir)
+        if writes_first:
+            tidy(run)
+        self.accelerator.wait_for_everyone()
+        checkpoint = checkpoint_to_resume(resume_from, args.output_dir)
+        goes_on = checkpoint is not None and Path(checkpoint).resolve().parent == run.resolve()
+        # One that trains for a second time goes over its own checkpoints.
+        if writes and self.identity is None and not goes_on:
+            check_no_other_run(run, args.overwrite_output)
+        self.identity = self.find_identity()
+        if checkpoint is not None and self.identity is not None:
+            check_same_run(checkpoint, self.identity, args.resume_changed)
+        self.accelerator.wait_for_everyone()
+        if writes_first and args.overwrite_output and not goes_on:
+            for earlier in checkpoints_in(run):
+                remove(earlier)
+        self.accelerator.wait_for_everyone()
+        return checkpoint
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """As in `Trainer`, but a run that is resumed where it ended has no step to do; Trainer looks only after one."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As in `Trainer`, but a loss that is not finite stops the run before the weights take it in."""
@@ -59,9 +122,8 @@ class WholeCheckpointTrainer(Trainer):
             raise staged.failure(error) from error
         finally:
             self._stages_checkpoint = False
-        staged.publish()
+        staged.publish(self.identity)
         if self.args.should_save:
-            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
-            rotate_checkpoints(str(staged.final.parent), limit, best, use_mtime=True)
+            rotate(staged.final, self.args.save_total_limit, self.state.best_model_checkpoint)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(staged.final))

@@ -1,0 +1,28 @@
+"""Writing a file that is there as a whole or not at all."""
+
+import os
+from pathlib import Path
+
+from .failures import explained
+from .locks import PATIENCE, locked
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a text beside its place and put it there.
+
+    Raises:
+        OSError: if it can't be written; what was there is as it was.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # One name for all, so that what a killed writer has left is written over.
+    beside = path.with_name(f".{path.name}.part")
+    with (
+        explained(path, "what was there before is as it was. Make room, or choose another place"),
+        locked(path.with_name(f".{path.name}.lock"), path, PATIENCE),
+    ):
+        try:
+            beside.write_text(text, encoding="utf-8", newline="")
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
