@@ -19,6 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
+from .config_checks import fresh_config
 from .configuration_dflash import DFlashConfig
 from .draft_cache import GrowingLayer, RowEntries
 from .drafting import (
@@ -220,7 +221,8 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
             **overrides: any field of the drafter's configuration, `target_layer_ids` and `mask_token_id` among them.
 
         Raises:
-            ValueError: if the target can't be tapped as asked, or no token is free to be the mask.
+            ValueError: if the target can't be tapped as asked, no token is free to be the mask, or a field is none or can't have
+                its value.
         """
         text_config = target.config.get_text_config(decoder=True)
         tokenizer = tokenizer or find_tokenizer(target)
@@ -236,7 +238,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
             "target_hidden_size": text_config.hidden_size,
             **overrides,
         }
-        drafter = cls(cls.config_class(**fields))
+        drafter = cls(fresh_config(cls.config_class, fields, overrides))
         drafter.check_target(target)
         return drafter.to(input_device(target)).eval()
 
