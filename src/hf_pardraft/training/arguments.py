@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from ..user_options import check_temperature
 from .attention import ATTENTIONS
 from .objectives import OBJECTIVES, parse_objective
 from .sums import REDUCTIONS, check_reduction
@@ -175,11 +176,11 @@ class DraftTrainingArguments(TrainingArguments):
             )
 
     def _check_tau(self) -> None:
-        if self.tau_prompts < 0 or self.tau_new_tokens < 1 or self.tau_temperature < 0:
+        if self.tau_prompts < 0 or self.tau_new_tokens < 1:
             raise ValueError(
-                "expected tau_prompts >= 0, tau_new_tokens >= 1 and tau_temperature >= 0, got "
-                f"{self.tau_prompts}, {self.tau_new_tokens} and {self.tau_temperature}"
+                f"expected tau_prompts >= 0 and tau_new_tokens >= 1, got {self.tau_prompts} and {self.tau_new_tokens}"
             )
+        check_temperature(self.tau_temperature, "tau_temperature")
         if is_tau(self.metric_for_best_model) and not self.tau_prompts:
             raise ValueError(
                 f"metric_for_best_model={self.metric_for_best_model!r} needs prompts to decode, got tau_prompts=0: set it to 1 "

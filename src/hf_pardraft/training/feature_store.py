@@ -5,17 +5,17 @@ whose states they are. A text is found by its token ids, so neither the order of
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from ..models.pairing import differing_weights
+from ..user_files import parse_json, read_json
 from .documents import split_documents
 from .features import TargetReading
 from .masks import PADDING
@@ -55,6 +55,53 @@ def text_key(input_ids: Sequence[int] | torch.Tensor) -> str:
     return hashlib.blake2b(ids.numpy().tobytes(), digest_size=16).hexdigest()
 
 
+def read_index(folder: Path) -> dict[str, Any]:
+    """What a folder of stored states says about them.
+
+    Raises:
+        ValueError: if there is no index, or it does not say all that it should.
+    """
+    path = folder / INDEX
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} holds no stored states ({INDEX} is missing): write them with pardraft cache-features"
+        )
+    found = read_json(path)
+    names = {*(field.name for field in fields(FeatureSource)), "complete"}
+    if not isinstance(found, dict) or not names <= found.keys():
+        lacking = f"lacks {', '.join(sorted(names - found.keys()))}" if isinstance(found, dict) else "is no JSON object"
+        raise ValueError(
+            f"{path} is not what pardraft cache-features writes: it {lacking}. Write the states anew, into another folder"
+        )
+    return found
+
+
+def texts_in_shard(path: Path) -> list[tuple[str, int]]:
+    """Key and length of each text in a shard, in their order.
+
+    Raises:
+        ValueError: if it is damaged, or not one of stored states.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            names, metadata = set(file.keys()), file.metadata() or {}
+            if names != {"states", "lengths"} or "keys" not in metadata:
+                raise ValueError(
+                    f"{path} holds no stored states, but {', '.join(sorted(names)[:5]) or 'nothing'}: take it out of the folder"
+                )
+            keys, lengths = parse_json(metadata["keys"], path), file.get_tensor("lengths").tolist()
+            num_stored = file.get_slice("states").get_shape()[0]
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): delete it, and run pardraft cache-features again, which writes it anew"
+        ) from error
+    if not isinstance(keys, list) or len(keys) != len(lengths) or sum(lengths) != num_stored:
+        raise ValueError(
+            f"{path} is damaged (what it says of its texts does not agree): delete it, and run pardraft cache-features again"
+        )
+    return list(zip(keys, lengths, strict=True))
+
+
 class FeatureStore:
     """Stored states, looked up by text. The files are memory-mapped.
 
@@ -67,11 +114,7 @@ class FeatureStore:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if not (self.folder / INDEX).is_file():
-            raise ValueError(
-                f"{folder} holds no stored states ({INDEX} is missing): write them with pardraft cache-features"
-            )
-        found = json.loads((self.folder / INDEX).read_text())
+        found = read_index(self.folder)
         if not found["complete"]:
             raise ValueError(
                 f"the states in {folder} are not complete: run pardraft cache-features again, which goes on there"
@@ -81,10 +124,8 @@ class FeatureStore:
         self._shards = sorted(self.folder.glob("*.safetensors"))
         self._open: dict[int, Any] = {}
         for shard, path in enumerate(self._shards):
-            with safe_open(path, "pt") as file:
-                keys, lengths = json.loads(file.metadata()["keys"]), file.get_tensor("lengths").tolist()
             start = 0
-            for key, length in zip(keys, lengths, strict=True):
+            for key, length in texts_in_shard(path):
                 self._places[key] = (shard, start, length)
                 start += length
 

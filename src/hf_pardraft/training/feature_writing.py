@@ -16,8 +16,9 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..models.pairing import public_name, target_fingerprint
+from ..user_files import read_json
 from .documents import checked, split_documents
-from .feature_store import INDEX, FeatureSource, FeatureStore, text_key
+from .feature_store import INDEX, FeatureSource, FeatureStore, text_key, texts_in_shard
 from .features import freeze, read_target
 from .target_head import target_head
 
@@ -135,21 +136,43 @@ def cache_features(
 def _begin(folder: Path, source: FeatureSource) -> set[str]:
     """Note whose states the folder is to hold, and say which shards are there; raises for others'."""
     index = folder / INDEX
+    check_own_folder(folder)
     if index.exists():
-        found = json.loads(index.read_text())
+        found = read_json(index)
         expected = asdict(source)
+        if not isinstance(found, dict):
+            raise ValueError(f"{index} is not what pardraft cache-features writes: choose another folder")
         other = [name for name in expected if found.get(name) != expected[name]]
         if other:
             raise ValueError(
                 f"{folder} holds the states of another run (they differ in {', '.join(other)}): choose another folder, or "
                 "delete this one"
             )
+        for path in sorted(folder.glob("*.safetensors")):
+            texts_in_shard(path)
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob("*.part"):
         left.unlink()
     if not index.exists():
         _write_json(index, {**asdict(source), "complete": False})
     return {path.stem for path in folder.glob("*.safetensors")}
+
+
+def check_own_folder(folder: Path) -> None:
+    """Raise an error if a folder is another's: of a model, say, whose weights would be taken for stored states.
+
+    Raises:
+        FileExistsError: if there are files and no index, or it is no folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file: choose the name of a folder")
+    if not folder.is_dir() or (folder / INDEX).exists():
+        return
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith(".") and path.suffix != ".part")
+    if others:
+        raise FileExistsError(
+            f"{folder} holds {', '.join(others[:5])} and no stored states ({INDEX} is missing): choose a new folder for them"
+        )
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

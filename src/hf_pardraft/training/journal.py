@@ -7,6 +7,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from ..user_files import parse_json, read_json
+
 
 class Journal:
     """Rows with an `index` each, appended to a file.
@@ -74,7 +76,11 @@ class Journal:
             written.write_text(json.dumps(settings, indent=2), encoding="utf-8")
             written.replace(file)
             return
-        begun = json.loads(file.read_text(encoding="utf-8"))
+        begun = read_json(file)
+        if not isinstance(begun, dict):
+            raise ValueError(
+                f"{file} does not say how {self.path.name} was made, but holds a list or value: choose another output"
+            )
         differing = [name for name in {**begun, **settings} if begun.get(name) != settings.get(name)]
         if differing:
             told = ", ".join(f"{name} {begun.get(name)!r} (now {settings.get(name)!r})" for name in differing)
@@ -98,7 +104,11 @@ class Journal:
         return done
 
     def _index_of(self, line: bytes, number: int) -> int:
+        wrong = f"{self.path}, line {number} is no row of such a file: choose another output"
         try:
-            return json.loads(line)["index"]
+            index = parse_json(line, wrong)["index"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self.path}, line {number} is no row of such a file: choose another output") from error
+            raise ValueError(wrong) from error
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise ValueError(wrong)
+        return index

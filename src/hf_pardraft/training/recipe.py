@@ -16,6 +16,7 @@ import yaml
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
+from ..user_files import read_text
 from .adapters import AdapterOptions, check_adapter
 from .arguments import DraftTrainingArguments
 
@@ -44,6 +45,7 @@ class RunOptions:
     eval_split: str = option("train", "Of the evaluation set.")
     eval_size: int = option(32, "How many examples are held out, and a tenth of all at most; 0: no evaluation.")
     target_dtype: str = option("auto", "Of the target's weights: auto, float32, bfloat16, ...")
+    trust_remote_code: bool = option(False, "Run the code that comes with the target. No drafter's code is run.")
 
 
 @dataclass
@@ -144,9 +146,11 @@ def read_recipe(name_or_path: str) -> dict[str, Any]:
             "YAML file"
         )
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} nests deeper than can be read: expected settings as `name: value`") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold settings as `name: value`, got {type(settings).__name__}")
     return {str(name).replace("-", "_"): value for name, value in settings.items()}
