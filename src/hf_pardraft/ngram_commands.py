@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .commands import load_tokenizer, naming
 from .generation.ngram import NgramModel
 from .generation.ngram_sources import texts_of_dataset, texts_of_files
+from .loading import load_tokenizer, naming
 
 
 @dataclass
@@ -22,6 +22,7 @@ class NgramBuild:
     split: str
     column: str
     add_end_token: bool
+    trust_remote_code: bool = False
 
 
 def build_ngram(request: NgramBuild, vocab_size: int | None, **options: Any) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def build_ngram(request: NgramBuild, vocab_size: int | None, **options: Any) -> 
     """
     if bool(request.text_files) == bool(request.dataset):
         raise ValueError("expected text to count, from either --text-file or --dataset: pass one of them")
-    tokenizer = load_tokenizer(request.tokenizer)
+    tokenizer = load_tokenizer(request.tokenizer, request.trust_remote_code)
     if request.dataset:
         texts = texts_of_dataset(request.dataset, request.config, request.split, request.column)
     else:
@@ -50,15 +51,16 @@ def build_ngram(request: NgramBuild, vocab_size: int | None, **options: Any) -> 
     return model.describe()
 
 
-def convert_ngram(trie: Path, output: Path, tokenizer: str) -> dict[str, Any]:
+def convert_ngram(trie: Path, output: Path, tokenizer: str, trust_remote_code: bool = False) -> dict[str, Any]:
     """Convert a trie file of the DART reference and describe the model."""
-    return NgramModel.from_dart_trie(trie, tokenizer=load_tokenizer(tokenizer), save_directory=output).describe()
+    loaded = load_tokenizer(tokenizer, trust_remote_code)
+    return NgramModel.from_dart_trie(trie, tokenizer=loaded, save_directory=output).describe()
 
 
-def describe_ngram(model: str, tokenizer: str | None, verify: bool) -> dict[str, Any]:
+def describe_ngram(model: str, tokenizer: str | None, verify: bool, trust_remote_code: bool = False) -> dict[str, Any]:
     """Load a model, check it, and describe it."""
     with naming(model):
         loaded = NgramModel.from_pretrained(model, verify=True if verify else None)
     if tokenizer is not None:
-        loaded.check_tokenizer(load_tokenizer(tokenizer))
+        loaded.check_tokenizer(load_tokenizer(tokenizer, trust_remote_code))
     return loaded.describe()
