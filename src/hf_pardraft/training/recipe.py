@@ -108,6 +108,14 @@ class TrainingRun:
             # Its own text is made of another's.
             needed = " ".join(str(error.name).split())
             raise ImportError(f"{needed} Install it, or leave out the setting that asks for it") from error
+        except (ImportError, OSError, ValueError):
+            raise
+        # What the Trainer's own settings do with a value that they don't expect.
+        except Exception as error:
+            raise ValueError(
+                f"a setting has a value that it can't have ({type(error).__name__}: {error}): pardraft train --help-all explains "
+                "all of them"
+            ) from error
 
 
 class _Parser(HfArgumentParser):
