@@ -245,6 +245,9 @@ def test_fields_of_a_new_drafter_are_checked(fields, told):
         (("--drafter-config", "[1]"), "JSON object"),
         (("--eval-size", 500), "eval_size is 500, and the data set has 20 examples"),
         (("--eval-size", 20), "eval_size is 20"),
+        (("--lr-scheduler-kwargs", "abc"), "lr_scheduler_kwargs must be a mapping"),
+        (("--lr-scheduler-kwargs", '{"a": 1}'), "takes no such lr_scheduler_kwargs"),
+        (("--accelerator-config", '{"a": 1}'), "a setting has a value that it can't have"),
     ],
 )
 def test_what_a_run_can_not_have_is_told_before_it_begins(settings, told):
@@ -461,6 +464,20 @@ def test_settings_of_the_wrong_type_are_refused_wherever_they_are_saved(name, va
     told = ended(*generate("--drafter", tmp_path / "drafter", "def")).error
     assert name in told
     assert "bug" not in told
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "eos_token_id=abc",
+        "no_repeat_ngram_size=abc",
+        "suppress_tokens=5",
+        "watermarking_config=abc",
+        "output_scores=true",
+    ],
+)
+def test_arguments_for_generate_are_checked(argument):
+    assert "generate-argument" in ended(*evaluate("--generate-argument", argument)).error.replace(" ", "-")
 
 
 @pytest.mark.parametrize("repo", ["a/b/c", "not ok!", "", "x" * 200, "a/../b"])

@@ -31,7 +31,7 @@ ARROWS = {
     "eval_commands": {"eval_facts", "eval_models", "eval_plan", "evaluation", "generation", "loading", "models"},
     "tune_commands": {"eval_commands", "eval_plan", "evaluation", "generation", "hub.staging", "models"},
     "eval_models": {"loading", "models"},
-    "eval_plan": {"eval_models", "evaluation", "generation"},
+    "eval_plan": {"eval_models", "evaluation", "generation", "loading"},
     "demo": {"evaluation", "hub", "loading", "models"},
 }
 # What users bring: files, data sets, options and secrets. These import nothing, and every room but models/ may import them.

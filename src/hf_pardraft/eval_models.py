@@ -94,7 +94,9 @@ def read_new_drafter(spec: str) -> DrafterSource:
         raise ValueError(
             f"no new drafter of the kind {kind!r}: expected one of {', '.join(known)}, as in new:dflash,num_layers=5"
         )
-    source = values.pop("like", None)
+    # As it is written: a name may look like a number.
+    values.pop("like", None)
+    source = next((field.removeprefix("like=") for field in fields if field.startswith("like=")), None)
     if (kind == "pard") != (source is not None):
         raise ValueError(
             "a new PARD drafter needs the shape of a small language model, as in new:pard,like=Qwen/Qwen3-0.6B"

@@ -13,6 +13,7 @@ from .evaluation.plots import check_matplotlib
 from .evaluation.prompt_sources import load_questions, read_source
 from .evaluation.prompts import Question
 from .generation.settings import DraftSettings
+from .loading import check_generation_settings
 from .user_files import check_file_to_write
 from .user_options import check_temperature, checked_device, checked_dtype
 
@@ -124,12 +125,22 @@ def read_generate_arguments(pairs: list[str]) -> dict[str, Any]:
     """
     values = read_values(pairs)
     own = {"do_sample", "temperature", "top_k", "top_p", "max_new_tokens", "max_length", "num_assistant_tokens"}
+    # What generate returns is what is measured.
+    own |= {"return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states"}
     wrong = sorted(name for name in values if name in own or name not in vars(GenerationConfig()))
     if wrong:
         raise ValueError(
             f"no generate argument {', '.join(wrong)}: expected one of a GenerationConfig's that has no option of its own here, "
             "as in cache_implementation=static"
         )
+    check_generation_settings(values, "--generate-argument")
+    try:
+        GenerationConfig(**values)
+    # Values that it has no type for fail in it anyhow.
+    except Exception as error:
+        raise ValueError(
+            f"--generate-argument is nothing that generate takes ({type(error).__name__}: {error})"
+        ) from error
     return values
 
 

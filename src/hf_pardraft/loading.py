@@ -12,7 +12,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -59,16 +58,16 @@ def load_model(name: str, trust_remote_code: bool = False, **options: Any) -> Pr
         # transformers passes over one that it can't read.
         check_generation_config(name)
         model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=trust_remote_code, **options)
-        check_generation_settings(model.generation_config, name)
+        check_generation_settings(vars(model.generation_config), f"the generation_config.json of {name}")
         return model
 
 
-def check_generation_settings(config: GenerationConfig, source: str) -> None:
+def check_generation_settings(settings: dict[str, Any], source: str) -> None:
     """Raise a `ValueError` for a setting of a type that it can't have: transformers passes it on, and fails anywhere.
 
     Args:
-        config: of a model that somebody else made.
-        source: what to call it in the message.
+        settings: by name.
+        source: where they stand.
     """
     kinds = (
         (WHOLE, is_whole, "a whole number"),
@@ -80,11 +79,9 @@ def check_generation_settings(config: GenerationConfig, source: str) -> None:
     )
     for names, is_right, expected in kinds:
         for name in names.split():
-            value = vars(config).get(name)
+            value = settings.get(name)
             if value is not None and not is_right(value):
-                raise ValueError(
-                    f"{name} in the generation_config.json of {source} should be {expected}, got {value!r}: mend it there"
-                )
+                raise ValueError(f"{name} in {source} should be {expected}, got {value!r}: mend it there")
 
 
 def is_whole(value: Any) -> bool:

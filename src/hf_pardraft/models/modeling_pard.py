@@ -229,9 +229,8 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             fields["tokenizer_hash"] = tokenizer_hash(tokenizer)
         if target is not None:
             fields |= projection_fields(target, target_layers, target_scale)
-            check_config_fields(
-                {name: fields.get(name) for name in PARD2_FIELDS}, "a new PARD-2 drafter", "pass others"
-            )
+            given = {"pard2_target_layers": fields["pard2_target_layers"], "pard2_scale": target_scale}
+            check_config_fields(given, "a new PARD-2 drafter", "pass others")
         config = config_class.from_dict(fields)
         drafter = PARD_DRAFTERS[config.model_type](config).to(device=base.device, dtype=base.dtype)
         weights = {name: w for name, w in base.state_dict().items() if not name.startswith(f"{PROJECTION}.")}
