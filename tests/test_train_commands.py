@@ -155,7 +155,7 @@ def test_what_can_not_be_is_said_before_anything_is_loaded(tmp_path):
 
 def test_a_column_that_can_not_be_learned_from_is_named(tiny_family, tmp_path):
     path = tmp_path / "other.jsonl"
-    path.write_text('{"code": "x = 1"}\n')
+    path.write_text('{"code": "x = 1"}\n' * 20)
     with pytest.raises(ValueError, match=r"expected examples with .* got columns code"):
         train_drafter(words("dflare", tiny_family, path, tmp_path / "out"))
     with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):

@@ -1,6 +1,8 @@
 """AutoDrafter: reads a config.json of any known layout and loads the drafter that it describes."""
 
 import importlib.util
+import os
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoModel, PreTrainedConfig
@@ -8,7 +10,7 @@ from transformers.utils import cached_file
 
 from .hub.recognise import drafter_class_for, find_drafter_class
 from .models.checked_loading import hub_arguments, with_resolved_revision
-from .models.checkpoint_files import check_place, read_config_file
+from .models.checkpoint_files import check_beside, check_place, read_config_file, read_json
 from .models.config_checks import check_config_fields
 from .models.drafting import ParallelDrafter, load_generation_config
 from .models.modeling_pard import PardDrafter
@@ -18,6 +20,7 @@ from .outputs.folders import finish_interrupted
 __all__ = ["AutoDrafter", "drafter_class_for"]
 
 ADAPTER_FILE = "adapter_config.json"
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 class AutoDrafter:
@@ -41,24 +44,26 @@ class AutoDrafter:
             OSError: if it is not there, or can't be reached (offline, gated, ...).
             ValueError: if the layout is not known, a file is damaged, or a weight is missing or left over.
         """
-        trust_remote_code = kwargs.pop("trust_remote_code", False)
-        check_place(name_or_path)
-        finish_interrupted(name_or_path)
-        kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
-        if cached_file(
-            name_or_path, ADAPTER_FILE, _raise_exceptions_for_missing_entries=False, **hub_arguments(kwargs)
-        ):
-            return load_adapted(name_or_path, kwargs)
-        config = kwargs.get("config")
-        if isinstance(config, PreTrainedConfig):
-            fields = config.to_dict()
-        else:
-            fields = read_config_file(config or name_or_path, **hub_arguments(kwargs))
-        source = f"the config of {name_or_path}"
-        check_config_fields(fields, source)
-        if trust_remote_code and find_drafter_class(fields) is None and "AutoModel" in (fields.get("auto_map") or {}):
-            return load_with_its_own_code(name_or_path, **kwargs)
-        return drafter_class_for(fields, source).from_pretrained(name_or_path, **kwargs)
+        return load_any(name_or_path, kwargs.pop("trust_remote_code", False), kwargs)
+
+
+def load_any(name_or_path, trust_remote_code: bool, kwargs: dict[str, Any], adapters: tuple = ()) -> ParallelDrafter:
+    """See [`AutoDrafter.from_pretrained`]; `adapters` are those that belong to what is loaded here."""
+    check_place(name_or_path)
+    finish_interrupted(name_or_path)
+    kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
+    if find_adapter(name_or_path, kwargs):
+        return load_adapted(name_or_path, kwargs, adapters)
+    config = kwargs.get("config")
+    if isinstance(config, PreTrainedConfig):
+        fields = config.to_dict()
+    else:
+        fields = read_config_file(config or name_or_path, **hub_arguments(kwargs))
+    source = f"the config of {name_or_path}"
+    check_config_fields(fields, source)
+    if trust_remote_code and find_drafter_class(fields) is None and "AutoModel" in (fields.get("auto_map") or {}):
+        return load_with_its_own_code(name_or_path, **kwargs)
+    return drafter_class_for(fields, source).from_pretrained(name_or_path, **kwargs)
 
 
 def load_with_its_own_code(name_or_path, **kwargs: Any) -> ParallelDrafter:
@@ -78,26 +83,63 @@ def load_with_its_own_code(name_or_path, **kwargs: Any) -> ParallelDrafter:
     return model
 
 
-def load_adapted(name_or_path: str, kwargs: dict[str, Any]) -> ParallelDrafter:
+def find_adapter(name_or_path, kwargs: dict[str, Any]) -> str | None:
+    """The path of an adapter's config; `None` if a folder or repository holds no adapter."""
+    options = hub_arguments(kwargs)
+    return cached_file(name_or_path, ADAPTER_FILE, _raise_exceptions_for_missing_entries=False, **options)
+
+
+def base_of_adapter(name_or_path, kwargs: dict[str, Any], adapters: tuple) -> str:
+    """What an adapter belongs to, by name.
+
+    Raises:
+        ValueError: if it does not say that, is no adapter of PEFT's, or belongs to one of `adapters`, which belong to it.
+    """
+    from peft import PeftConfig
+
+    file = find_adapter(name_or_path, kwargs)
+    read_json(file)
+    try:
+        base_name = PeftConfig.from_pretrained(name_or_path, **hub_arguments(kwargs)).base_model_name_or_path
+    # A foreign file may be wrong in any way.
+    except Exception as error:
+        raise ValueError(
+            f"{file} describes no adapter that PEFT reads ({type(error).__name__}: {error}): get the file again, or update peft"
+        ) from error
+    if not base_name or not isinstance(base_name, str):
+        raise ValueError(
+            f"the adapter in {name_or_path} does not say what it belongs to (got {base_name!r}): set base_model_name_or_path in "
+            f"{ADAPTER_FILE}, or load the base yourself and the adapter with peft.PeftModel.from_pretrained"
+        )
+    seen = {os.path.realpath(name) for name in (*adapters, str(name_or_path))}
+    if os.path.realpath(base_name) in seen:
+        raise ValueError(
+            f"the adapter in {name_or_path} says that it belongs to {base_name}, which is itself or belongs to it: set "
+            f"base_model_name_or_path in {ADAPTER_FILE} to the model that it was trained on"
+        )
+    for name in ADAPTER_WEIGHTS:
+        path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **hub_arguments(kwargs))
+        if path is not None:
+            check_beside(path, Path(path).parent)
+    return base_name
+
+
+def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()) -> ParallelDrafter:
     """The drafter that an adapter belongs to, with the adapter merged in.
 
     A base that is an ordinary causal LM is adapted as training adapted it: the mask token is in the adapter's own config.
 
     Raises:
         ImportError: without PEFT.
-        ValueError: if the adapter does not say what it belongs to, or that is no drafter and can't be made one.
+        ValueError: if the adapter does not say what it belongs to, that is no drafter and can't be made one, or a file is a link
+            that leads out of the folder.
     """
     if importlib.util.find_spec("peft") is None:
         raise ImportError(f"{name_or_path} is an adapter, which needs the peft package: pip install peft")
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
 
     source = hub_arguments(kwargs)
-    base_name = PeftConfig.from_pretrained(name_or_path, **source).base_model_name_or_path
-    if not base_name:
-        raise ValueError(
-            f"the adapter in {name_or_path} does not say what it belongs to: set base_model_name_or_path in {ADAPTER_FILE}, or "
-            "load the base yourself and the adapter with peft.PeftModel.from_pretrained"
-        )
+    base_name = base_of_adapter(name_or_path, kwargs, adapters)
     # The base is another repository, so what says where in the adapter's its files are is of no use.
     options = {name: value for name, value in kwargs.items() if name not in ("revision", "subfolder")}
     base_config, _ = PreTrainedConfig.get_config_dict(base_name, **hub_arguments(options))
@@ -110,7 +152,7 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any]) -> ParallelDrafter:
             )
         drafter = PardDrafter.from_causal_lm(base_name, config.get("pard_tokens") or config["pard_token"], **options)
     else:
-        drafter = AutoDrafter.from_pretrained(base_name, **options)
+        drafter = load_any(base_name, False, options, (*adapters, str(name_or_path)))
     merged = PeftModel.from_pretrained(drafter, name_or_path, **source).merge_and_unload()
     merged.generation_config = load_generation_config(name_or_path, **source)
     for name in config.keys() & {"target_name_or_path", "target_model_type", "target_fingerprint"}:

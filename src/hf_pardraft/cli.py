@@ -1,5 +1,6 @@
 """The `pardraft` command: arguments only, no logic."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ import transformers
 import typer
 from rich.console import Console
 
+from .command_end import DEBUG_VARIABLE, finish
 from .commands import Completion, complete, describe_environment, read_prompt
 from .convert_commands import LAYOUT_NAMES, convert_drafter
 from .demo.family import SHIPPED_FAMILY
@@ -23,12 +25,25 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 ngram = typer.Typer(no_args_is_help=True, help="Continuity models for token trees: how often tokens follow each other.")
 app.add_typer(ngram, name="ngram")
 app.command(name="eval", cls=ManyValues)(evaluate_drafters)
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run the code that comes with the target. No drafter's code is run."),
+]
+TrustTokenizerCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the code that comes with the tokenizer.")
+]
 TextFile = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Read the prompt from this file.")]
 
 
 @app.callback()
-def pardraft() -> None:
+def pardraft(
+    debug: Annotated[
+        bool, typer.Option("--debug", help=f"Show the traceback of an error, as {DEBUG_VARIABLE}=1 does.")
+    ] = False,
+) -> None:
     """Parallel drafters for speculative decoding: the same text, sooner."""
+    if debug:
+        os.environ[DEBUG_VARIABLE] = "1"
     # Loading bars and notes on generation settings would drown the text.
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
@@ -66,11 +81,12 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, ...")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     stats: Annotated[bool, typer.Option("--stats", help="Say on standard error how drafting went.")] = False,
 ) -> None:
     """Complete a prompt, with a drafter or without."""
     text = read_prompt(prompt, prompt_file)
-    summary = complete(Completion(target, drafter, text, max_new_tokens, temperature, dtype, device))
+    summary = complete(Completion(target, drafter, text, max_new_tokens, temperature, dtype, device, trust_remote_code))
     if stats and summary:
         print(summary, file=sys.stderr)
 
@@ -106,6 +122,7 @@ def regenerate(
     retries: Annotated[int, typer.Option(min=0, help="How often a request that failed is tried again.")] = 5,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, ...")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Let the target rewrite the answers of a data set, for a drafter to learn from."""
     # Data sets and the training room take a second to import, which no other command has to wait for.
@@ -132,6 +149,7 @@ def regenerate(
         retries=retries,
         dtype=dtype,
         device=device,
+        trust_remote_code=trust_remote_code,
     )
     result = regenerate_dataset(request)
     print_facts(describe_regeneration(result))
@@ -210,9 +228,11 @@ def ngram_build(
     num_proc: Annotated[int, typer.Option(min=1, help="Processes to count with.")] = 1,
     vocab_size: Annotated[int | None, typer.Option(min=1, help="By default the tokenizer's.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model in the folder.")] = False,
+    trust_remote_code: TrustTokenizerCode = False,
 ) -> None:
     """Count the n-grams of text files or a data set."""
-    request = NgramBuild(output, tokenizer, text_file or [], separator, dataset, config, split, column, add_end_token)
+    source = (output, tokenizer, text_file or [], separator, dataset, config, split, column, add_end_token)
+    request = NgramBuild(*source, trust_remote_code)
     options = {"order": order, "min_count": min_count, "max_memory": max_memory, "num_proc": num_proc}
     print_facts(build_ngram(request, progress=True, vocab_size=vocab_size, overwrite=overwrite, **options))
 
@@ -223,9 +243,10 @@ def ngram_convert(
     output: Annotated[Path, typer.Argument(help="Folder for the model.")],
     tokenizer: Annotated[str, typer.Option(help="That the trie was built with: a folder or a Hub repository.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model in the folder.")] = False,
+    trust_remote_code: TrustTokenizerCode = False,
 ) -> None:
     """Convert an n-gram trie of the DART reference."""
-    print_facts(convert_ngram(trie, output, tokenizer, overwrite))
+    print_facts(convert_ngram(trie, output, tokenizer, overwrite, trust_remote_code))
 
 
 @ngram.command("info")
@@ -233,9 +254,10 @@ def ngram_info(
     model: Annotated[str, typer.Argument(help="Folder or Hub repository.")],
     tokenizer: Annotated[str | None, typer.Option(help="Check that the model was built with this one.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare all bytes with their checksums.")] = False,
+    trust_remote_code: TrustTokenizerCode = False,
 ) -> None:
     """Say what an n-gram model holds, and check it."""
-    print_facts(describe_ngram(model, tokenizer, verify))
+    print_facts(describe_ngram(model, tokenizer, verify, trust_remote_code))
 
 
 @app.command()
@@ -308,9 +330,9 @@ def print_facts(facts: dict[str, object]) -> None:
 
 
 def main() -> None:
-    """Entry point: an error that the user can mend is one line, without a traceback."""
+    """Entry point: an error is one line, without a traceback unless that is asked for."""
     try:
         app()
-    except (FloatingPointError, ImportError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+    # The one place where all of them end; a bug says there that it is one.
+    except Exception as error:  # noqa: BLE001
+        sys.exit(finish(error))

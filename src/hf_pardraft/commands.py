@@ -2,24 +2,24 @@
 
 import platform
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+from transformers import PreTrainedModel, TextStreamer
 
-from .auto import AutoDrafter
-from .models.drafting import ParallelDrafter
+from .loading import load_models
+from .user_files import decode_text, read_text
+from .user_options import available_devices, check_temperature
 
 DISTRIBUTIONS = ("hf-pardraft", "torch", "transformers", "tokenizers", "accelerate", "datasets")
 
 
 @dataclass
 class Completion:
-    """What `pardraft generate` is asked to do. `temperature` 0 is greedy; `drafter` `None` is plain `generate`."""
+    """What `pardraft generate` is asked to do. `temperature` 0 is greedy; `drafter` `None` is plain `generate`;
+    `trust_remote_code` lets the target run the code that comes with it."""
 
     target: str
     drafter: str | None
@@ -28,6 +28,7 @@ class Completion:
     temperature: float
     dtype: str
     device: str
+    trust_remote_code: bool = False
 
 
 def complete(request: Completion) -> str:
@@ -36,12 +37,17 @@ def complete(request: Completion) -> str:
     Raises:
         OSError, ValueError: if a model can't be loaded, or the drafter does not fit the target.
     """
-    tokenizer, target, drafter = load_models(request.target, request.drafter, request.dtype, request.device)
+    check_temperature(request.temperature)
+    tokenizer, target, drafter = load_models(
+        request.target, request.drafter, request.dtype, request.device, request.trust_remote_code
+    )
+    inputs = tokenizer(request.prompt, return_tensors="pt").to(target.device)
+    max_new_tokens = fitting_length(target, inputs["input_ids"].shape[1], request.max_new_tokens)
     sampling = {"do_sample": True, "temperature": request.temperature} if request.temperature else {"do_sample": False}
     target.generate(
-        **tokenizer(request.prompt, return_tensors="pt").to(target.device),
+        **inputs,
         assistant_model=drafter,
-        max_new_tokens=request.max_new_tokens,
+        max_new_tokens=max_new_tokens,
         streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
         # A drafter that was trained with another tokenizer says so.
         tokenizer=tokenizer,
@@ -53,53 +59,53 @@ def complete(request: Completion) -> str:
     return f"{sum(stats.tokens_per_round)} tokens in {stats.rounds} rounds, {stats.tau:.2f} a round (tau)"
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    with naming(name):
-        return AutoTokenizer.from_pretrained(name)
-
-
-def load_models(
-    target: str, drafter: str | None, dtype: str, device: str
-) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, ParallelDrafter | None]:
-    """The target's tokenizer, the target, and its drafter if one is named.
+def fitting_length(target: PreTrainedModel, prompt_length: int, max_new_tokens: int) -> int:
+    """How many tokens fit into the target's context behind a prompt, `max_new_tokens` at most; says so if it is fewer.
 
     Raises:
-        OSError, ValueError: if one can't be loaded.
+        ValueError: if there is no room for any, or no prompt.
     """
-    options = {"dtype": dtype, "device_map": device}
-    tokenizer = load_tokenizer(target)
-    with naming(target):
-        loaded = AutoModelForCausalLM.from_pretrained(target, **options)
-    if not drafter:
-        return tokenizer, loaded, None
-    with naming(drafter):
-        return tokenizer, loaded, AutoDrafter.from_pretrained(drafter, **options)
-
-
-@contextmanager
-def naming(source: str) -> Iterator[None]:
-    """Say what could not be loaded: transformers' own message may not."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(f"can't load {source!r}: {error}") from error
+    if prompt_length == 0:
+        raise ValueError("the prompt has no token: the target needs one at least to go on from")
+    context = target.config.get_text_config(decoder=True).to_dict().get("max_position_embeddings")
+    if context is None or prompt_length + max_new_tokens <= context:
+        return max_new_tokens
+    if prompt_length >= context:
+        raise ValueError(
+            f"the prompt has {prompt_length} tokens, and the target's context is {context}: shorten the prompt"
+        )
+    print(
+        f"The target's context of {context} tokens has room for {context - prompt_length} behind the prompt, not for "
+        f"{max_new_tokens}.",
+        file=sys.stderr,
+    )
+    return context - prompt_length
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     """The prompt given as an argument, in a file, or on standard input.
 
     Raises:
-        ValueError: if there is none, or both an argument and a file.
+        OSError: if a file can't be read.
+        ValueError: if there is none, both an argument and a file, or it is no UTF-8.
     """
     if prompt is not None and prompt_file is not None:
         raise ValueError("expected one prompt, got both an argument and --prompt-file: leave one of them out")
     if prompt is None and prompt_file is None and sys.stdin.isatty():
         raise ValueError("expected a prompt: pass it as an argument, with --prompt-file, or on standard input")
     if prompt is None:
-        prompt = sys.stdin.read() if prompt_file is None else prompt_file.read_text(encoding="utf-8")
+        prompt = read_stdin() if prompt_file is None else read_text(prompt_file)
+    # Bytes of a command line that are no UTF-8 arrive as half characters.
+    elif any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise ValueError("the prompt is no UTF-8 text: pass it in a file with --prompt-file, saved as UTF-8")
     if not prompt:
         raise ValueError("expected a prompt, got an empty text: the target needs at least one token to go on from")
     return prompt
+
+
+def read_stdin() -> str:
+    """All of standard input, whatever the terminal's encoding is thought to be."""
+    return decode_text(sys.stdin.buffer.read(), "standard input").replace("\r\n", "\n")
 
 
 def describe_environment() -> dict[str, str]:
@@ -118,10 +124,3 @@ def installed_version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def available_devices() -> list[str]:
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    count = torch.accelerator.device_count()
-    names = [] if accelerator is None else [f"{accelerator.type}:{index}" for index in range(count)]
-    return ["cpu", *names]

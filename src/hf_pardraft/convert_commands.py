@@ -5,6 +5,7 @@ from typing import Any
 
 from .hub.convert import convert
 from .hub.layouts import LAYOUTS, NATIVE
+from .loading import naming
 
 LAYOUT_NAMES = (NATIVE, *LAYOUTS)
 
@@ -16,7 +17,8 @@ def convert_drafter(source: str, destination: Path, layout: str, overwrite: bool
         OSError, ValueError: see [`convert`].
     """
     given = {name: value for name, value in options.items() if value is not None}
-    done = convert(source, destination, layout, overwrite, **given)
+    with naming(source):
+        done = convert(source, destination, layout, overwrite, **given)
     facts = {"drafter": done.kind, "layout": done.layout, "weights": done.num_weights, "used by": done.served_by}
     left = {f"not read, {name}": why for name, why in done.unread.items()}
     return {**facts, **left, "written to": destination}

@@ -70,6 +70,13 @@ def evaluate_drafters(
     tokenizer: Annotated[str | None, typer.Option(help="By default the target's.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, ...")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Run the code that comes with the target, or with a small model of --baselines. No drafter's code is run.",
+        ),
+    ] = False,
     random_weights: Annotated[
         bool, typer.Option("--random-weights", help="Read the target's configuration only, and draw its weights.")
     ] = False,
@@ -140,7 +147,7 @@ def evaluate_drafters(
         chat_arguments=chat_argument or [],
         first_turn_only=first_turn_only,
         tokenizer=tokenizer,
-        placement=Placement(dtype, device),
+        placement=Placement(dtype, device, trust_remote_code),
         random_weights=random_weights,
         simulate_acceptance=simulate_acceptance or [],
         simulate_runner_up=simulate_runner_up,

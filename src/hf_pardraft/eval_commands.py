@@ -8,14 +8,7 @@ from rich.console import Console
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .eval_facts import facts_of
-from .eval_models import (
-    assistant_tokenizers,
-    load_config,
-    load_drafter,
-    load_target,
-    load_tokenizer,
-    new_drafter,
-)
+from .eval_models import assistant_tokenizers, load_drafter, load_target, new_drafter
 from .eval_plan import EvalRequest, Plan, make_plan
 from .evaluation.benchmark import end_of_text_ids
 from .evaluation.encoding import Chat, encode_all, random_prompts, room_for_prompts
@@ -44,6 +37,7 @@ from .evaluation.runner import evaluate_conditions
 from .evaluation.simulation import Simulation, depth_of, write_script
 from .generation.settings import read_settings
 from .generation.tuned import is_readable
+from .loading import load_config, load_tokenizer
 from .models.drafting import ParallelDrafter
 from .models.mask_token import special_token_ids
 from .models.pairing import public_name
@@ -113,11 +107,12 @@ def forget_unreadable_tables(drafters: dict[str, ParallelDrafter], notes: Consol
 
 def prepare(request: EvalRequest, plan: Plan, notes: Console) -> Workbench:
     """Load and check everything; raises what [`evaluate`] does."""
-    config = load_config(request.target)
+    trusts_code = request.placement.trust_remote_code
+    config = load_config(request.target, trusts_code)
     room = room_for_prompts(config, request.max_new_tokens)
     tokenizer = None
     if plan.questions is not None or request.tokenizer:
-        tokenizer = load_tokenizer(request.tokenizer or request.target)
+        tokenizer = load_tokenizer(request.tokenizer or request.target, trusts_code)
     chat = chat_for(request, plan, tokenizer)
     vocab_size = config.get_text_config(decoder=True).vocab_size
     loaded = {

@@ -6,22 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from .auto import AutoDrafter
-from .commands import load_tokenizer, naming
+from .loading import load_config, load_model, load_tokenizer
+from .loading import load_drafter as load_named_drafter
 from .models.config_checks import check_fresh_fields
 from .models.drafting import ParallelDrafter
 from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
+from .user_files import quoted
+from .user_options import DEVICE_MAPS
 
 NEW = "new:"
 NEW_KINDS = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}
@@ -29,10 +25,11 @@ NEW_KINDS = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDraft
 
 @dataclass(frozen=True)
 class Placement:
-    """Where models go and in what precision, as `from_pretrained` takes it."""
+    """Where models go and in what precision, as `from_pretrained` takes it, and whether the target's own code may run."""
 
     dtype: str = "auto"
     device: str = "auto"
+    trust_remote_code: bool = False
 
     def arguments(self) -> dict[str, str]:
         return {"dtype": self.dtype, "device_map": self.device}
@@ -99,7 +96,9 @@ def read_new_drafter(spec: str) -> DrafterSource:
             f"no new drafter of the kind {kind!r}: expected one of {', '.join(known)}, as in new:dflash,num_layers=5"
         )
     check_fresh_fields(values)
-    source = values.pop("like", None)
+    # As it is written: a name may look like a number.
+    values.pop("like", None)
+    source = next((field.removeprefix("like=") for field in fields if field.startswith("like=")), None)
     if (kind == "pard") != (source is not None):
         raise ValueError(
             "a new PARD drafter needs the shape of a small language model, as in new:pard,like=Qwen/Qwen3-0.6B"
@@ -125,13 +124,10 @@ def read_values(pairs: list[str]) -> dict[str, Any]:
 def read_value(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except RecursionError as error:
+        raise ValueError(f"expected a value, got JSON nested without end: {quoted(text)}") from error
+    except ValueError:
         return {"True": True, "False": False}.get(text, text)
-
-
-def load_config(name: str) -> PreTrainedConfig:
-    with naming(name):
-        return AutoConfig.from_pretrained(name)
 
 
 def load_drafter(source: DrafterSource, placement: Placement, vocab_size: int) -> ParallelDrafter:
@@ -140,8 +136,7 @@ def load_drafter(source: DrafterSource, placement: Placement, vocab_size: int) -
     Raises:
         OSError, ValueError: if it can't be loaded or does not fit.
     """
-    with naming(source.source):
-        drafter = AutoDrafter.from_pretrained(source.source, **placement.arguments())
+    drafter = load_named_drafter(source.source, **placement.arguments())
     if drafter.config.vocab_size != vocab_size:
         raise ValueError(
             f"the drafter {source.name} has {drafter.config.vocab_size} tokens and the target {vocab_size}, and they must share "
@@ -160,7 +155,7 @@ def new_drafter(
         config = load_config(source.source)
         config.vocab_size = target.config.get_text_config(decoder=True).vocab_size
         drafter = PardDrafter.from_causal_lm(
-            AutoModelForCausalLM.from_config(config), tokenizer=tokenizer, **source.fields
+            AutoModelForCausalLM.from_config(config, trust_remote_code=False), tokenizer=tokenizer, **source.fields
         )
     return drafter.to(device=target.device, dtype=target.dtype).eval()
 
@@ -173,21 +168,20 @@ def masked(source: DrafterSource, target: PreTrainedModel, tokenizer: PreTrained
 def load_target(name: str, placement: Placement, random_weights: bool) -> PreTrainedModel:
     """Load the target, or make one of its shape."""
     if not random_weights:
-        with naming(name):
-            return AutoModelForCausalLM.from_pretrained(name, **placement.arguments()).eval()
-    config = load_config(name)
+        return load_model(name, placement.trust_remote_code, **placement.arguments()).eval()
+    config = load_config(name, placement.trust_remote_code)
     dtype = config.dtype or torch.float32 if placement.dtype == "auto" else getattr(torch, placement.dtype)
     torch.manual_seed(0)
     # Weights are drawn where they are to be: on the host it would take minutes.
     with torch.device(chosen_device(placement.device)):
-        target = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        target = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=placement.trust_remote_code)
     target.generation_config.eos_token_id = None
     return target.eval()
 
 
 def chosen_device(device: str) -> torch.device:
-    """The device of that name; "auto" is the accelerator, if there is one."""
-    if device != "auto":
+    """The device of that name; "auto" and the like are the accelerator, if there is one."""
+    if device not in DEVICE_MAPS:
         return torch.device(device)
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import GenerationConfig
 
 from .eval_models import DrafterSource, Placement, read_drafters, read_value, read_values
@@ -14,6 +13,9 @@ from .evaluation.plots import check_matplotlib
 from .evaluation.prompt_sources import load_questions, read_source
 from .evaluation.prompts import Question
 from .generation.settings import DraftSettings
+from .loading import check_generation_settings
+from .user_files import check_file_to_write
+from .user_options import check_temperature, checked_device, checked_dtype
 
 RANDOM_PROMPTS = "random"
 RANDOM_LENGTH = 128
@@ -123,12 +125,22 @@ def read_generate_arguments(pairs: list[str]) -> dict[str, Any]:
     """
     values = read_values(pairs)
     own = {"do_sample", "temperature", "top_k", "top_p", "max_new_tokens", "max_length", "num_assistant_tokens"}
+    # What generate returns is what is measured.
+    own |= {"return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states"}
     wrong = sorted(name for name in values if name in own or name not in vars(GenerationConfig()))
     if wrong:
         raise ValueError(
             f"no generate argument {', '.join(wrong)}: expected one of a GenerationConfig's that has no option of its own here, "
             "as in cache_implementation=static"
         )
+    check_generation_settings(values, "--generate-argument")
+    try:
+        GenerationConfig(**values)
+    # Values that it has no type for fail in it anyhow.
+    except Exception as error:
+        raise ValueError(
+            f"--generate-argument is nothing that generate takes ({type(error).__name__}: {error})"
+        ) from error
     return values
 
 
@@ -144,9 +156,10 @@ def check_numbers(request: EvalRequest) -> None:
             raise ValueError(f"{name} must be {least} or more, got {', '.join(map(str, values)) or 'none'}")
     if not 0 < request.top_p <= 1 or not 0 <= request.simulate_runner_up <= 1:
         raise ValueError(f"top_p and second choices are shares, got {request.top_p} and {request.simulate_runner_up}")
-    dtype = request.placement.dtype
-    if dtype != "auto" and not isinstance(vars(torch).get(dtype), torch.dtype):
-        raise ValueError(f"no dtype {dtype!r}: expected auto, float32, bfloat16, float16 or another one of torch's")
+    for temperature in request.temperatures:
+        check_temperature(temperature)
+    checked_dtype(request.placement.dtype)
+    checked_device(request.placement.device)
     if request.limit is not None and request.limit < 1:
         raise ValueError(f"expected a limit of 1 prompt or more, got {request.limit}")
 
@@ -156,8 +169,7 @@ def check_outputs(request: EvalRequest) -> None:
     if request.plots:
         check_matplotlib()
     for path in (request.json, request.markdown):
-        if path is not None and path.is_dir():
-            raise ValueError(f"expected a file to write to, and {path} is a folder")
+        check_file_to_write(path)
     if request.plots is not None and request.plots.exists() and not request.plots.is_dir():
         raise ValueError(f"expected a folder for the plots, and {request.plots} is a file")
     for path in (request.json, request.markdown, request.plots, request.output):

@@ -4,16 +4,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from huggingface_hub import ModelCard
-from safetensors import SafetensorError
 
-from .auto import AutoDrafter
-from .commands import naming
 from .demo.family_facts import family_facts
 from .hub.cards import FILE_NAME, CardFacts, card_gaps, make_card, save_card, update_card
-from .hub.push import Upload, check_publishable, plan_upload, push, read_card
+from .hub.push import Upload, check_publishable, check_repository, plan_upload, push, read_card
 from .hub.results import read_results
+from .loading import load_drafter as load_named_drafter
 from .models.drafting import ParallelDrafter
 from .outputs.folders import finish_interrupted
+from .user_files import check_file_to_write, read_text
 
 
 @dataclass
@@ -55,6 +54,7 @@ def write_card(request: CardRequest) -> dict[str, object]:
     Raises:
         OSError, ValueError: if the folder holds no drafter, or a file that was passed can't be used.
     """
+    check_file_to_write(request.output)
     # Files first: they cost less to read than a drafter.
     facts = facts_of(request)
     drafter = load_drafter(request.folder)
@@ -78,8 +78,8 @@ def facts_of(request: CardRequest) -> CardFacts:
         licence=request.licence,
         datasets=request.datasets,
         languages=request.languages,
-        recipe=None if request.recipe is None else read_text(request.recipe),
-        usage=None if request.usage is None else read_text(request.usage),
+        recipe=None if request.recipe is None else read_markdown(request.recipe),
+        usage=None if request.usage is None else read_markdown(request.usage),
         results=None if request.results is None else read_results(request.results),
         row_names=request.row_names,
     )
@@ -90,8 +90,8 @@ def with_defaults(facts: CardFacts, defaults: CardFacts) -> CardFacts:
     return replace(defaults, **{name: value for name, value in vars(facts).items() if value})
 
 
-def read_text(path: Path) -> str:
-    text = path.read_text(encoding="utf-8").strip()
+def read_markdown(path: Path) -> str:
+    text = read_text(path).strip()
     if not text:
         raise ValueError(f"{path} is empty: give a file with Markdown")
     return text
@@ -103,13 +103,7 @@ def load_drafter(folder: Path) -> ParallelDrafter:
         raise FileNotFoundError(
             f"{folder} holds no drafter: expected a folder with config.json, as save_pretrained writes it"
         )
-    try:
-        with naming(str(folder)):
-            return AutoDrafter.from_pretrained(str(folder), dtype="auto", local_files_only=True)
-    except SafetensorError as error:
-        raise ValueError(
-            f"the weights in {folder} can't be read ({error}): save or download the drafter again"
-        ) from error
+    return load_named_drafter(str(folder), dtype="auto", local_files_only=True)
 
 
 def push_folder(request: PushRequest) -> dict[str, object]:
@@ -119,10 +113,11 @@ def push_folder(request: PushRequest) -> dict[str, object]:
         OSError, ValueError: if it does not load, may not be published as it is, or the Hub refuses.
     """
     finish_interrupted(request.folder)
+    check_repository(request.repo_id)
     upload = plan_upload(request.folder, load_drafter)
     if request.dry_run:
         return describe_upload(upload, request)
-    check_publishable(upload, request.repo_id, request.allow_unmeasured)
+    check_publishable(upload, request.allow_unmeasured)
     url = push(
         upload,
         request.repo_id,

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .commands import load_tokenizer, naming
 from .generation.ngram import NgramModel, check_no_store
 from .generation.ngram_sources import texts_of_dataset, texts_of_files
+from .loading import load_tokenizer, naming
 
 
 @dataclass
@@ -22,6 +22,7 @@ class NgramBuild:
     split: str
     column: str
     add_end_token: bool
+    trust_remote_code: bool = False
 
 
 def build_ngram(request: NgramBuild, vocab_size: int | None, overwrite: bool = False, **options: Any) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def build_ngram(request: NgramBuild, vocab_size: int | None, overwrite: bool = F
     check_no_store(request.output, overwrite)
     if bool(request.text_files) == bool(request.dataset):
         raise ValueError("expected text to count, from either --text-file or --dataset: pass one of them")
-    tokenizer = load_tokenizer(request.tokenizer)
+    tokenizer = load_tokenizer(request.tokenizer, request.trust_remote_code)
     if request.dataset:
         texts = texts_of_dataset(request.dataset, request.config, request.split, request.column)
     else:
@@ -52,16 +53,19 @@ def build_ngram(request: NgramBuild, vocab_size: int | None, overwrite: bool = F
     return model.describe()
 
 
-def convert_ngram(trie: Path, output: Path, tokenizer: str, overwrite: bool = False) -> dict[str, Any]:
+def convert_ngram(
+    trie: Path, output: Path, tokenizer: str, overwrite: bool = False, trust_remote_code: bool = False
+) -> dict[str, Any]:
     """Convert a trie file of the DART reference and describe the model; see [`build_ngram`]."""
     check_no_store(output, overwrite)
-    return NgramModel.from_dart_trie(trie, tokenizer=load_tokenizer(tokenizer), save_directory=output).describe()
+    loaded = load_tokenizer(tokenizer, trust_remote_code)
+    return NgramModel.from_dart_trie(trie, tokenizer=loaded, save_directory=output).describe()
 
 
-def describe_ngram(model: str, tokenizer: str | None, verify: bool) -> dict[str, Any]:
+def describe_ngram(model: str, tokenizer: str | None, verify: bool, trust_remote_code: bool = False) -> dict[str, Any]:
     """Load a model, check it, and describe it."""
     with naming(model):
         loaded = NgramModel.from_pretrained(model, verify=True if verify else None)
     if tokenizer is not None:
-        loaded.check_tokenizer(load_tokenizer(tokenizer))
+        loaded.check_tokenizer(load_tokenizer(tokenizer, trust_remote_code))
     return loaded.describe()

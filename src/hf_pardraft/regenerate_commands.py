@@ -1,18 +1,19 @@
 """What the command `pardraft regenerate` does; cli.py only reads its arguments."""
 
-import json
 import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .commands import load_models
+from .loading import load_models
 from .training.data_sources import load_data
 from .training.local_writer import LocalWriter
 from .training.regenerate import Regeneration, Shard, check_output, regenerate
 from .training.rewriting import check_sampling
 from .training.server_writer import ServerWriter
+from .user_files import parse_json, quoted
+from .user_options import checked_device, checked_dtype
 
 
 @dataclass
@@ -42,6 +43,7 @@ class RegenerateRequest:
     retries: int
     dtype: str
     device: str
+    trust_remote_code: bool = False
 
 
 def regenerate_dataset(request: RegenerateRequest) -> Regeneration:
@@ -70,6 +72,8 @@ def regenerate_dataset(request: RegenerateRequest) -> Regeneration:
 def check_writer(request: RegenerateRequest) -> None:
     """Raise a `ValueError` unless it is clear who writes, and how."""
     check_sampling(request.temperature, request.top_p, request.max_tokens)
+    checked_dtype(request.dtype)
+    checked_device(request.device)
     if bool(request.target) == bool(request.server):
         raise ValueError("expected who writes the answers, either --target or --server: pass one of them")
     if request.server and not request.model:
@@ -86,18 +90,17 @@ def parse_template_kwargs(text: str | None) -> dict[str, Any]:
     Raises:
         ValueError: if it is no JSON object.
     """
-    try:
-        parsed = json.loads(text) if text else {}
-    except json.JSONDecodeError as error:
-        raise ValueError(f"expected --chat-template-kwargs as JSON, got {text!r}: {error}") from error
+    parsed = parse_json(text, f"--chat-template-kwargs {quoted(text)}") if text else {}
     if not isinstance(parsed, dict):
-        raise ValueError(f"expected --chat-template-kwargs as a JSON object, got {text!r}")
+        raise ValueError(f"expected --chat-template-kwargs as a JSON object, got {quoted(text)}")
     return parsed
 
 
 def local_writer(request: RegenerateRequest, sampling: dict[str, Any]) -> LocalWriter:
     device = device_of_this_process(request.device)
-    tokenizer, target, drafter = load_models(request.target, request.drafter, request.dtype, device)
+    tokenizer, target, drafter = load_models(
+        request.target, request.drafter, request.dtype, device, request.trust_remote_code
+    )
     return LocalWriter(target, tokenizer, drafter, batch_size=request.batch_size, **sampling)
 
 

@@ -1,6 +1,5 @@
 """What the commands `pardraft train` and `pardraft cache-features` do; cli.py only reads their arguments."""
 
-import json
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -9,11 +8,10 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from .auto import AutoDrafter
-from .commands import load_tokenizer, naming
+from .loading import load_drafter, load_model, load_tokenizer
 from .models.drafting import ParallelDrafter
 from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
@@ -30,13 +28,15 @@ from .training.feature_writing import DTYPES, cache_features, feature_bytes, tex
 from .training.objectives import parse_objective, reads_logits
 from .training.recipe import DrafterOptions, TrainingRun, training_run
 from .training.trainer import DraftTrainer
+from .user_files import parse_json, quoted
+from .user_options import checked_dtype
 
 FRESH = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}
 # Another seed of training is not to change what is held out.
 SPLIT_SEED = 0
 SETTINGS_FILE = "train_settings.yaml"
-# What one call was told about an earlier one; a recipe that repeats the run begins anew.
-ONCE = ("resume_from_checkpoint", "overwrite_output", "resume_changed")
+# What such a recipe does not repeat: where the settings came from, a secret, and what one call was told about an earlier one.
+NOT_STORED = ("recipe", "hub_token", "resume_from_checkpoint", "overwrite_output", "resume_changed")
 
 
 @dataclass
@@ -59,18 +59,18 @@ def load_run(run: TrainingRun) -> Loaded:
         ValueError: if they don't fit together.
     """
     options = run.options
-    tokenizer = load_tokenizer(options.target)
+    checked_dtype(options.target_dtype)
+    tokenizer = load_tokenizer(options.target, options.trust_remote_code)
     train = load_data(options.dataset, options.dataset_config, options.dataset_split)
     if options.eval_dataset is not None:
         held_out = load_data(options.eval_dataset, split=options.eval_split)
     else:
-        train, held_out = split_off(train, options.eval_size, SPLIT_SEED)
+        train, held_out = split_off(train, options.eval_size, SPLIT_SEED, is_asked_for="eval_size" in run.given)
     # A fresh drafter's weights are random, and a run that is repeated is to begin with the same.
     set_seed(run.training_arguments().seed)
     # With DeepSpeed's stage 3, a process would load a part of each model. The trainer spreads the drafter, and only that.
     unset_hf_deepspeed_config()
-    with naming(options.target):
-        target = AutoModelForCausalLM.from_pretrained(options.target, dtype=options.target_dtype)
+    target = load_model(options.target, options.trust_remote_code, dtype=options.target_dtype)
     return Loaded(run, target, tokenizer, new_drafter(run.drafter, target, tokenizer), train, held_out)
 
 
@@ -79,8 +79,7 @@ def new_drafter(
 ) -> ParallelDrafter:
     """The drafter to train, in float32: small steps would be lost on weights of 16 bits."""
     if options.drafter is not None:
-        with naming(options.drafter):
-            return AutoDrafter.from_pretrained(options.drafter, dtype=torch.float32)
+        return load_drafter(options.drafter, dtype=torch.float32)
     given = {name: value for name, value in vars(options).items() if value is not None}
     if len(options.mask_token_id or []) == 1:
         # Shared by all masks.
@@ -91,20 +90,16 @@ def new_drafter(
             fields["tokenizer"] = tokenizer
         return FRESH[options.kind].for_target(target, **fields, **other_fields(options.drafter_config)).float()
     taps = {name: given[name] for name in ("target_layers", "target_scale") if name in given}
-    with naming(options.base):
-        base = AutoModelForCausalLM.from_pretrained(options.base, dtype=torch.float32)
+    base = load_model(options.base, dtype=torch.float32)
     conditions = {"target": target, **taps} if options.kind == "pard2" else {}
     return PardDrafter.from_causal_lm(base, given.get("mask_token_id"), tokenizer=tokenizer, **conditions)
 
 
 def other_fields(text: str | None) -> dict[str, Any]:
     """Fields of a configuration given as JSON; a `ValueError` if they are not."""
-    try:
-        fields = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise ValueError(f'drafter_config must be JSON such as {{"fusion": "fc"}}, got {text!r}: {error}') from error
+    fields = parse_json(text or "{}", f"drafter_config {quoted(text)}")
     if not isinstance(fields, dict):
-        raise ValueError(f"drafter_config must be a JSON object, got {text!r}")
+        raise ValueError(f'drafter_config must be a JSON object such as {{"fusion": "fc"}}, got {quoted(text)}')
     return fields
 
 
@@ -146,7 +141,7 @@ def train_in_folder(run: TrainingRun, arguments: DraftTrainingArguments, peft_co
     metrics = {} if loaded.eval_examples is None else trainer.evaluate()
     if not trainer.is_world_process_zero():
         return {}
-    settings = {name: value for name, value in run.given.items() if name not in ("recipe", *ONCE)}
+    settings = {name: value for name, value in run.given.items() if name not in NOT_STORED}
     write_whole(Path(run.options.output) / SETTINGS_FILE, yaml.safe_dump(settings, sort_keys=False))
     if metrics:
         trainer.save_metrics("eval", metrics, combined=False)

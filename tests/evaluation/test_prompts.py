@@ -126,7 +126,7 @@ def test_a_users_own_files(tmp_path):
     [
         ("a.jsonl", '{"answer": "x"}', r"prompt 1 of a.jsonl has the columns \['answer'\]: expected messages"),
         ("a.jsonl", "[1]", "no object"),
-        ("a.jsonl", "{", "is not JSON"),
+        ("a.jsonl", "{", "line 1, is no JSON"),
         ("a.json", "{}", "expected a list of rows"),
         ("a.jsonl", "", "there is no prompt"),
         ("a.txt", "\n", "there is no prompt"),

@@ -225,7 +225,7 @@ def test_a_family_with_recurrent_layers_may_have_models_without_any(lengths, bud
     """Granite 4.0's dense ones, which are served in trees and batches as any other."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64}
-    experts = {"num_local_experts": 0, "shared_intermediate_size": 48, "initializer_range": 0.2}
+    experts = {"num_local_experts": 0, "shared_intermediate_size": 48, "initializer_range": 0.2, "mamba_n_heads": 4}
     config = GraniteMoeHybridConfig(
         **sizes, **experts, num_hidden_layers=3, layer_types=["attention"] * 3, eos_token_id=None, pad_token_id=0
     )

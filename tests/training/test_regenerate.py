@@ -489,9 +489,9 @@ def test_an_answer_ends_where_the_context_ends(target, tokenizer, tmp_path, monk
 
 @pytest.mark.parametrize("setting", [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.1}, {"max_tokens": 0}])
 def test_settings_that_no_law_can_be_sampled_with_are_refused(setting, target, tokenizer):
-    with pytest.raises(ValueError, match="expected temperature"):
+    with pytest.raises(ValueError, match=f"expected .*{next(iter(setting))}"):
         local(target, tokenizer, **setting)
-    with pytest.raises(ValueError, match="expected temperature"):
+    with pytest.raises(ValueError, match=f"expected .*{next(iter(setting))}"):
         ServerWriter("http://127.0.0.1:9/v1", "m", **setting)
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..auto import AutoDrafter
+from ..loading import load_drafter, load_model, load_tokenizer
 from ..models.drafting import ParallelDrafter
 
 SHIPPED_FAMILY = Path(__file__).parent / "family"
@@ -29,7 +29,7 @@ def load_family(path: Path) -> Family:
     The weights are stored in half precision and computed with in float32, where greedy text is reproducible.
 
     Raises:
-        FileNotFoundError: if the target, or every drafter, is missing.
+        OSError, ValueError: if the target, or every drafter, is missing, or one is damaged.
     """
     folders = {name: path / folder for folder, name in DRAFTER_NAMES.items() if is_model_folder(path / folder)}
     if not is_model_folder(path / "target") or not folders:
@@ -40,9 +40,9 @@ def load_family(path: Path) -> Family:
     # Tensors this small only wait for a second thread.
     torch.set_num_threads(1)
     return Family(
-        tokenizer=AutoTokenizer.from_pretrained(path / "target"),
-        target=AutoModelForCausalLM.from_pretrained(path / "target", dtype=torch.float32),
-        drafters={name: AutoDrafter.from_pretrained(folder, dtype=torch.float32) for name, folder in folders.items()},
+        tokenizer=load_tokenizer(str(path / "target")),
+        target=load_model(str(path / "target"), dtype=torch.float32),
+        drafters={name: load_drafter(str(folder), dtype=torch.float32) for name, folder in folders.items()},
     )
 
 

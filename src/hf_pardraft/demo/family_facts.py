@@ -1,10 +1,10 @@
 """What a demo family's own records say about its drafters, for their model cards."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ..hub.cards import CardFacts
+from ..user_files import read_json
 from .family import DRAFTER_NAMES
 
 RECORD = "family.json"
@@ -45,8 +45,8 @@ def family_facts(folder: Path) -> CardFacts | None:
     kind = folder.resolve().name
     if kind not in DRAFTER_NAMES or not record.is_file():
         return None
-    family = json.loads(record.read_text(encoding="utf-8"))
-    if kind not in family:
+    family = read_json(record)
+    if not isinstance(family, dict) or kind not in family:
         raise ValueError(f"{record} has no entry {kind!r}: train the family's drafter with examples/train_demo.py")
     return CardFacts(
         repo_id=f"{ORGANISATION}/demo-{kind}",

@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from ..evaluation.benchmark import Contender, compare
 from ..evaluation.entries import COMPILED
 from ..evaluation.metrics import ComparisonRow
+from ..user_files import read_text
 from .display import RunStreamer, can_shade, results_table
 from .family import SHIPPED_FAMILY, Family, load_family
 from .prompts import built_in_prompts
@@ -102,7 +103,7 @@ def read_prompts(prompt_file: Path | None) -> list[str]:
     """The text of the user's file, or the built-in prompts."""
     if prompt_file is None:
         return built_in_prompts()
-    text = prompt_file.read_text(encoding="utf-8")
+    text = read_text(prompt_file)
     if not text.strip():
         raise ValueError(f"{prompt_file} holds no text: give a file with the beginning of some Python code")
     return [text]

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from ..user_files import quoted, read_text
+
 TAU_PREFIX = "tau="
 
 
@@ -56,7 +58,7 @@ def read_profile(values: list[str]) -> AcceptanceProfile:
         ValueError: if it is none of these, a share is not between 0 and 1, or shares rise.
     """
     if len(values) == 1 and Path(values[0]).is_file():
-        values = [Path(values[0]).read_text(encoding="utf-8").strip().removeprefix("[").removesuffix("]")]
+        values = [read_text(values[0]).strip().removeprefix("[").removesuffix("]")]
     # A JSON list, lines and columns are all numbers with something between them.
     values = [part for value in values for part in re.split(r"[\s,;]+", value) if part]
     if len(values) == 1 and values[0].startswith(TAU_PREFIX):
@@ -66,11 +68,11 @@ def read_profile(values: list[str]) -> AcceptanceProfile:
         return AcceptanceProfile(tau=tau)
     shares = tuple(read_number(value) for value in values)
     if not shares or not all(0 <= share <= 1 for share in shares):
-        raise ValueError(f"expected shares between 0 and 1, or tau= and a number, got {' '.join(values)}")
+        raise ValueError(f"expected shares between 0 and 1, or tau= and a number, got {quoted(' '.join(values))}")
     if any(later > earlier for earlier, later in pairwise(shares)):
         raise ValueError(
             f"the share of rounds that accept a position can't rise from one to the next, since all before it have to be "
-            f"accepted, too: got {' '.join(values)}"
+            f"accepted, too: got {quoted(' '.join(values))}"
         )
     return AcceptanceProfile(rate=shares[0]) if len(shares) == 1 else AcceptanceProfile(by_position=shares)
 
@@ -79,7 +81,7 @@ def read_number(text: str) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise ValueError(f"expected a number, got {text!r}") from error
+        raise ValueError(f"expected a number, got {quoted(text)}") from error
 
 
 def expected_tau(rates: list[float]) -> float:

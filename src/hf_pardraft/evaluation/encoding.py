@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from ..models.chat_format import explaining_template
 from .prompts import Question
 
 Answer = Callable[[torch.LongTensor], list[int]]
@@ -29,13 +30,14 @@ def encode(question: Question, tokenizer: PreTrainedTokenizerBase, chat: Chat) -
     """The question, ready to be answered: token ids of `(1, length)`."""
     if not chat.use_template:
         return tokenizer(question.completion, return_tensors="pt").input_ids
-    encoded = tokenizer.apply_chat_template(
-        [dict(message) for message in question.messages],
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=True,
-        **chat.template_arguments,
-    )
+    with explaining_template():
+        encoded = tokenizer.apply_chat_template(
+            [dict(message) for message in question.messages],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+            **chat.template_arguments,
+        )
     return encoded["input_ids"]
 
 

@@ -1,12 +1,13 @@
 """Questions by the name of a benchmark, or from a file."""
 
 import gzip
-import json
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..user_files import decode_text, parse_json, read_text
 from .prompts import BENCHMARKS, Benchmark, Question, alpaca, asked, turns
 
 TEXT_SUFFIXES = (".txt", ".md")
@@ -64,7 +65,7 @@ def load_questions(source: PromptSource, limit: int | None = None) -> list[Quest
         OSError: if a file or the Hub can't be read.
     """
     if source.file is not None and source.file.name.endswith(TEXT_SUFFIXES):
-        lines = source.file.read_text(encoding="utf-8").splitlines()
+        lines = read_text(source.file).splitlines()
         questions = [asked(line) for line in evenly([line for line in lines if line.strip()], limit)]
     else:
         rows = read_rows(source.file) if source.file else hub_rows(BENCHMARKS[source.benchmark])
@@ -141,16 +142,14 @@ def read_rows(file: Path) -> list[Any]:
     """
     data = file.read_bytes()
     try:
-        text = (gzip.decompress(data) if file.name.endswith(".gz") else data).decode("utf-8")
-    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
+        text = decode_text(gzip.decompress(data) if file.name.endswith(".gz") else data, file)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"can't read {file}: {error}") from error
-    try:
-        if not file.name.endswith(".json"):
-            # A line ends at a line feed only: JSON texts may hold other separators as they are.
-            return [json.loads(line) for line in text.split("\n") if line.strip()]
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not file.name.endswith(".json"):
+        # A line ends at a line feed only: JSON texts may hold other separators as they are.
+        lines = enumerate(text.split("\n"), start=1)
+        return [parse_json(line, f"{file}, line {number},") for number, line in lines if line.strip()]
+    rows = parse_json(text, file)
     if not isinstance(rows, list):
         raise ValueError(
             f"expected a list of rows in {file}, got {type(rows).__name__}: one object per line goes in a .jsonl file"

@@ -8,6 +8,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ..user_data import check_json_files, reading_data
+from ..user_files import not_utf8
+
 # Characters of a file that are read, and texts that are tokenised, at once. A fast tokenizer works on them in parallel.
 PIECE_CHARACTERS = 1 << 20
 TEXTS_PER_BATCH = 256
@@ -51,10 +54,14 @@ def texts_of_files(paths: Iterable[str | Path], separator: str | None = None) ->
 
     Raises:
         OSError: if one can't be read.
+        ValueError: if one is no UTF-8.
     """
     for path in paths:
         with open(path, encoding="utf-8") as file:
-            yield from _separated(file, separator) if separator else _cut_at_lines(file)
+            try:
+                yield from _separated(file, separator) if separator else _cut_at_lines(file)
+            except UnicodeDecodeError as error:
+                raise ValueError(not_utf8(path, error)) from error
 
 
 def _separated(file: Any, separator: str) -> Iterator[str]:
@@ -82,18 +89,25 @@ def texts_of_dataset(name_or_path: str, config: str | None, split: str, column: 
 
     Raises:
         ImportError: without the `datasets` package.
-        ValueError: if there is no such column.
+        OSError, ValueError: if there is no such data set or column, or it can't be read.
     """
     if importlib.util.find_spec("datasets") is None:
         raise ImportError('reading data sets needs the datasets package: pip install "hf-pardraft[train]"')
     from datasets import load_dataset
 
     kind = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}.get(Path(name_or_path).suffix)
-    if kind and Path(name_or_path).is_file():
-        rows = load_dataset(kind, data_files=name_or_path, split=split, streaming=True)
-    else:
-        rows = load_dataset(name_or_path, config, split=split, streaming=True)
-    for row in rows:
+    is_file = bool(kind) and Path(name_or_path).is_file()
+    check_json_files([Path(name_or_path)] if is_file else [])
+    with reading_data(name_or_path):
+        if is_file:
+            rows = iter(load_dataset(kind, data_files=name_or_path, split=split, streaming=True))
+        else:
+            rows = iter(load_dataset(name_or_path, config, split=split, streaming=True))
+    while True:
+        with reading_data(name_or_path):
+            row = next(rows, None)
+        if row is None:
+            return
         if column not in row:
             raise ValueError(f"the data set has no column {column!r}: it has {', '.join(row)}")
         yield row[column]

@@ -1,5 +1,6 @@
 """The settings of `drafter.generation_config` that the decode loops read, checked; a call's own config overrides them."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,15 @@ CHOICES = {
     "tree_end_rule": END_RULES,
     "ngram_smoothing": tuple(SMOOTHINGS),
 }
+SWITCHES = {"adaptive_depth", "time_rounds", "record_drafts", "use_target_features"}
+# Least and greatest. The greatest are far above any use: they keep a slip of a digit from asking for a machine's whole memory.
+WHOLE_NUMBERS = {
+    "tree_budget": (0, 1 << 14),
+    "tree_beam_width": (1, 1 << 14),
+    "tree_top_k": (1, 1 << 24),
+    "ngram_first_level": (0, 1 << 14),
+}
+ADVICE = "set it in the drafter's generation config, or in the call's"
 # Where the hook notes what a call itself asks for: transformers fills in a default that looks like a request.
 REQUESTED_DEPTH = "_requested_num_assistant_tokens"
 
@@ -101,16 +111,11 @@ def read_settings(
     requested_depth = vars(generation_config).get(REQUESTED_DEPTH)
     settings = DraftSettings(depth=drafter.checked_depth(requested_depth), **given)
     for name, choices in CHOICES.items():
-        if name in given and given[name] not in choices:
-            raise ValueError(f"{name} must be one of {choices}, got {given[name]!r}")
-    if not isinstance(settings.use_target_features, bool | None):
-        raise ValueError(f"use_target_features must be True or False, got {settings.use_target_features!r}")
-    check_whole_number("tree_budget", settings.tree_budget, 0)
-    check_whole_number("ngram_first_level", settings.ngram_first_level, 0)
+        # Compared as texts: what a file holds may have no order and no hash.
+        if name in given and not (isinstance(given[name], str) and given[name] in choices):
+            raise ValueError(f"{name} must be one of {choices}, got {given[name]!r}: {ADVICE}")
+    check_types(given)
     check_ngram(settings)
-    for name in ("tree_beam_width", "tree_top_k"):
-        if getattr(settings, name) is not None:
-            check_whole_number(name, getattr(settings, name), 1)
     if settings.tree_budget and settings.decode_loop == "stock":
         raise ValueError(
             f"transformers' own loop verifies chains only, got tree_budget={settings.tree_budget} with decode_loop='stock': "
@@ -159,10 +164,9 @@ def settings_in(generation_config: GenerationConfig) -> dict[str, Any]:
 def check_ngram(settings: DraftSettings) -> None:
     """Raise a `ValueError` for a weight or a name of a model that can't be honoured."""
     weight, name = settings.ngram_weight, settings.ngram_model
-    if weight is not None and (isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight >= 0):
-        raise ValueError(
-            f"ngram_weight must be a number of at least 0, got {weight!r}: set it in the generation config"
-        )
+    is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool) and math.isfinite(weight)
+    if weight is not None and not (is_number and weight >= 0):
+        raise ValueError(f"ngram_weight must be a number of at least 0, got {weight!r}: {ADVICE}")
     if name is not None and not isinstance(name, str):
         raise ValueError(
             f"ngram_model must be the name of a folder or a Hub repository, got {type(name).__name__}: a model itself goes "
@@ -170,9 +174,12 @@ def check_ngram(settings: DraftSettings) -> None:
         )
 
 
-def check_whole_number(name: str, value: Any, least: int) -> None:
-    """Raise a `ValueError` unless `value` is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(
-            f"{name} must be a whole number of at least {least}, got {value!r}: set it in the generation config"
-        )
+def check_types(given: dict[str, Any]) -> None:
+    """Raise a `ValueError` for a setting that is not of its type, or is out of all proportion."""
+    for name in SWITCHES & given.keys():
+        if not isinstance(given[name], bool):
+            raise ValueError(f"{name} must be True or False, got {given[name]!r}: {ADVICE}")
+    for name in WHOLE_NUMBERS.keys() & given.keys():
+        value, (least, most) = given[name], WHOLE_NUMBERS[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}: {ADVICE}")

@@ -1,17 +1,19 @@
 """Publish a drafter's folder: what would be uploaded, what stands against it, and the upload itself."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
-from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers.dynamic_module_utils import get_relative_import_files
 
+from ..models.checkpoint_files import check_beside
 from ..outputs.locks import LOCK
+from ..redaction import redacted
+from ..user_files import read_json
 from .cards import FILE_NAME, card_gaps, has_measured_numbers
 
 # Folders and files that lie beside a drafter and are no part of it.
@@ -56,7 +58,7 @@ def plan_upload(folder: Path, load: Callable[[Path], Any]) -> Upload:
 
     Raises:
         FileNotFoundError: if the folder holds no drafter.
-        ValueError: if its weights are pickled, its code is incomplete, or it does not load.
+        ValueError: if its weights are pickled, its code is incomplete, a link leads out of it, or it does not load.
     """
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
@@ -68,9 +70,10 @@ def plan_upload(folder: Path, load: Callable[[Path], Any]) -> Upload:
             f"{folder} has pickled weights ({', '.join(pickled)}), which can run code where they are loaded and are not "
             "published: write safetensors with AutoDrafter.from_pretrained(FOLDER).save_pretrained(OTHER)"
         )
+    # Before anything is read that a link may show.
+    files, left_out = folder_contents(folder)
     check_code(folder)
     load(folder)
-    files, left_out = folder_contents(folder)
     card = read_card(folder)
     gaps = ["no model card (README.md): pardraft card FOLDER"] if card is None else card_gaps(card)
     if not auto_map_of(folder):
@@ -81,20 +84,40 @@ def plan_upload(folder: Path, load: Callable[[Path], Any]) -> Upload:
     return Upload(folder, files, left_out, gaps, card is not None and has_measured_numbers(card))
 
 
-def folder_contents(folder: Path) -> tuple[dict[str, int], dict[str, str]]:
-    """The files to upload with their sizes, and what is left out with the reason; by path below `folder`, sorted."""
+def folder_contents(folder: Path, root: Path | None = None) -> tuple[dict[str, int], dict[str, str]]:
+    """The files to upload with their sizes, and what is left out with the reason; by path below `folder`, sorted.
+
+    Args:
+        folder: where to look.
+        root: of what is uploaded, if that is not `folder` itself.
+
+    Raises:
+        ValueError: if there is a link to something outside of `root`, or to a folder: what it shows is not the drafter's.
+    """
     files, left_out = {}, {}
     for path in sorted(folder.iterdir()):
         reason = reason_to_leave_out(path)
         if reason:
             left_out[path.name] = reason
-        elif path.is_dir():
-            below, below_out = folder_contents(path)
+            continue
+        check_link(path, root or folder)
+        if path.is_dir():
+            below, below_out = folder_contents(path, root or folder)
             files |= {f"{path.name}/{name}": size for name, size in below.items()}
             left_out |= {f"{path.name}/{name}": why for name, why in below_out.items()}
         else:
             files[path.name] = path.stat().st_size
     return files, left_out
+
+
+def check_link(path: Path, root: Path) -> None:
+    """Raise a `ValueError` if a path is a link to a folder, or to a file that is not in `root` (or in the Hub's own cache)."""
+    if path.is_symlink() and path.is_dir():
+        raise ValueError(
+            f"{path} is a link to the folder {path.resolve()}, and no link to a folder is followed: remove it, or copy what "
+            "you mean to publish"
+        )
+    check_beside(str(path), root)
 
 
 def reason_to_leave_out(path: Path) -> str | None:
@@ -111,10 +134,7 @@ def reason_to_leave_out(path: Path) -> str | None:
 
 
 def auto_map_of(folder: Path) -> dict[str, str]:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{folder / 'config.json'} is no JSON ({error}): save the drafter again") from error
+    config = read_json(folder / "config.json")
     auto_map = config.get("auto_map") if isinstance(config, dict) else None
     return auto_map if isinstance(auto_map, dict) else {}
 
@@ -149,9 +169,16 @@ def read_card(folder: Path) -> ModelCard | None:
         ) from error
 
 
-def check_publishable(upload: Upload, repo_id: str, allow_unmeasured: bool) -> None:
-    """Raise a `ValueError` for a repository that can't exist, or a card without measured numbers unless that is allowed."""
-    validate_repo_id(repo_id)
+def check_repository(repo_id: str) -> None:
+    """Raise a `ValueError` for what can't be the name of a repository."""
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ValueError(f"no repository can be called {repo_id!r} ({error}): expected user/name") from error
+
+
+def check_publishable(upload: Upload, allow_unmeasured: bool) -> None:
+    """Raise a `ValueError` for a card without measured numbers, unless that is allowed."""
     if not upload.is_measured and not allow_unmeasured:
         raise ValueError(
             f"the card of {upload.folder} has no measured numbers, and a drafter is worth what it measures: run pardraft eval "
@@ -184,8 +211,13 @@ def push(
 
     Raises:
         OSError: if the Hub can't be reached or refuses.
+        ValueError: if a file has become a link that leads out of the folder.
     """
     api = HfApi(token=token, library_name="hf_pardraft")
+    for name in upload.files:
+        # Once more, since time has passed: a file may have become a link.
+        for path in [upload.folder / name, *(upload.folder / name).parents][: len(Path(name).parts)]:
+            check_link(path, upload.folder)
     operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=upload.folder / name) for name in upload.files]
     try:
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
@@ -200,7 +232,8 @@ def push(
         )
     # A file that does not get through, after several attempts, is a RuntimeError to huggingface_hub.
     except (HTTPError, RuntimeError) as error:
-        raise OSError(f"can't upload to {repo_id} at {api.endpoint}: {failure(error)}") from error
+        told = redacted(f"can't upload to {repo_id} at {api.endpoint}: {failure(error)}", [token])
+        raise OSError(told) from error
     return commit.pr_url or commit.commit_url
 
 

@@ -1,11 +1,12 @@
 """Measured results as `pardraft eval` writes them: read, checked, and narrowed down to one drafter's rows."""
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ..user_files import read_json
 
 PLAIN = "plain"
 ROW_KEYS = ("name", "speedup", "tau")
@@ -58,10 +59,7 @@ def read_results(path: str | Path) -> Results:
     Raises:
         ValueError: if it is no such file, a figure is missing or no number, or it holds a simulation.
     """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no JSON ({error}): pass the file that pardraft eval --json wrote") from error
+    content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("rows"), list) or not content["rows"]:
         raise ValueError(
             f"{path} holds no results: expected an object with rows, {', '.join(FACT_KEYS)}. Pass what pardraft eval wrote"

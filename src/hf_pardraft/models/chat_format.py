@@ -5,7 +5,8 @@ empty block of thoughts there. That is what `generate` can see, which gets token
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,7 +44,21 @@ def describe_chats(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str
 
 def render(tokenizer: PreTrainedTokenizerBase, question: str, template_kwargs: dict[str, Any]) -> str:
     options = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
-    return tokenizer.apply_chat_template([{"role": "user", "content": question}], **options)
+    with explaining_template():
+        return tokenizer.apply_chat_template([{"role": "user", "content": question}], **options)
+
+
+@contextmanager
+def explaining_template() -> Iterator[None]:
+    """Tell what goes wrong in a chat template as a `ValueError`.
+
+    A template is a program that came with the tokenizer. It may refuse a conversation, and fail in any way.
+    """
+    try:
+        yield
+    except Exception as error:
+        refusal = str(error) if type(error).__name__ == "TemplateError" else f"{type(error).__name__}: {error}"
+        raise ValueError(f"the chat template refuses this conversation: {refusal}") from error
 
 
 def prompt_end(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]) -> str:

@@ -48,7 +48,8 @@ def read_json(path: str) -> dict[str, Any]:
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    # No UTF-8, no JSON, a number of thousands of digits, or lists in lists without end.
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}): get the file again, or mend it") from error
     if not isinstance(found, dict):
         raise ValueError(
@@ -112,7 +113,7 @@ def find_weight_files(
 
     Raises:
         OSError: if there are none.
-        ValueError: if an index names files that are not beside it.
+        ValueError: if an index names files that are not beside it, or a file is a link that leads out of the folder.
     """
     names = {True: SAFETENSORS_FILES, False: PICKLE_FILES, None: SAFETENSORS_FILES + PICKLE_FILES}[use_safetensors]
     for name in names:
@@ -123,6 +124,7 @@ def find_weight_files(
         path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **source)
         if path is None:
             continue
+        check_beside(path, Path(path).parent)
         if not name.endswith(".json"):
             return [path]
         return [shard_path(name_or_path, path, shard, **source) for shard in shard_names(path)]

@@ -1,8 +1,12 @@
 """Checks on the config.json of a drafter, before anything is built of it: what a field may hold, and what fields must agree."""
 
+import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import fields as dataclass_fields
 from typing import Any
+
+from transformers import PreTrainedConfig
 
 from .checkpoint_files import FLOATS
 
@@ -69,6 +73,8 @@ REDIRECTIONS = ("transformers_weights",)
 # Fields that choose an implementation. A name with a slash is a repository of kernels, whose code transformers would run.
 IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 PRECISIONS = ("dtype", "torch_dtype")
+# What any configuration takes, though it is no field of its class.
+FREE_FIELDS = {"attn_implementation", "dtype", "rope_scaling", "rope_theta"}
 # What a rope configuration may hold: numbers above zero, or lists of them.
 ROPES = ("rope_parameters", "rope_scaling")
 ROPE_NUMBERS = (
@@ -89,7 +95,7 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def check_config_fields(fields: Any, source: str) -> None:
+def check_config_fields(fields: Any, source: str, advice: str = "mend config.json") -> None:
     """Raise a `ValueError` for a config whose fields can't describe a drafter; it names the field and says what was expected.
 
     Fields that are absent or null are left to defaults, and to the drafter's own checks.
@@ -97,38 +103,74 @@ def check_config_fields(fields: Any, source: str) -> None:
     Args:
         fields: what config.json holds.
         source: how to call it in the message.
+        advice: what to do about it.
     """
     if not isinstance(fields, dict):
         raise ValueError(f"{source} should hold a JSON object, got a {type(fields).__name__}: get the file again")
     given = {name: value for name, value in fields.items() if value is not None}
     for name in OBJECTS:
-        expect(given, name, lambda value: isinstance(value, dict), "an object", source)
+        expect(given, name, lambda value: isinstance(value, dict), "an object", source, advice)
     for name, (least, most) in WHOLE_NUMBERS.items():
         text = f"a whole number from {least} to {most}"
-        expect(given, name, lambda value, a=least, b=most: is_whole(value) and a <= value <= b, text, source)
+        expect(given, name, lambda value, a=least, b=most: is_whole(value) and a <= value <= b, text, source, advice)
     for name, (low, high) in NUMBERS.items():
         text = f"a number above {low:g} and below {high:g}"
-        expect(given, name, lambda value, a=low, b=high: is_number(value) and a < value < b, text, source)
+        expect(given, name, lambda value, a=low, b=high: is_number(value) and a < value < b, text, source, advice)
     for name in LISTS_OF_WHOLE_NUMBERS:
         is_list = lambda value: isinstance(value, list) and all(map(is_whole, value))  # noqa: E731
-        expect(given, name, is_list, "a list of whole numbers", source)
+        expect(given, name, is_list, "a list of whole numbers", source, advice)
     for name in BOOLEANS:
-        expect(given, name, lambda value: isinstance(value, bool), "true or false", source)
+        expect(given, name, lambda value: isinstance(value, bool), "true or false", source, advice)
     for name in REDIRECTIONS:
-        expect(given, name, lambda value: False, "no such field (the weights have their usual names)", source)
+        expect(given, name, lambda value: False, "no such field (the weights have their usual names)", source, advice)
     for name in IMPLEMENTATIONS:
         text = "an implementation of transformers' own (kernels from the Hub are programs, which only a caller may ask for)"
-        expect(given, name, names_no_kernel, text, source)
+        expect(given, name, names_no_kernel, text, source, advice)
     for name in PRECISIONS:
-        expect(given, name, lambda value: value in FLOATS.values(), f"one of {', '.join(FLOATS.values())}", source)
+        expect(
+            given, name, lambda value: value in FLOATS.values(), f"one of {', '.join(FLOATS.values())}", source, advice
+        )
     for rope in (given[name] for name in ROPES if name in given):
         for name in ROPE_NUMBERS:
-            expect(rope, name, is_above_zero, "a number above 0, or a list of such", f"the rope of {source}")
-    check_layer_types(fields, source)
-    check_heads(given, source)
+            expect(rope, name, is_above_zero, "a number above 0, or a list of such", f"the rope of {source}", advice)
+    check_layer_types(fields, source, advice)
+    check_heads(given, source, advice)
     for name in NESTED:
         if name in given:
-            check_config_fields(given[name], f"{name} of {source}")
+            check_config_fields(given[name], f"{name} of {source}", advice)
+
+
+def fresh_config(
+    config_class: type[PreTrainedConfig], fields: dict[str, Any], given: Iterable[str]
+) -> PreTrainedConfig:
+    """The configuration of a drafter that is to be made, checked before anything is built of it.
+
+    Args:
+        config_class: of the drafter.
+        fields: all that is said of it.
+        given: those of them that a user chose; what a target's config says is not looked at for names.
+
+    Raises:
+        ValueError: for a name that is no field, or a value that can't be.
+    """
+    known = {field.name for field in dataclass_fields(config_class)} | set(config_class.attribute_map) | FREE_FIELDS
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"no field {', '.join(unknown)} in a {config_class.__name__}{meant}: leave it out")
+    advice = "choose another value"
+    check_config_fields(fields, f"a new {config_class.__name__}", advice)
+    try:
+        config = config_class(**fields)
+    except ValueError:
+        raise
+    # transformers' own checks of types are no ValueErrors, and name the field somewhere in several lines.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"a new {config_class.__name__} can't have these fields ({reason}): {advice}") from error
+    check_config_fields(config.to_dict(), f"a new {config_class.__name__}, with what follows from them,", advice)
+    return config
 
 
 def check_fresh_fields(fields: dict[str, Any]) -> None:
@@ -156,13 +198,15 @@ def names_no_kernel(value: Any) -> bool:
     return all(name is None or (isinstance(name, str) and "/" not in name) for name in names)
 
 
-def expect(fields: dict[str, Any], name: str, is_right: Callable[[Any], bool], expected: str, source: str) -> None:
+def expect(
+    fields: dict[str, Any], name: str, is_right: Callable[[Any], bool], expected: str, source: str, advice: str
+) -> None:
     """Raise a `ValueError` if the field is there and is not `expected`."""
     if name in fields and not is_right(fields[name]):
-        raise ValueError(f"{name} in {source} should be {expected}, got {fields[name]!r}: mend config.json")
+        raise ValueError(f"{name} in {source} should be {expected}, got {fields[name]!r}: {advice}")
 
 
-def check_layer_types(fields: dict[str, Any], source: str) -> None:
+def check_layer_types(fields: dict[str, Any], source: str, advice: str) -> None:
     """Raise a `ValueError` unless there is one known type per layer."""
     types, count = fields.get("layer_types"), fields.get("num_hidden_layers")
     if types is None:
@@ -170,16 +214,16 @@ def check_layer_types(fields: dict[str, Any], source: str) -> None:
     known = ("full_attention", "sliding_attention")
     if not isinstance(types, list) or any(name not in known for name in types) or count not in (None, len(types)):
         raise ValueError(
-            f"layer_types in {source} should name one of {known} for each of {count} layers, got {types!r}: mend config.json"
+            f"layer_types in {source} should name one of {known} for each of {count} layers, got {types!r}: {advice}"
         )
     if "sliding_attention" in types and "sliding_window" in fields and fields["sliding_window"] is None:
         raise ValueError(
             f"sliding_window in {source} should be a whole number for its sliding_attention layers, got none: set it, and "
-            "use_sliding_window to true, in config.json"
+            "use_sliding_window to true"
         )
 
 
-def check_heads(fields: dict[str, Any], source: str) -> None:
+def check_heads(fields: dict[str, Any], source: str, advice: str) -> None:
     """Raise a `ValueError` if the heads don't go together, or don't fill the hidden size."""
     heads = fields.get("num_attention_heads")
     groups, size = fields.get("num_key_value_heads"), fields.get("hidden_size")
@@ -190,10 +234,10 @@ def check_heads(fields: dict[str, Any], source: str) -> None:
         )
     head_dim = fields.get("head_dim")
     if head_dim is not None and head_dim % 2:
-        raise ValueError(f"head_dim in {source} should be even, for rotary positions, got {head_dim}: mend config.json")
+        raise ValueError(f"head_dim in {source} should be even, for rotary positions, got {head_dim}: {advice}")
     divides = fields.get("model_type") in HEADS_FILL_HIDDEN_SIZE and head_dim is None
     if divides and heads is not None and size is not None and size % heads:
         raise ValueError(
             f"hidden_size in {source} should be a multiple of num_attention_heads where no head_dim is given, got {size} and "
-            f"{heads}: mend config.json"
+            f"{heads}: {advice}"
         )

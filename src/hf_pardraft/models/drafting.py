@@ -198,6 +198,7 @@ class ParallelDrafter:
     """
 
     DEFAULT_DEPTH = 8
+    GREATEST_DEPTH = 4096
     training_layout: str | None = None
     training_objective = "cross_entropy"
     last_stats = None
@@ -247,9 +248,11 @@ class ParallelDrafter:
         depth = self.generation_config.num_assistant_tokens if requested is None else requested
         if depth is None:
             return self.DEFAULT_DEPTH if limit is None else limit
-        if not isinstance(depth, int) or depth < 1 or (limit is not None and depth > limit):
+        # Of a drafter without a limit of its own the greatest one is as of the others: far above any use, and no slip of a digit.
+        limit = self.GREATEST_DEPTH if limit is None else limit
+        if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= limit:
             raise ValueError(
-                f"num_assistant_tokens must be between 1 and {limit or 'any depth'} for this {type(self).__name__}, got "
+                f"num_assistant_tokens must be between 1 and {limit} for this {type(self).__name__}, got "
                 f"{depth!r}: set drafter.generation_config.num_assistant_tokens"
             )
         return depth

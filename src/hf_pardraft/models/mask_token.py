@@ -17,7 +17,7 @@ def find_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
     if not model.name_or_path:
         return None
     try:
-        return AutoTokenizer.from_pretrained(model.name_or_path)
+        return AutoTokenizer.from_pretrained(model.name_or_path, trust_remote_code=False)
     except (OSError, ValueError):
         return None
 

@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
-from .config_checks import check_fresh_fields
+from .config_checks import fresh_config
 from .configuration_dart import DartConfig, default_tapped_hidden_states
 from .draft_cache import GrowingCache
 from .drafting import DraftContext, DraftState, News, are_real, counting, input_device, last_columns, scoring
@@ -170,9 +170,9 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             **overrides: any field of [`DartConfig`], `draft_length` and `tapped_hidden_states` among them.
 
         Raises:
-            ValueError: if the target can't be tapped as asked, `draft_token_ids` are not tokens of it, or a size is absurd.
+            ValueError: if the target can't be tapped as asked, `draft_token_ids` are not tokens of it, or a field is none or
+                can't have its value.
         """
-        check_fresh_fields(overrides)
         text_config = target.config.get_text_config(decoder=True)
         ids = checked_token_ids(draft_token_ids, text_config.vocab_size)
         if overrides.get("draft_vocab_size", len(ids)) != len(ids):
@@ -188,7 +188,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             "tapped_hidden_states": default_tapped_hidden_states(text_config.num_hidden_layers),
             **overrides,
         }
-        drafter = cls(DartConfig(**fields))
+        drafter = cls(fresh_config(DartConfig, fields, overrides))
         drafter.check_target(target)
         drafter.d2t.copy_(ids - torch.arange(len(ids)))
         drafter.t2d.zero_()[ids] = True

@@ -19,7 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
-from .config_checks import check_fresh_fields
+from .config_checks import fresh_config
 from .configuration_dflash import DFlashConfig
 from .draft_cache import GrowingLayer, RowEntries
 from .drafting import (
@@ -221,9 +221,9 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
             **overrides: any field of the drafter's configuration, `target_layer_ids` and `mask_token_id` among them.
 
         Raises:
-            ValueError: if the target can't be tapped as asked, no token is free to be the mask, or a size is absurd.
+            ValueError: if the target can't be tapped as asked, no token is free to be the mask, or a field is none or can't have
+                its value.
         """
-        check_fresh_fields({"num_layers": num_layers, "block_size": block_size, **overrides})
         text_config = target.config.get_text_config(decoder=True)
         tokenizer = tokenizer or find_tokenizer(target)
         mask_token_id = choose_mask_token_id(text_config, overrides.pop("mask_token_id", None), tokenizer)
@@ -238,7 +238,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
             "target_hidden_size": text_config.hidden_size,
             **overrides,
         }
-        drafter = cls(cls.config_class(**fields))
+        drafter = cls(fresh_config(cls.config_class, fields, overrides))
         drafter.check_target(target)
         return drafter.to(input_device(target)).eval()
 

@@ -23,6 +23,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import slice_logits_to_keep
 
 from .checked_loading import with_resolved_revision
+from .config_checks import check_config_fields
 from .configuration_pard import (
     PARD2_FIELDS,
     PardConfig,
@@ -206,7 +207,12 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             raise ValueError("target_layers are layers of the target that a PARD-2 drafter reads: pass target= as well")
         base = model_or_path
         if not isinstance(base, PreTrainedModel):
-            base = AutoModelForCausalLM.from_pretrained(model_or_path, **kwargs)
+            # Said outright: transformers would ask on the terminal whether code that comes with it may run.
+            base = AutoModelForCausalLM.from_pretrained(model_or_path, **{"trust_remote_code": False, **kwargs})
+        elif kwargs:
+            raise ValueError(
+                f"{', '.join(kwargs)}: arguments for loading, and the {type(base).__name__} is loaded already: leave them out"
+            )
         config_class = config_class_of(base.config.model_type)
         tokenizer = tokenizer or find_tokenizer(base)
         fields = {
@@ -223,6 +229,8 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             fields["tokenizer_hash"] = tokenizer_hash(tokenizer)
         if target is not None:
             fields |= projection_fields(target, target_layers, target_scale)
+            given = {"pard2_target_layers": fields["pard2_target_layers"], "pard2_scale": target_scale}
+            check_config_fields(given, "a new PARD-2 drafter", "pass others")
         config = config_class.from_dict(fields)
         drafter = PARD_DRAFTERS[config.model_type](config).to(device=base.device, dtype=base.dtype)
         weights = {name: w for name, w in base.state_dict().items() if not name.startswith(f"{PROJECTION}.")}

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import safe_save_file
 from transformers.utils import cached_file
 
-from .checkpoint_files import describe_tensors, find_weight_files, is_safetensors, read_tensors
+from .checkpoint_files import check_beside, describe_tensors, find_weight_files, is_safetensors, read_tensors
 from .checkpoint_weights import all_finite
 from .checksums import add_checksums, check_checksums
 from .configuration_pard import PardConfig, default_target_layers
@@ -114,10 +114,15 @@ def feature_rows_of(news: News, num_masks: int) -> dict[str, torch.Tensor]:
 
 
 def find_projection(folder, **source: Any) -> str | None:
-    """The file with the projection of a drafter in `folder` (or on the Hub); `None` if there is none."""
+    """The file with the projection of a drafter in `folder` (or on the Hub); `None` if there is none.
+
+    Raises:
+        ValueError: if it is a link that leads out of the folder.
+    """
     for name in PROJECTION_FILES:
         found = cached_file(folder, name, _raise_exceptions_for_missing_entries=False, **source)
         if found is not None:
+            check_beside(found, Path(found).parents[len(Path(name).parts) - 1])
             return found
     return None
 

@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import TrainingArguments
+import torch
+from transformers import TrainingArguments, get_scheduler
 
+from ..user_options import check_temperature
 from .attention import ATTENTIONS
 from .objectives import OBJECTIVES, parse_objective
 from .sums import REDUCTIONS, check_reduction
@@ -148,6 +150,8 @@ class DraftTrainingArguments(TrainingArguments):
                 "cod_retention must be in (0, 1] and cod_min_retention in [0, 1], got "
                 f"{self.cod_retention} and {self.cod_min_retention}"
             )
+        if self.gradient_accumulation_steps < 1:
+            raise ValueError(f"gradient_accumulation_steps must be at least 1, got {self.gradient_accumulation_steps}")
         if self.num_anchors < 1:
             raise ValueError(f"num_anchors must be at least 1, got {self.num_anchors}")
         if self.loss_gamma is not None and not self.loss_gamma > 0:
@@ -156,8 +160,23 @@ class DraftTrainingArguments(TrainingArguments):
             raise ValueError(f"kl_gamma must be in (0, 1], got {self.kl_gamma}: 1 weighs all positions alike")
         self._check_data()
         self._check_gamma_schedule()
+        self._check_scheduler()
         self._check_objective()
         self._check_tau()
+
+    def _check_scheduler(self) -> None:
+        given = self.lr_scheduler_kwargs
+        if not given:
+            return
+        if not isinstance(given, dict):
+            raise ValueError(f"lr_scheduler_kwargs must be a mapping (JSON in a shell), got {given!r}")
+        weight = torch.nn.Parameter(torch.zeros(1))
+        try:
+            get_scheduler(
+                self.lr_scheduler_type, torch.optim.SGD([weight]), 1, 2, scheduler_specific_kwargs=dict(given)
+            )
+        except TypeError as error:
+            raise ValueError(f"{self.lr_scheduler_type} takes no such lr_scheduler_kwargs: {error}") from error
 
     def _check_objective(self) -> None:
         if self.objective is not None:
@@ -187,11 +206,11 @@ class DraftTrainingArguments(TrainingArguments):
             )
 
     def _check_tau(self) -> None:
-        if self.tau_prompts < 0 or self.tau_new_tokens < 1 or self.tau_temperature < 0:
+        if self.tau_prompts < 0 or self.tau_new_tokens < 1:
             raise ValueError(
-                "expected tau_prompts >= 0, tau_new_tokens >= 1 and tau_temperature >= 0, got "
-                f"{self.tau_prompts}, {self.tau_new_tokens} and {self.tau_temperature}"
+                f"expected tau_prompts >= 0 and tau_new_tokens >= 1, got {self.tau_prompts} and {self.tau_new_tokens}"
             )
+        check_temperature(self.tau_temperature, "tau_temperature")
         if is_tau(self.metric_for_best_model) and not self.tau_prompts:
             raise ValueError(
                 f"metric_for_best_model={self.metric_for_best_model!r} needs prompts to decode, got tau_prompts=0: set it to 1 "

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from ..models.chat_format import explaining_template
 from .documents import IGNORED
 from .encoding import Span, encode_spans, ending_in_eos
 
@@ -33,13 +33,15 @@ class Conversation:
     template_kwargs: dict[str, Any]
 
     def render(self, messages: list[Message], add_generation_prompt: bool = False) -> str:
-        return self.tokenizer.apply_chat_template(
-            messages,
-            tools=self.tools,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            **self.template_kwargs,
-        )
+        """The conversation as a text; a `ValueError` if the template refuses it, or fails."""
+        with explaining_template():
+            return self.tokenizer.apply_chat_template(
+                messages,
+                tools=self.tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **self.template_kwargs,
+            )
 
     def can_render(self, messages: list[Message], add_generation_prompt: bool = False) -> str | None:
         """As [`render`], but `None` for a part of a conversation that the template has no form for."""
@@ -47,7 +49,7 @@ class Conversation:
             return None
         try:
             return self.render(messages, add_generation_prompt)
-        except TemplateError:
+        except ValueError:
             return None
 
 
@@ -78,10 +80,7 @@ def encode_chat(
     """
     check_messages(messages)
     chat = Conversation(tokenizer, messages, tools, template_kwargs or {})
-    try:
-        text = chat.render(messages)
-    except TemplateError as error:
-        raise ValueError(f"the chat template refuses this conversation: {error}") from error
+    text = chat.render(messages)
     example = None
     if num_given == 0 and marks_generation(chat):
         example = by_generation_blocks(chat, text)
@@ -109,14 +108,15 @@ def marks_generation(chat: Conversation) -> bool:
 
 def by_generation_blocks(chat: Conversation, text: str) -> dict[str, list[int]] | None:
     """What the template's own marks say, and each turn's end if they leave it out; `None` if they mark nothing."""
-    encoded = chat.tokenizer.apply_chat_template(
-        chat.messages,
-        tools=chat.tools,
-        tokenize=True,
-        return_dict=True,
-        return_assistant_tokens_mask=True,
-        **chat.template_kwargs,
-    )
+    with explaining_template():
+        encoded = chat.tokenizer.apply_chat_template(
+            chat.messages,
+            tools=chat.tools,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            **chat.template_kwargs,
+        )
     input_ids, mask = encoded["input_ids"], encoded["assistant_masks"]
     if not any(mask):
         return None

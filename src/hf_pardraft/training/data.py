@@ -16,6 +16,7 @@ from .documents import IGNORED, TOKEN_MASKS, labels_of
 from .encoding import check_tokenizer
 from .examples import KINDS, ExampleEncoder, check_kind, example_kind
 from .packing import packed_examples
+from .token_ids import check_tokens, with_checked_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ def prepare_data(
     template_kwargs: dict[str, Any] | None = None,
     layout: str = "dropped_masks",
     num_proc: int | None = None,
+    vocab_size: int | None = None,
 ) -> Any:
     """A data set of raw examples as one of `input_ids` and `labels`; examples that teach nothing are dropped.
 
@@ -63,19 +65,20 @@ def prepare_data(
         template_kwargs: what the chat template takes besides messages.
         layout: of the drafter's batches, which says how much an example needs so that there is something to draft.
         num_proc: processes to prepare with.
+        vocab_size: of the models that will read the tokens; `None` leaves their range unchecked.
 
     Returns:
         A `Dataset`, or an `IterableDataset` for an iterable one. Any other kind of data set is returned as it is.
 
     Raises:
         ValueError: for columns or rows that are none of the above, a tokenizer that is missing, slow or without a chat
-            template, and if there is nothing to learn in any example.
+            template, for token ids that are none, and if there is nothing to learn in any example.
     """
     require_datasets()
     from datasets import Dataset, IterableDataset
 
     if isinstance(data, list | tuple):
-        return _prepare_rows(list(data), tokenizer, max_length, packing, template_kwargs, layout)
+        return _prepare_rows(list(data), tokenizer, max_length, packing, template_kwargs, layout, vocab_size)
     data = load_data(data)
     if not isinstance(data, Dataset | IterableDataset):
         return data
@@ -90,7 +93,8 @@ def prepare_data(
             encode, remove_columns=columns, features=token_features(), **options, **described("Tokenizing", data)
         )
         columns = ["input_ids", "labels"]
-    elif any(name in columns for name in TOKEN_MASKS):
+    data = with_checked_tokens(data, columns, vocab_size)
+    if kind == "tokens" and any(name in columns for name in TOKEN_MASKS):
         masks = [name for name in TOKEN_MASKS if name in columns]
         data = data.map(_labelled, remove_columns=masks, **options, **described("Reading masks", data))
         columns = [*(name for name in columns if name not in (*masks, "labels")), "labels"]
@@ -151,21 +155,26 @@ def prepare_for_training(
             template_kwargs=args.chat_template_kwargs,
             layout=drafter.training_layout,
             num_proc=args.dataset_num_proc,
+            vocab_size=drafter.config.vocab_size or None,
         )
 
 
-def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout) -> Any:
+def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout, vocab_size) -> Any:
     """Rows in memory, without a detour through Arrow, which wants the same keys in all messages."""
     from datasets import Dataset
 
     kind = example_kind(first_row(rows))
     check_something_encodes(kind, tokenizer)
     if kind == "tokens":
-        return prepare_data(Dataset.from_list(rows), max_length=max_length, packing=packing, layout=layout)
+        # Before Arrow takes them, which has errors of its own for lists of several kinds.
+        for number, row in enumerate(rows):
+            check_tokens(check_kind(row, kind), number, vocab_size)
+        options = {"max_length": max_length, "packing": packing, "layout": layout}
+        return prepare_data(Dataset.from_list(rows), vocab_size=vocab_size, **options)
     encode = ExampleEncoder(tokenizer, kind, max_length, template_kwargs or {})
     bar = transformers_logging.tqdm(rows, desc="Tokenizing", disable=len(rows) < EXAMPLES_PER_PACKING)
     examples = Dataset.from_list([encode(check_kind(row, kind)) for row in bar], features=token_features())
-    return prepare_data(examples, max_length=max_length, packing=packing, layout=layout)
+    return prepare_data(examples, max_length=max_length, packing=packing, layout=layout, vocab_size=vocab_size)
 
 
 def token_features() -> Any:

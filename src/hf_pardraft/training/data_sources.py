@@ -2,9 +2,14 @@
 
 import glob
 import importlib.util
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from ..user_data import check_json_files, reading_data
+
+logger = logging.getLogger(__name__)
 
 FILE_KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
@@ -32,8 +37,8 @@ def load_data(source: Any, config: str | None = None, split: str = "train", stre
 
     Raises:
         ImportError: without the `datasets` package.
-        FileNotFoundError: if a file does not exist.
-        ValueError: if there is no such split.
+        OSError: if it does not exist, or can't be reached.
+        ValueError: if there is no such split, or it can't be read.
     """
     require_datasets()
     from datasets import load_dataset, load_from_disk
@@ -41,18 +46,21 @@ def load_data(source: Any, config: str | None = None, split: str = "train", stre
     if not isinstance(source, str | Path):
         return one_split(source, split)
     path = Path(source)
-    if kind := file_kind(path):
-        if not glob.glob(str(path)):
-            raise FileNotFoundError(
-                f"no data file {str(path)!r}: a name with the ending {path.suffix} is taken for a file"
-            )
-        return load_dataset(kind, data_files=str(path), split=split, streaming=streaming)
-    if path.is_dir() and any(
-        (path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json", "state.json")
-    ):
-        saved = one_split(load_from_disk(str(path)), split)
-        return saved.to_iterable_dataset() if streaming else saved
-    return load_dataset(str(source), config, split=split, streaming=streaming)
+    kind = file_kind(path)
+    if kind and not glob.glob(str(path)):
+        raise FileNotFoundError(f"no data file {str(path)!r}: a name with the ending {path.suffix} is taken for a file")
+    if kind and config is not None:
+        raise ValueError(f"{str(path)!r} is a file, which has no configurations, got {config!r}: leave that out")
+    check_json_files(map(Path, glob.glob(str(path)) if kind else path.rglob("*") if path.is_dir() else []))
+    with reading_data(source):
+        if kind:
+            return load_dataset(kind, data_files=str(path), split=split, streaming=streaming)
+        if path.is_dir() and any(
+            (path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json", "state.json")
+        ):
+            saved = one_split(load_from_disk(str(path)), split)
+            return saved.to_iterable_dataset() if streaming else saved
+        return load_dataset(str(source), config, split=split, streaming=streaming)
 
 
 def file_kind(path: Path) -> str | None:
@@ -84,8 +92,25 @@ def first_row(data: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def split_off(data: Any, count: int, seed: int) -> tuple[Any, Any]:
-    """The data without some examples, and these: `count`, or a tenth of all if that is less; `None` if that is none."""
+def split_off(data: Any, count: int, seed: int, is_asked_for: bool = False) -> tuple[Any, Any]:
+    """The data without some examples, and these: `count`, or a tenth of all if that is less; `None` if that is none.
+
+    Args:
+        data: a data set.
+        count: how many are wanted.
+        seed: of the choice.
+        is_asked_for: whether somebody chose `count`, who is to know if it is not what they get.
+
+    Raises:
+        ValueError: if it is asked for, and there are not as many examples.
+    """
+    if is_asked_for and count >= len(data):
+        raise ValueError(
+            f"eval_size is {count}, and the data set has {len(data)} examples, of which some are to be learned: ask for fewer (a "
+            "tenth at most is held out), or pass an --eval-dataset"
+        )
+    if is_asked_for and count > len(data) // 10:
+        logger.warning("held out %d of %d examples rather than %d: a tenth at most", len(data) // 10, len(data), count)
     count = min(count, len(data) // 10)
     if count == 0:
         return data, None

@@ -22,7 +22,12 @@ def checked(example: dict[str, Any]) -> tuple[torch.LongTensor, torch.LongTensor
     whichever side they stand.
     """
     input_ids = torch.as_tensor(example["input_ids"], dtype=torch.long)
-    given = {name: torch.as_tensor(value) for name, value in example.items() if name in OPTIONAL and value is not None}
+    try:
+        given = {
+            name: torch.as_tensor(value) for name, value in example.items() if name in OPTIONAL and value is not None
+        }
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{' and '.join(OPTIONAL)} should be lists of whole numbers: {error}") from error
     labels = torch.as_tensor(labels_of(example), dtype=torch.long)
     documents = given.get("document_ids", torch.zeros_like(input_ids)).long()
     real = given.get("attention_mask", torch.ones_like(input_ids)) != 0

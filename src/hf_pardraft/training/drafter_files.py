@@ -48,6 +48,14 @@ class DrafterFilesTrainer(WholeCheckpointTrainer):
         return is_adapted(self.model) and not self.args.keep_adapter and not self._stages_checkpoint
 
     def _save(self, output_dir=None, state_dict=None):
+        # The arguments are saved as they are, and a token is nobody else's to know.
+        token, self.args.hub_token = self.args.hub_token, None
+        try:
+            self._save_drafter(output_dir, state_dict)
+        finally:
+            self.args.hub_token = token
+
+    def _save_drafter(self, output_dir=None, state_dict=None):
         folder = Path(output_dir or self.args.output_dir)
         if not self.args.should_save:
             super()._save(output_dir, state_dict)

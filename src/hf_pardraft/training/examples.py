@@ -1,11 +1,11 @@
 """One raw example, a conversation, a prompt with its completion, or plain text, as `input_ids` and `labels`."""
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ..user_files import parse_json
 from .chat import encode_chat, without_end
 from .encoding import encode_completion, encode_text
 
@@ -95,8 +95,13 @@ def template_inputs(row: dict[str, Any], template_kwargs: dict[str, Any]) -> tup
     """What a chat template gets besides messages: a row's `tools` (perhaps as JSON), and `template_kwargs` with the row's own
     on top."""
     tools = row.get("tools")
-    tools = without_nones(json.loads(tools) if isinstance(tools, str) and tools else tools)
-    return tools or None, template_kwargs | without_nones(row.get("chat_template_kwargs") or {})
+    tools = without_nones(parse_json(tools, "the column tools") if isinstance(tools, str) and tools else tools)
+    own = without_nones(row.get("chat_template_kwargs") or {})
+    if not isinstance(own, dict):
+        raise ValueError(
+            f"expected a mapping in column 'chat_template_kwargs', got {type(own).__name__}: {str(own)[:100]}"
+        )
+    return tools or None, template_kwargs | own
 
 
 def expect_text(value: Any, name: str) -> str:

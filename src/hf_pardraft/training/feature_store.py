@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from ..models.pairing import differing_weights
+from ..user_files import parse_json, read_json
 from .documents import split_documents
 from .features import TargetReading
 from .masks import PADDING
@@ -72,9 +73,27 @@ class ShardTable:
 
     @classmethod
     def read(cls, path: Path) -> "ShardTable":
-        with safe_open(path, "pt") as file:
-            checksums = file.get_tensor("checksums").tolist() if "checksums" in file.keys() else None  # noqa: SIM118
-            return cls(json.loads(file.metadata()["keys"]), file.get_tensor("lengths").tolist(), checksums)
+        """The table of a shard.
+
+        Raises:
+            ValueError: if it is damaged, or not one of stored states.
+        """
+        try:
+            with safe_open(path, "pt") as file:
+                names, metadata = set(file.keys()), file.metadata() or {}
+                if not {"states", "lengths"} <= names <= {"states", "lengths", "checksums"} or "keys" not in metadata:
+                    raise ValueError(
+                        f"{path} holds no stored states, but {', '.join(sorted(names)[:5]) or 'nothing'}: take it out of the "
+                        "folder"
+                    )
+                keys, lengths = parse_json(metadata["keys"], path), file.get_tensor("lengths").tolist()
+                checksums = file.get_tensor("checksums").tolist() if "checksums" in names else None
+                num_stored = file.get_slice("states").get_shape()[0]
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} is damaged ({error}): {DAMAGED}") from error
+        if not isinstance(keys, list) or len(keys) != len(lengths) or sum(lengths) != num_stored:
+            raise ValueError(f"{path} is damaged (what it says of its texts does not agree): {DAMAGED}")
+        return cls(keys, lengths, checksums)
 
     @property
     def crc32(self) -> int:
@@ -84,6 +103,27 @@ class ShardTable:
 def checksum_of(states: torch.Tensor) -> int:
     """CRC-32 of the bytes of a text's states."""
     return zlib.crc32(states.contiguous().view(torch.uint8).numpy().data)
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """What a folder of stored states says about them.
+
+    Raises:
+        ValueError: if there is no index, or it does not say all that it should.
+    """
+    path = folder / INDEX
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} holds no stored states ({INDEX} is missing): write them with pardraft cache-features"
+        )
+    found = read_json(path)
+    names = {*(field.name for field in fields(FeatureSource)), "complete"}
+    if not isinstance(found, dict) or not names <= found.keys():
+        lacking = f"lacks {', '.join(sorted(names - found.keys()))}" if isinstance(found, dict) else "is no JSON object"
+        raise ValueError(
+            f"{path} is not what pardraft cache-features writes: it {lacking}. Write the states anew, into another folder"
+        )
+    return found
 
 
 class FeatureStore:
@@ -98,11 +138,7 @@ class FeatureStore:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if not (self.folder / INDEX).is_file():
-            raise ValueError(
-                f"{folder} holds no stored states ({INDEX} is missing): write them with pardraft cache-features"
-            )
-        found = json.loads((self.folder / INDEX).read_text())
+        found = read_index(self.folder)
         if not found["complete"]:
             raise ValueError(
                 f"the states in {folder} are not complete: run pardraft cache-features again, which goes on there"

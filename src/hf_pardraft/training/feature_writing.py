@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from ..models.pairing import public_name, target_fingerprint
 from ..outputs.failures import explained, free_bytes, told_size
 from ..outputs.folders import writing_folder
+from ..user_files import read_json
 from .documents import checked, split_documents
 from .feature_store import INDEX, FeatureSource, FeatureStore, ShardTable, checksum_of, text_key
 from .features import freeze, read_target
@@ -144,9 +145,12 @@ def _begin(folder: Path, source: FeatureSource, shards: list[list[list[int]]]) -
         ValueError: if it holds the states of something else.
     """
     index = folder / INDEX
+    check_own_folder(folder)
     if index.exists():
-        found = json.loads(index.read_text())
+        found = read_json(index)
         expected = asdict(source)
+        if not isinstance(found, dict):
+            raise ValueError(f"{index} is not what pardraft cache-features writes: choose another folder")
         other = [name for name in expected if found.get(name) != expected[name]]
         if other:
             raise ValueError(
@@ -170,6 +174,23 @@ def _begin(folder: Path, source: FeatureSource, shards: list[list[list[int]]]) -
         if table.keys == expected_keys[path.stem]:
             tables[path.stem] = table.crc32
     return tables
+
+
+def check_own_folder(folder: Path) -> None:
+    """Raise an error if a folder is another's: of a model, say, whose weights would be taken for stored states.
+
+    Raises:
+        FileExistsError: if there are files and no index, or it is no folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file: choose the name of a folder")
+    if not folder.is_dir() or (folder / INDEX).exists():
+        return
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith(".") and path.suffix != ".part")
+    if others:
+        raise FileExistsError(
+            f"{folder} holds {', '.join(others[:5])} and no stored states ({INDEX} is missing): choose a new folder for them"
+        )
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..outputs.failures import explained
 from ..outputs.locks import locked
+from ..user_files import parse_json, read_json
 
 KEPT = "the rows in it are whole and stay. Make room, and run the same command again, which goes on there"
 
@@ -97,7 +98,11 @@ class Journal:
                 written.write_text(json.dumps(settings, indent=2), encoding="utf-8")
                 written.replace(file)
             return
-        begun = json.loads(file.read_text(encoding="utf-8"))
+        begun = read_json(file)
+        if not isinstance(begun, dict):
+            raise ValueError(
+                f"{file} does not say how {self.path.name} was made, but holds a list or value: choose another output"
+            )
         differing = [name for name in {**begun, **settings} if begun.get(name) != settings.get(name)]
         if differing:
             told = ", ".join(f"{name} {begun.get(name)!r} (now {settings.get(name)!r})" for name in differing)
@@ -121,7 +126,11 @@ class Journal:
         return done
 
     def _index_of(self, line: bytes, number: int) -> int:
+        wrong = f"{self.path}, line {number} is no row of such a file: choose another output"
         try:
-            return json.loads(line)["index"]
+            index = parse_json(line, wrong)["index"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self.path}, line {number} is no row of such a file: choose another output") from error
+            raise ValueError(wrong) from error
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise ValueError(wrong)
+        return index

@@ -5,7 +5,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from jinja2.exceptions import TemplateError
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -129,10 +128,7 @@ class LocalWriter:
     def _chat_ids(self, rewrite: Rewrite) -> list[int]:
         tools, template_kwargs = template_inputs(rewrite.row, self.template_kwargs)
         chat = Conversation(self.tokenizer, rewrite.messages, tools, template_kwargs)
-        try:
-            text = chat.render(chat.messages, add_generation_prompt=True)
-        except TemplateError as error:
-            raise ValueError(f"the chat template refuses its conversation: {error}") from error
+        text = chat.render(chat.messages, add_generation_prompt=True)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     @torch.no_grad()

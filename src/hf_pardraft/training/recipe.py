@@ -17,6 +17,7 @@ from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
 from ..models.config_checks import check_fresh_fields
+from ..user_files import read_text
 from .adapters import AdapterOptions, check_adapter
 from .arguments import DraftTrainingArguments
 
@@ -45,6 +46,7 @@ class RunOptions:
     eval_split: str = option("train", "Of the evaluation set.")
     eval_size: int = option(32, "How many examples are held out, and a tenth of all at most; 0: no evaluation.")
     target_dtype: str = option("auto", "Of the target's weights: auto, float32, bfloat16, ...")
+    trust_remote_code: bool = option(False, "Run the code that comes with the target. No drafter's code is run.")
 
 
 @dataclass
@@ -107,6 +109,14 @@ class TrainingRun:
             # Its own text is made of another's.
             needed = " ".join(str(error.name).split())
             raise ImportError(f"{needed} Install it, or leave out the setting that asks for it") from error
+        except (ImportError, OSError, ValueError):
+            raise
+        # What the Trainer's own settings do with a value that they don't expect.
+        except Exception as error:
+            raise ValueError(
+                f"a setting has a value that it can't have ({type(error).__name__}: {error}): pardraft train --help-all explains "
+                "all of them"
+            ) from error
 
 
 class _RecipeLoader(yaml.SafeLoader):
@@ -157,9 +167,11 @@ def read_recipe(name_or_path: str) -> dict[str, Any]:
             "YAML file"
         )
     try:
-        settings = yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader)
-    except (yaml.YAMLError, RecursionError) as error:
+        settings = yaml.load(read_text(path), _RecipeLoader)
+    except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML of a recipe: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} nests deeper than can be read: expected settings as `name: value`") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold settings as `name: value`, got {type(settings).__name__}")
     return {str(name).replace("-", "_"): value for name, value in settings.items()}

@@ -1,10 +1,10 @@
 """A row whose answers are rewritten, turn by turn: what the target reads next, and the row that comes of it."""
 
-import math
 import zlib
 from dataclasses import dataclass
 from typing import Any
 
+from ..user_options import check_temperature
 from .examples import as_messages, from_sharegpt, without_nones
 
 SEED_BITS = 0x7FFFFFFF
@@ -12,10 +12,9 @@ SEED_BITS = 0x7FFFFFFF
 
 def check_sampling(temperature: float, top_p: float, max_tokens: int) -> None:
     """Raise a `ValueError` for settings that no law can be sampled with."""
-    if not 0 <= temperature < math.inf or not 0 < top_p <= 1 or max_tokens < 1:
-        raise ValueError(
-            f"expected temperature >= 0, top_p in (0, 1] and max_tokens >= 1, got {temperature}, {top_p} and {max_tokens}"
-        )
+    check_temperature(temperature)
+    if not 0 < top_p <= 1 or max_tokens < 1:
+        raise ValueError(f"expected top_p in (0, 1] and max_tokens >= 1, got {top_p} and {max_tokens}")
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,8 @@ class Rewrite:
         if isinstance(row.get("messages"), list) or isinstance(row.get("conversations"), list):
             turns = row["messages"] if isinstance(row.get("messages"), list) else from_sharegpt(row["conversations"])
             self._ahead = [without_nones(message) for message in turns]
+            if not all(isinstance(message, dict) for message in self._ahead):
+                raise ValueError(f"expected a list of messages, dicts with role and content, got {str(turns)[:200]}")
         elif isinstance(row.get("prompt"), str):
             self.prompt_text, self._ahead = row["prompt"], []
         elif isinstance(row.get("prompt"), list):

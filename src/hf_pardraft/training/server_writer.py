@@ -1,19 +1,21 @@
 """Answers from a server that speaks OpenAI's chat protocol (vLLM, SGLang, an inference provider), many at once."""
 
-import json
+import base64
 import random
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import islice
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from huggingface_hub import InferenceClient
 
 # The base of everything that can go wrong with a request, whichever HTTP library huggingface_hub uses.
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
+from ..redaction import redacted
+from ..user_files import parse_json
 from .examples import template_inputs, without_nones
 from .rewriting import Answer, Rewrite, check_sampling
 
@@ -21,6 +23,8 @@ from .rewriting import Answer, Rewrite, check_sampling
 PASSING_STATUS = {408, 409, 425, 429}
 # With these no row will succeed.
 FINAL_STATUS = {401, 403, 404}
+# A shorter key may well be a word of an answer.
+LONG_SECRET = 16
 # Servers that ask for no key take any.
 NO_KEY = "EMPTY"
 
@@ -63,7 +67,9 @@ class ServerWriter:
         check_sampling(temperature, top_p, max_tokens)
         check_url(url)
         self.client = InferenceClient(base_url=url, api_key=api_key or NO_KEY, timeout=timeout)
-        self.url, self.model, self.seed = url, model, seed
+        # In no message, whatever the server says back.
+        self._secrets = [api_key, *secrets_of_url(url)]
+        self.url, self.model, self.seed = self.told(url), model, seed
         self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
         self.template_kwargs = template_kwargs or {}
         self.concurrency, self.retries, self.backoff = concurrency, retries, backoff
@@ -91,7 +97,7 @@ class ServerWriter:
                         raise OSError(
                             f"{num_failed_in_a_row} rows failed one after another, the last with: {outcome[1]}. Is the server "
                             f"at {self.url} up? What was written stays; run again to go on"
-                        ) from outcome[1]
+                        )
         finally:
             stopped.set()
 
@@ -112,23 +118,35 @@ class ServerWriter:
         threading.Thread(target=work, daemon=True).start()
         return future
 
+    def told(self, text: object) -> str:
+        """What may be said of an error: without the key, which some servers repeat, or a password in the URL."""
+        return redacted(str(text), self._secrets)
+
     def _outcome(self, future: Future, rewrite: Rewrite) -> Rewrite | tuple[Rewrite, Exception]:
         try:
             return future.result()
         except HfHubHTTPError as error:
             if error.response.status_code in FINAL_STATUS:
-                raise OSError(f"the server at {self.url} refuses all requests for {self.model!r}: {error}") from error
-            return rewrite, error
+                # Not "from error": a traceback would tell what that says.
+                raise OSError(
+                    f"the server at {self.url} refuses all requests for {self.model!r}: {self.told(error)}"
+                ) from None
+            return rewrite, OSError(self.told(error))
         except OfflineModeIsEnabled as error:
             raise OSError(f"requests are switched off by HF_HUB_OFFLINE: unset it to reach {self.url}") from error
+        except (HTTPError, OSError) as error:
+            return rewrite, OSError(self.told(error))
         # Deeply nested JSON is a RecursionError to whoever meets it first.
-        except (HTTPError, OSError, RecursionError, ValueError) as error:
-            return rewrite, error
+        except (RecursionError, ValueError) as error:
+            return rewrite, ValueError(self.told(error))
 
     def finish(self, rewrite: Rewrite, stopped: threading.Event) -> Rewrite:
         """All answers of a row, one after another."""
         while not rewrite.is_done:
-            rewrite.add(self.answer(rewrite, stopped))
+            answer = self.answer(rewrite, stopped)
+            if any(secret and len(secret) >= LONG_SECRET and secret in str(answer) for secret in self._secrets):
+                raise ValueError("the server repeats the key in its answer, which is not stored")
+            rewrite.add(answer)
         return rewrite
 
     def answer(self, rewrite: Rewrite, stopped: threading.Event | None = None) -> Answer:
@@ -235,6 +253,13 @@ def check_url(url: str) -> None:
         raise ValueError(f"expected a server's address, such as http://localhost:8000/v1, got {url!r}")
 
 
+def secrets_of_url(url: str) -> list[str]:
+    """The password in a URL, and what is sent in its place."""
+    user_and_password = urlsplit(url).netloc.rpartition("@")[0]
+    user, _, password = (unquote(part) for part in user_and_password.partition(":"))
+    return [password, base64.b64encode(f"{user}:{password}".encode()).decode()] if user_and_password else []
+
+
 def for_templates(tool_call: dict[str, Any]) -> dict[str, Any]:
     """A tool call as chat templates take it: servers write the arguments as JSON, templates write JSON of the arguments.
 
@@ -243,7 +268,7 @@ def for_templates(tool_call: dict[str, Any]) -> dict[str, Any]:
     """
     function = without_nones(fields_in(tool_call.get("function") or {}, "a function"))
     if isinstance(function.get("arguments"), str):
-        function["arguments"] = json.loads(function["arguments"] or "{}")
+        function["arguments"] = parse_json(function["arguments"] or "{}", "what the server calls a tool with")
     return without_nones({"id": tool_call.get("id"), "type": "function"}) | {"function": function}
 
 

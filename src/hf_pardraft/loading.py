@@ -1,0 +1,166 @@
+"""Models, tokenizers and drafters by name, as commands load them: no code that comes with one is run unless the user says so, and
+whatever is wrong with one is an error that names it."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from .auto import AutoDrafter
+from .command_end import is_out_of_memory
+from .models.checkpoint_files import check_generation_config, describe_safetensors
+from .models.drafting import ParallelDrafter
+from .user_files import read_json
+from .user_options import checked_device, checked_dtype
+
+# What settings of `generate` may hold, in a file that somebody else wrote.
+WHOLE = (
+    "max_new_tokens max_length min_length min_new_tokens top_k num_beams num_return_sequences no_repeat_ngram_size "
+    "encoder_no_repeat_ngram_size num_assistant_tokens assistant_early_exit"
+)
+NUMBERS = (
+    "temperature top_p min_p typical_p epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty length_penalty "
+    "guidance_scale diversity_penalty"
+)
+SWITCHES = "do_sample use_cache renormalize_logits remove_invalid_values"
+TOKENS = "eos_token_id pad_token_id bos_token_id forced_bos_token_id forced_eos_token_id"
+LISTS_OF_TOKENS = "suppress_tokens begin_suppress_tokens"
+UNEXPECTED = (
+    ": its files are damaged, or of a kind that this version of transformers does not read. If they are neither, pardraft "
+    "--debug shows what to report"
+)
+
+
+def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    with naming(name):
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+
+
+def load_config(name: str, trust_remote_code: bool = False) -> PreTrainedConfig:
+    with naming(name):
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+
+
+def load_model(name: str, trust_remote_code: bool = False, **options: Any) -> PreTrainedModel:
+    """A causal language model; `options` are those of `from_pretrained`."""
+    with naming(name):
+        # transformers passes over one that it can't read.
+        check_generation_config(name)
+        model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=trust_remote_code, **options)
+        check_generation_settings(vars(model.generation_config), f"the generation_config.json of {name}")
+        return model
+
+
+def check_generation_settings(settings: dict[str, Any], source: str) -> None:
+    """Raise a `ValueError` for a setting of a type that it can't have: transformers passes it on, and fails anywhere.
+
+    Args:
+        settings: by name.
+        source: where they stand.
+    """
+    kinds = (
+        (WHOLE, is_whole, "a whole number"),
+        (NUMBERS, is_number, "a number"),
+        (SWITCHES, lambda value: isinstance(value, bool), "true or false"),
+        (TOKENS, lambda value: is_whole(value) or are_whole(value), "a token id or a list of them"),
+        (LISTS_OF_TOKENS, are_whole, "a list of token ids"),
+        ("stop_strings", are_texts, "a text or a list of texts"),
+    )
+    for names, is_right, expected in kinds:
+        for name in names.split():
+            value = settings.get(name)
+            if value is not None and not is_right(value):
+                raise ValueError(f"{name} in {source} should be {expected}, got {value!r}: mend it there")
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def are_whole(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_whole, value))
+
+
+def are_texts(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(text, str) for text in value))
+
+
+def load_drafter(name: str, **options: Any) -> ParallelDrafter:
+    """A drafter, without any code that came with it; `options` are those of `from_pretrained`."""
+    with naming(name):
+        return AutoDrafter.from_pretrained(name, **options)
+
+
+def load_models(
+    target: str, drafter: str | None, dtype: str, device: str, trust_remote_code: bool = False
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, ParallelDrafter | None]:
+    """The target's tokenizer, the target, and its drafter if one is named.
+
+    Raises:
+        OSError, ValueError: if one can't be loaded, or there is no such dtype or device.
+    """
+    options = {"dtype": checked_dtype(dtype), "device_map": checked_device(device)}
+    tokenizer = load_tokenizer(target, trust_remote_code)
+    loaded = load_model(target, trust_remote_code, **options)
+    return tokenizer, loaded, None if drafter is None else load_drafter(drafter, **options)
+
+
+@contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Say what could not be loaded, and which file is at fault if that can be told: transformers' own message may not, and files
+    that are damaged in a way that it does not expect show as any error."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError, ImportError):
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"{source!r} comes with code of its own, which is not run unasked: read it, and if you trust it pass "
+                "--trust-remote-code (for a target; no drafter's code is run)"
+            ) from error
+        is_told = isinstance(error, (OSError, ValueError))
+        if is_told and Path(source).name in str(error):
+            raise
+        reason = f": {error}" if is_told else f" ({type(error).__name__}: {error})"
+        damaged = damaged_file(Path(source))
+        if damaged is not None:
+            raise ValueError(f"can't load {source!r}: {damaged}") from error
+        advice = "" if is_told else UNEXPECTED
+        raise (OSError if isinstance(error, OSError) else ValueError)(
+            f"can't load {source!r}{reason}{advice}"
+        ) from error
+
+
+def damaged_file(folder: Path) -> str | None:
+    """What is wrong with a file of a model's folder, if one is no JSON object or no safetensors file."""
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        try:
+            found = read_json(path)
+        except (OSError, ValueError) as error:
+            return str(error)
+        if not isinstance(found, dict):
+            return f"{path} should hold a JSON object, got a {type(found).__name__}"
+    for path in sorted(folder.glob("*.safetensors")) if folder.is_dir() else []:
+        try:
+            describe_safetensors(str(path))
+        except (OSError, ValueError) as error:
+            return str(error)
+    return None
