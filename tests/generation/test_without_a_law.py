@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
 
 from compiled_cases import settle
 from hf_pardraft import NgramModel
-from hf_pardraft.generation.selection import choose_everywhere, draw, draw_chain, keep_or_redraw
+from hf_pardraft.generation.selection import DrawnChain, choose_everywhere, draw, draw_chain, keep_or_redraw
 from hf_pardraft.generation.tree import DART_SCORING, build_tree
 from hf_pardraft.generation.verify import NO_LAW, check_has_law
 from hf_pardraft.models.stock_assistant import draft_as_assistant
@@ -105,6 +105,18 @@ def test_a_target_without_a_law_is_not_drawn_from(bad):
     with pytest.raises(RuntimeError, match=MESSAGE):
         check_has_law(choices[1].tolist())
     check_has_law(choices[0].tolist())
+
+
+def test_where_rounding_leaves_no_residual_the_target_s_law_is_drawn_from():
+    """Both laws are the same but for rounding, here of a thousandth: a token that is not kept must come from somewhere."""
+    num = 20000
+    scores = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0))
+    law = scores.softmax(-1)
+    torch.manual_seed(0)
+    drawn = DrawnChain(draw(law.expand(num, -1))[:, None], 1.001 * law.expand(num, 1, -1))
+    choices = keep_or_redraw(scores.expand(num, 1, -1), drawn)
+    assert 0 < (choices != drawn.tokens).sum() < num / 100
+    assert choices.min() >= 0
 
 
 @pytest.mark.parametrize("scoring", [{}, {"scoring": DART_SCORING}, {"end_token_id": 3}, {"beam_width": 2, "top_k": 2}])
