@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 import in_process
+from hf_pardraft import AutoDrafter
 
 TRIE = Path(__file__).parent / "fixtures" / "trees" / "ngram_plain2.trie"
 
@@ -31,6 +33,18 @@ def test_generate_writes_the_same_text_with_and_without_a_drafter(tiny_family):
     assert plain.returncode == drafted.returncode == 0
     assert plain.stdout == drafted.stdout != ""
     assert "a round (tau)" in drafted.stderr
+
+
+def test_generate_says_if_the_drafter_was_trained_with_another_tokenizer(tiny_family, tmp_path):
+    drafter = AutoDrafter.from_pretrained(tiny_family / "dflash")
+    drafter.config.tokenizer_hash = "0" * 64
+    drafter.save_pretrained(tmp_path)
+    common = ["generate", "--target", tiny_family / "target", "--dtype", "float32", "--max-new-tokens", 4, "x = 1"]
+    with pytest.warns(UserWarning, match="its tokenizer had another vocabulary .hash 000000000000"):
+        assert in_process.pardraft(*common, "--drafter", tmp_path).exit_code == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert in_process.pardraft(*common, "--drafter", tiny_family / "dflash").exit_code == 0
 
 
 def test_env_names_versions():

@@ -69,3 +69,25 @@ def test_a_drafter_that_comes_to_its_senses_is_found_out():
         if depths[-1]:
             schedule.note(depths[-1])
         assert len(depths) <= DepthSchedule.LONGEST_PAUSE + 10
+
+
+def test_one_round_moves_the_depth_half_way_to_where_it_points():
+    schedule = DepthSchedule(deepest=16, adaptive=True)
+    depths = []
+    for accepted in (0, 2, 2, 9, 16):
+        schedule.note(accepted)
+        depths.append(schedule.next_depth())
+    # From 16 half way to 0, then to 4 twice (two more than was accepted), to 11, and to the deepest.
+    assert depths == [8, 6, 5, 8, 12]
+
+
+def test_pauses_double_from_the_second_failure_on_up_to_the_longest():
+    schedule, pauses = DepthSchedule(deepest=8, adaptive=True), []
+    for _ in range(9):
+        schedule.note(0)
+        depths = [schedule.next_depth() for _ in range(DepthSchedule.LONGEST_PAUSE + 1)]
+        pauses.append(depths.count(0))
+        assert depths == sorted(depths)
+    assert pauses == [0, 2, 4, 8, 16, 32, 64, 64, 64]
+    # However often it fails, it is asked for something when it is asked.
+    assert schedule.next_depth() == 1

@@ -10,6 +10,14 @@ from hf_pardraft.generation.text import Texts
 from tiny_models import tiny_target
 
 
+def test_more_than_a_short_row_has_may_be_asked_for():
+    texts = Texts(torch.tensor([[1], [2]]))
+    texts.append([[3, 4, 5], [6]])
+    last = texts.last(4)
+    assert last[0].tolist() == [1, 3, 4, 5]
+    assert last[1, 2:].tolist() == [2, 6]
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("looks", [0.0, 0.3, 1.0])
 def test_rows_are_what_was_appended_and_not_removed(batch, looks):

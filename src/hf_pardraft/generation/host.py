@@ -2,7 +2,7 @@
 
 import torch
 
-from .verify import Acceptance
+from .verify import Acceptance, check_has_law
 
 
 def paths_on_host(acceptance: Acceptance) -> tuple[list[list[int]], list[list[int]]]:
@@ -19,12 +19,17 @@ def for_host(acceptance: Acceptance) -> torch.LongTensor:
 
 
 def paths_of(rows: list[list[int]], num_slots: int) -> tuple[list[list[int]], list[list[int]]]:
-    """What rows of [`for_host`] say of so many slots; returns as [`paths_on_host`]."""
+    """What rows of [`for_host`] say of so many slots; returns as [`paths_on_host`].
+
+    Raises:
+        RuntimeError: where a token could not be drawn.
+    """
     paths, tokens = [], []
     for num_accepted, *rest in rows:
         slots = rest[num_slots:] or range(num_slots)
         paths.append(list(slots[: num_accepted + 1]))
         tokens.append(rest[: num_accepted + 1])
+        check_has_law(tokens[-1])
     return paths, tokens
 
 

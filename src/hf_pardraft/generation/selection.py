@@ -31,9 +31,10 @@ from transformers import (
     WatermarkLogitsProcessor,
 )
 
+from ..models.stock_assistant import with_a_law
 from .text import Texts
 from .tree import TokenTree
-from .verify import NO_CHOICE
+from .verify import NO_CHOICE, NO_LAW, check_has_law
 
 # They look at the logits of one position and at nothing else, so all slots can be processed as rows of one batch. Exact
 # types: a subclass may read the prefix.
@@ -80,14 +81,17 @@ def is_prefix_free(processors: LogitsProcessorList) -> bool:
 def draw(weights: torch.Tensor) -> torch.LongTensor:
     """Draw one token per row, with probabilities proportional to `weights (rows, vocab)`. Shape `(rows,)`.
 
-    It takes one random number per row. `torch.multinomial` takes one per entry, and in some versions waits for the device.
+    It takes one random number per row. `torch.multinomial` takes one per entry, and waits for the device to look for NaN. Here
+    a row of NaN draws `NO_LAW`, which the host finds if it is on the path, as it would be in plain `generate`.
     """
     # In double precision, where a device has it, so that no token is too improbable to be drawn.
     dtype = torch.float32 if weights.device.type == "mps" else torch.float64
     cumulative = weights.cumsum(dim=-1, dtype=dtype)
     # In (0, 1], so that the first entry to reach it is one that weighs something.
     share = 1 - torch.rand(len(weights), 1, dtype=dtype, device=weights.device)
-    return torch.searchsorted(cumulative, share * cumulative[:, -1:]).squeeze(1)
+    total = cumulative[:, -1:]
+    drawn = torch.searchsorted(cumulative, share * total)
+    return torch.where(total > 0, drawn, NO_LAW).squeeze(1)
 
 
 def pick(scores: torch.Tensor, do_sample: bool) -> torch.LongTensor:
@@ -113,14 +117,16 @@ class DrawnChain:
 def draw_chain(draft_logits: torch.Tensor, processors: LogitsProcessorList, text: torch.LongTensor) -> DrawnChain:
     """Draw a token at each position from the drafter's marginals, warped as the target's law is.
 
-    Any law will do for [`keep_or_redraw`]; processors that read the text are left out. Shapes as in [`choose_everywhere`].
+    Any law will do for [`keep_or_redraw`]: processors that read the text are left out, and logits that have no law (NaN, or
+    none above -inf, be it that a processor leaves none of the tokens that a drafter knows) are given one. Shapes as in
+    [`choose_everywhere`].
     """
     batch, depth, vocab = draft_logits.shape
-    scores = draft_logits.float().reshape(batch * depth, vocab)
+    scores = with_a_law(draft_logits.float().reshape(batch * depth, vocab))
     for processor in processors:
         if type(processor) in PREFIX_FREE:
             scores = processor(text, scores)
-    law = scores.softmax(dim=-1)
+    law = with_a_law(scores).softmax(dim=-1)
     return DrawnChain(draw(law).view(batch, depth), law.view(batch, depth, vocab))
 
 
@@ -135,7 +141,7 @@ def keep_or_redraw(scores: torch.Tensor, drawn: DrawnChain) -> torch.LongTensor:
         drawn: the drawn chain.
 
     Returns:
-        `(batch, depth)`.
+        `(batch, depth)`; `NO_LAW` where the target has none.
     """
     law = scores.softmax(dim=-1)
     odds = law.gather(2, drawn.tokens[..., None]) / drawn.law.gather(2, drawn.tokens[..., None])
@@ -188,11 +194,16 @@ def choose_at(scores: torch.Tensor, do_sample: bool, drawn: DrawnChain | None, p
 
     Returns:
         `(batch,)`.
+
+    Raises:
+        RuntimeError: where there is no law to draw from.
     """
     if drawn is None or place == drawn.tokens.shape[1]:
         return pick(scores, do_sample)
     here = (slice(None), slice(place, place + 1))
-    return keep_or_redraw(scores[:, None], DrawnChain(drawn.tokens[here], drawn.law[here]))[:, 0]
+    choice = keep_or_redraw(scores[:, None], DrawnChain(drawn.tokens[here], drawn.law[here]))[:, 0]
+    check_has_law(choice.tolist())
+    return choice
 
 
 class ItemProcessors:

@@ -8,6 +8,8 @@ from .tree import TokenTree, node_slots
 
 # A choice for a slot that was never looked at; it matches no token.
 NO_CHOICE = -1
+# A choice for a slot where the target's scores have no law to draw from: NaN, or nothing above -inf. It matches no token either.
+NO_LAW = -2
 
 
 @dataclass(frozen=True)
@@ -53,3 +55,17 @@ def accept(tree: TokenTree, choices: torch.LongTensor) -> Acceptance:
 def plain_step(choices: torch.LongTensor) -> Acceptance:
     """The acceptance of a round without a draft: the one token that the target chose, `choices (batch, 1)`."""
     return Acceptance(torch.zeros_like(choices[:, 0]), None, choices)
+
+
+def check_has_law(tokens: list[int]) -> None:
+    """Raise an error if one of the tokens that are to be committed could not be drawn.
+
+    Raises:
+        RuntimeError: that of `torch.multinomial`, which is what plain `generate` raises there.
+    """
+    if NO_LAW in tokens:
+        raise RuntimeError(
+            "probability tensor contains either `inf`, `nan` or element < 0: expected scores of the target to sample from, got "
+            "NaN, infinity or nothing above -inf at the next token. Check the target's weights and dtype, or the logits "
+            "processors (renormalize_logits, remove_invalid_values)"
+        )

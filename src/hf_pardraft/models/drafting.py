@@ -20,6 +20,7 @@ from .draft_cache import GrowingCache
 from .exact_frequencies import exact_frequencies
 from .pairing import note_pairing, warn_if_other_target
 from .saving import CARD, PUSH_ARGUMENTS, push_drafter, set_auto_map, staged, write_code
+from .tap_checks import check_taps, text_fact
 
 
 @dataclass
@@ -324,13 +325,13 @@ class ParallelDrafter:
                 f"this {type(self).__name__} is on the meta device and has no weights: load it with from_pretrained, or "
                 "call to_empty() and load a state dict"
             )
-        vocab_size = target.config.get_text_config(decoder=True).vocab_size
+        vocab_size = text_fact(target, "vocab_size")
         if self.config.vocab_size != vocab_size:
             raise ValueError(
                 f"vocabulary mismatch: the drafter has {self.config.vocab_size} tokens and the target {vocab_size}, and they "
                 f"must share a tokenizer. {self.vocab_mismatch_advice}"
             )
-        check_taps(self, target, self.taps_for(target) if taps is None else taps)
+        check_taps(type(self).__name__, target, self.taps_for(target) if taps is None else taps)
         warn_if_other_target(self, target)
 
     def other_target_reason(self, target: PreTrainedModel) -> str | None:
@@ -431,48 +432,6 @@ class ParallelDrafter:
         if ParallelDrafter.save_finisher is not None and pretrained_model_name_or_path is not None:
             ParallelDrafter.save_finisher(pretrained_model_name_or_path)
         return load_checked(cls, super().from_pretrained, pretrained_model_name_or_path, *model_args, **kwargs)
-
-
-def check_taps(drafter: ParallelDrafter, target: PreTrainedModel, taps: list[int]) -> None:
-    """Raise a `ValueError` if `target` can't give the hidden states that `drafter` is to read.
-
-    A negative index counts from the end, where -1 says by itself that it is taken after the final norm.
-    """
-    if not taps:
-        return
-    config = target.config.get_text_config(decoder=True)
-    recorders = [
-        module
-        for module in target.modules()
-        if isinstance(module, PreTrainedModel)
-        and module.config is config
-        and "hidden_states" in (module._can_record_outputs or {})
-    ]
-    if not recorders:
-        raise ValueError(
-            f"{type(target).__name__} can't select hidden states (output_hidden_states=[...]), which a "
-            f"{type(drafter).__name__} reads. Use a drafter that reads token ids only (PARD, or "
-            "PARD-2 with use_target_features=False)"
-        )
-    if getattr(config, "altup_num_inputs", 1) > 1:
-        raise ValueError(
-            f"{type(target).__name__} has {config.altup_num_inputs} hidden states per token and layer, and a "
-            f"{type(drafter).__name__} reads one. Use a drafter that reads token ids only (PARD, or PARD-2 with "
-            "use_target_features=False)"
-        )
-    num_layers = config.num_hidden_layers
-    wrong = [tap for tap in taps if not -num_layers - 1 <= tap <= num_layers]
-    if wrong:
-        raise ValueError(
-            f"the drafter taps hidden states {taps}, but a target of {num_layers} layers has indices 0 to {num_layers - 1} "
-            f"(of {wrong} none exists): it was made for a deeper target"
-        )
-    if num_layers in taps:
-        raise ValueError(
-            f"the drafter taps hidden state {num_layers} (layer {num_layers - 1}) of a target of {num_layers} layers. That "
-            "entry is taken after the final norm, so it is not the layer's output: tap layers 0 to "
-            f"{num_layers - 2} only"
-        )
 
 
 def load_generation_config(path, **kwargs) -> GenerationConfig:

@@ -26,7 +26,8 @@ from .draft_cache import GrowingCache
 from .drafting import DraftContext, DraftState, News, are_real, counting, input_device, last_columns, scoring
 from .pairing import describe_target
 from .row_masks import buffer_masks, causal_row_masks
-from .target_bound import TargetBoundDrafter, architecture_like, with_common_names
+from .tap_checks import num_layer_outputs
+from .target_bound import TargetBoundDrafter, architecture_like
 
 
 class DartAttention(nn.Module):
@@ -114,6 +115,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
     """
 
     config: DartConfig
+    has_own_head = True
     base_model_prefix = ""
     main_input_name = "next_embeds"
     supports_gradient_checkpointing = True
@@ -173,6 +175,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             ValueError: if the target can't be tapped as asked, `draft_token_ids` are not tokens of it, or a field is none or
                 can't have its value.
         """
+        cls.check_can_serve(target)
         text_config = target.config.get_text_config(decoder=True)
         ids = checked_token_ids(draft_token_ids, text_config.vocab_size)
         if overrides.get("draft_vocab_size", len(ids)) != len(ids):
@@ -181,15 +184,16 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
                 "as draft_token_ids, and leave draft_vocab_size out"
             )
         fields = {
-            **architecture_like(with_common_names(text_config)),
+            **architecture_like(target),
             **describe_target(target),
             "draft_vocab_size": len(ids),
             "target_hidden_size": text_config.hidden_size,
-            "tapped_hidden_states": default_tapped_hidden_states(text_config.num_hidden_layers),
+            "tapped_hidden_states": default_tapped_hidden_states(num_layer_outputs(target)),
             **overrides,
         }
         drafter = cls(fresh_config(DartConfig, fields, overrides))
         drafter.check_target(target)
+        drafter.check_tapped_states(target)
         drafter.d2t.copy_(ids - torch.arange(len(ids)))
         drafter.t2d.zero_()[ids] = True
         head = target.get_output_embeddings()
@@ -212,7 +216,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         if self.config.tapped_hidden_states is not None:
             return super().taps_for(target, use_target_features)
         self.check_feature_use(use_target_features)
-        return default_tapped_hidden_states(target.config.get_text_config(decoder=True).num_hidden_layers)
+        return default_tapped_hidden_states(num_layer_outputs(target))
 
     @property
     def max_draft_depth(self) -> int:

@@ -36,8 +36,9 @@ from .mask_token import choose_mask_token_id, find_tokenizer
 from .pairing import describe_target, tokenizer_hash
 from .published_dflash import IGNORED_WEIGHTS, RENAMED_WEIGHTS
 from .row_masks import additive, additive_in_graphs, buffer_columns, token_indices, visible_columns
+from .tap_checks import num_layer_outputs, text_fact
 from .tap_indices import layer_ids_to_hidden_state_indices
-from .target_bound import TargetBoundDrafter, architecture_like, with_common_names
+from .target_bound import TargetBoundDrafter, architecture_like
 
 
 class DFlashAttention(nn.Module):
@@ -190,7 +191,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
     def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:
         """See [`TargetBoundDrafter.check_target`]; a drafter that leaves its vocabulary open takes the target's."""
         if self.config.vocab_size == 0:
-            vocab_size = target.config.get_text_config(decoder=True).vocab_size
+            vocab_size = text_fact(target, "vocab_size")
             check_mask_token(self.config, vocab_size, type(self).__name__)
             self.config.vocab_size = vocab_size
         super().check_target(target, taps)
@@ -224,22 +225,24 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
             ValueError: if the target can't be tapped as asked, no token is free to be the mask, or a field is none or can't have
                 its value.
         """
+        cls.check_can_serve(target)
         text_config = target.config.get_text_config(decoder=True)
         tokenizer = tokenizer or find_tokenizer(target)
         mask_token_id = choose_mask_token_id(text_config, overrides.pop("mask_token_id", None), tokenizer)
         fields = {
-            **architecture_like(with_common_names(text_config)),
+            **architecture_like(target),
             **describe_target(target),
             "tokenizer_hash": None if tokenizer is None else tokenizer_hash(tokenizer),
             "num_hidden_layers": num_layers,
             "block_size": block_size,
             "mask_token_id": mask_token_id,
-            "num_target_layers": text_config.num_hidden_layers,
+            "num_target_layers": num_layer_outputs(target),
             "target_hidden_size": text_config.hidden_size,
             **overrides,
         }
         drafter = cls(fresh_config(cls.config_class, fields, overrides))
         drafter.check_target(target)
+        drafter.check_tapped_states(target)
         return drafter.to(input_device(target)).eval()
 
     @property

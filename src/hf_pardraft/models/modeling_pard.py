@@ -50,6 +50,7 @@ from .mask_token import check_mask_token_ids, choose_mask_token_id, find_tokeniz
 from .pairing import other_weights_reason, tokenizer_hash
 from .row_masks import attention_windows, buffer_masks, causal_row_masks
 from .stock_assistant import draft_as_assistant
+from .tap_checks import text_fact
 from .target_projection import (
     PROJECTION,
     PROJECTION_FILES,
@@ -268,7 +269,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
     def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:
         """See [`ParallelDrafter.check_target`]; the hidden states must have the width that the projection takes."""
         taps = self.tapped_hidden_states if taps is None else taps
-        width = target.config.get_text_config(decoder=True).hidden_size
+        width = text_fact(target, "hidden_size") if taps else 0
         if taps and len(taps) * width != self.config.pard2_target_dim:
             raise ValueError(
                 f"the drafter's projection takes {self.config.pard2_target_dim} features (pard2_target_dim), but {len(taps)} "

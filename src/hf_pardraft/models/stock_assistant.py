@@ -53,9 +53,10 @@ def draft_as_assistant(
     positions = torch.arange(start, text.shape[1], device=text.device)[None]
     logits = drafter.draft(DraftContext(text[:, start:], positions), DraftState(cache), num_tokens)
     sequences, scores = input_ids, []
-    for row in logits.float().unbind(1):
+    for row in with_a_law(logits.float()).unbind(1):
         for processor in logits_processor:
             row = processor(sequences, row)
+        row = with_a_law(row)
         token = torch.multinomial(row.softmax(-1), 1) if do_sample else row.argmax(-1, keepdim=True)
         sequences, scores = torch.cat([sequences, token], dim=1), [*scores, row]
         if int(token) in end_ids:
@@ -69,3 +70,14 @@ def without_padding(input_ids: torch.LongTensor, attention_mask: torch.Tensor | 
         return input_ids
     padding = int((attention_mask[0] == 0).sum())
     return input_ids[:, padding:]
+
+
+def with_a_law(scores: torch.Tensor) -> torch.Tensor:
+    """A drafter's scores `(..., vocab)`, changed where their softmax would be NaN, so that a draft can be drawn from it.
+
+    Whatever law a draft is drawn from, the target's check makes up for it. Infinity becomes a large number, NaN -inf, and where
+    nothing is above -inf, all tokens are alike.
+    """
+    # Large enough to leave others no chance, and small enough to be divided by a temperature.
+    scores = scores.nan_to_num(nan=-torch.inf, posinf=1e20, neginf=-torch.inf)
+    return scores.masked_fill(scores.amax(dim=-1, keepdim=True) == -torch.inf, 0.0)

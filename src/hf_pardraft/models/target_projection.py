@@ -20,6 +20,7 @@ from .checksums import add_checksums, check_checksums
 from .configuration_pard import PardConfig, default_target_layers
 from .drafting import DraftContext, News, are_real, counting, hub_arguments
 from .pairing import describe_target
+from .tap_checks import check_can_be_tapped, check_tapped_states, check_taps, num_layer_outputs, text_fact
 
 PROJECTION = "target_proj"
 # A folder of its own: what stays in the root is an ordinary causal LM, of which other tools load every safetensors file.
@@ -43,13 +44,20 @@ def check_pard2_config(config: PardConfig) -> None:
 
 
 def projection_fields(target: PreTrainedModel, target_layers: list[int] | None, target_scale: float) -> dict[str, Any]:
-    """The fields of a configuration that make a fresh PARD-2 drafter for `target`."""
-    text_config = target.config.get_text_config(decoder=True)
-    layers = default_target_layers(text_config.num_hidden_layers) if target_layers is None else list(target_layers)
+    """The fields of a configuration that make a fresh PARD-2 drafter for `target`.
+
+    Raises:
+        ValueError: if the target has no such hidden states.
+    """
+    kind = "PARD-2 drafter"
+    check_can_be_tapped(kind, target)
+    layers = default_target_layers(num_layer_outputs(target)) if target_layers is None else list(target_layers)
+    check_taps(kind, target, layers)
+    check_tapped_states(kind, target, layers)
     return {
         **describe_target(target),
         "pard2_target_layers": layers,
-        "pard2_target_dim": len(layers) * text_config.hidden_size,
+        "pard2_target_dim": len(layers) * text_fact(target, "hidden_size"),
         "pard2_scale": target_scale,
         "pard2_proj_bias": False,
     }
