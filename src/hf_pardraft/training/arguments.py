@@ -30,7 +30,8 @@ class DraftTrainingArguments(TrainingArguments):
         default=None,
         metadata={
             "help": "What is learned: a weighted sum such as cross_entropy+0.3*first_error+40*chain_reward, or a mapping of "
-            f"names to coefficients, of {', '.join(OBJECTIVES)}. By default annealed_kl for DART, and cross_entropy for others."
+            f"names to coefficients, of {', '.join(OBJECTIVES)}. By default annealed_kl for DART, "
+            "subtask_cross_entropy for PARD, and cross_entropy for others."
         },
     )
     loss_reduction: str = field(
