@@ -1,6 +1,5 @@
 """What the commands `pardraft train` and `pardraft cache-features` do; cli.py only reads their arguments."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from .training.data import prepare_for_training
 from .training.data_sources import load_data, split_off
 from .training.feature_writing import DTYPES, cache_features, feature_bytes, texts_of
 from .training.objectives import parse_objective, reads_logits
-from .training.recipe import DrafterOptions, TrainingRun, training_run
+from .training.recipe import DrafterOptions, TrainingRun, config_fields, training_run
 from .training.trainer import DraftTrainer
 
 FRESH = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}
@@ -83,23 +82,18 @@ def new_drafter(
         fields = {name: given[name] for name in given if name not in ("kind", "drafter_config")}
         if options.kind != "dart":
             fields["tokenizer"] = tokenizer
-        return FRESH[options.kind].for_target(target, **fields, **other_fields(options.drafter_config)).float()
+        others = config_fields(options.drafter_config)
+        if twice := {name for name in fields.keys() & others.keys() if fields[name] != others[name]}:
+            raise ValueError(
+                f"{', '.join(sorted(twice))}: given as a setting, and otherwise in drafter_config {options.drafter_config}: "
+                "leave one of them out"
+            )
+        return FRESH[options.kind].for_target(target, **{**others, **fields}).float()
     taps = {name: given[name] for name in ("target_layers", "target_scale") if name in given}
     with naming(options.base):
         base = AutoModelForCausalLM.from_pretrained(options.base, dtype=torch.float32)
     conditions = {"target": target, **taps} if options.kind == "pard2" else {}
     return PardDrafter.from_causal_lm(base, given.get("mask_token_id"), tokenizer=tokenizer, **conditions)
-
-
-def other_fields(text: str | None) -> dict[str, Any]:
-    """Fields of a configuration given as JSON; a `ValueError` if they are not."""
-    try:
-        fields = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise ValueError(f'drafter_config must be JSON such as {{"fusion": "fc"}}, got {text!r}: {error}') from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"drafter_config must be a JSON object, got {text!r}")
-    return fields
 
 
 def train_drafter(words: list[str]) -> dict[str, Any]:

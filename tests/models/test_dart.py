@@ -493,3 +493,14 @@ def test_another_width_depth_or_vocabulary_is_refused():
         drafter.check_target(tiny_target("llama", vocab_size=80, num_hidden_layers=8))
     with pytest.raises(ValueError, match="num_assistant_tokens must be between 1 and 4"):
         drafter.checked_depth(5)
+
+
+def test_draft_tokens_counts_what_is_drafted_and_not_the_masks():
+    target = tiny_target("llama")
+    for shifted in (True, False):
+        drafter = DartDrafter.for_target(target, draft_tokens=5, shifted=shifted)
+        assert (drafter.max_draft_depth, drafter.config.draft_length) == (5, 4 if shifted else 5)
+    assert DartDrafter.for_target(target).max_draft_depth == 8
+    assert DartDrafter.for_target(target, draft_tokens=5, draft_length=4).max_draft_depth == 5
+    with pytest.raises(ValueError, match=r"draft_length counts masks: 8 drafted tokens .* take 7, got draft_length=8"):
+        DartDrafter.for_target(target, draft_tokens=8, draft_length=8)

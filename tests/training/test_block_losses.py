@@ -146,7 +146,9 @@ class Loops:
     def subtasks(self, gamma):
         means, average = [], sum(self.decay(gamma)(0, k) for k in range(self.positions)) / self.positions
         for k in range(self.positions):
-            rows = [-self.log_p[n][k] * self.decay(gamma)(n, k) / average for n in range(self.blocks) if self.valid[n][k]]
+            rows = [
+                -self.log_p[n][k] * self.decay(gamma)(n, k) / average for n in range(self.blocks) if self.valid[n][k]
+            ]
             means += [sum(rows) / len(rows)] if rows else []
         return sum(means) / len(means) if means else 0.0
 

@@ -58,7 +58,9 @@ def test_subtasks_that_cod_thins_out_weigh_as_much_as_the_first(gamma, drafter, 
     costs = {k: [] for k in range(1, NUM_TOKENS + 1)}
     for row, text in enumerate(data["input_ids"]):
         supervised = batch["labels"][row] != -100
-        for k, place in zip(batch["draft_positions"][row][supervised], batch["row_index"][row][supervised], strict=True):
+        for k, place in zip(
+            batch["draft_positions"][row][supervised], batch["row_index"][row][supervised], strict=True
+        ):
             # A row predicts the token after its place.
             costs[int(k)].append(cost(drafter, text, int(place) + 1, int(k)))
     counts = [len(kept) for kept in costs.values()]

@@ -31,8 +31,9 @@ class DartConfig(PairedConfig, LlamaConfig):
     The published layout (a flat Llama config with `draft_length` and `draft_vocab_size`) loads as it is.
 
     Args:
-        draft_length: mask rows behind the prefix. The last row of the prefix predicts too, so that d = draft_length + 1
-            tokens are drafted; without `shifted` as many as there are masks.
+        draft_length: mask rows behind the prefix, which is what the published configs count, and not the paper's draft length
+            d. The last row of the prefix predicts too, so that d = draft_length + 1 tokens are drafted (8 with 7 masks);
+            without `shifted` as many as there are masks. Where d is meant, say `draft_tokens` to `DartDrafter.for_target`.
         draft_vocab_size: how many tokens the drafter can propose; `None` for all. `vocab_size` is the target's.
         target_hidden_size: width of the target's hidden states; `None` for `hidden_size`.
         tapped_hidden_states: indices into the target's `hidden_states`; `None` follows [`default_tapped_hidden_states`]

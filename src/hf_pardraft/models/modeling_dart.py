@@ -157,19 +157,26 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
 
     @classmethod
     def for_target(
-        cls, target: PreTrainedModel, draft_token_ids: Sequence[int] | None = None, **overrides: Any
+        cls,
+        target: PreTrainedModel,
+        draft_token_ids: Sequence[int] | None = None,
+        draft_tokens: int | None = None,
+        **overrides: Any,
     ) -> "DartDrafter":
-        """A fresh drafter that fits `target`: its width, heads, rope and vocabulary, and taps. It drafts 8 tokens a round.
+        """A fresh drafter that fits `target`: its width, heads, rope and vocabulary, and taps.
 
         The lm_head starts as the target's, where that can be read. The rest is random, the mask included.
 
         Args:
             target: the model to draft for.
             draft_token_ids: the tokens that the drafter can propose, say the most frequent ones; `None` for all.
-            **overrides: any field of [`DartConfig`], `draft_length` and `tapped_hidden_states` among them.
+            draft_tokens: d, how many tokens it drafts a round; 8 by default, as in the paper. They take d - 1 masks (the config's
+                `draft_length`), or d where a row doesn't predict the token behind its own place (`shifted=False`).
+            **overrides: any field of [`DartConfig`], `tapped_hidden_states` among them.
 
         Raises:
-            ValueError: if the target can't be tapped as asked, or `draft_token_ids` are not tokens of it.
+            ValueError: if the target can't be tapped as asked, `draft_token_ids` are not tokens of it, or `draft_tokens` is no
+                positive number or not what `draft_length` masks draft.
         """
         text_config = target.config.get_text_config(decoder=True)
         ids = checked_token_ids(draft_token_ids, text_config.vocab_size)
@@ -186,6 +193,8 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             "tapped_hidden_states": default_tapped_hidden_states(text_config.num_hidden_layers),
             **overrides,
         }
+        if draft_tokens is not None:
+            fields["draft_length"] = num_masks_for(draft_tokens, **overrides)
         drafter = cls(DartConfig(**fields))
         drafter.check_target(target)
         drafter.d2t.copy_(ids - torch.arange(len(ids)))
@@ -378,6 +387,28 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
         check_vocabulary_maps(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded
+
+
+def num_masks_for(draft_tokens: int, shifted: bool = True, draft_length: int | None = None, **others: Any) -> int:
+    """How many masks draft so many tokens: one less, if the last row of the prefix drafts the first of them.
+
+    Args:
+        draft_tokens: d of arXiv 2601.19278, section 3.2.
+        shifted, draft_length: as in [`DartConfig`], where they are given.
+        **others: fields of it that don't matter.
+
+    Raises:
+        ValueError: if there is nothing to draft, or `draft_length` says otherwise.
+    """
+    if draft_tokens < 1:
+        raise ValueError(f"a DART drafter drafts 1 token or more, got draft_tokens={draft_tokens}")
+    num_masks = draft_tokens - 1 if shifted else draft_tokens
+    if draft_length not in (None, num_masks):
+        raise ValueError(
+            f"draft_length counts masks: {draft_tokens} drafted tokens (draft_tokens) take {num_masks}, got "
+            f"draft_length={draft_length}: leave draft_length out"
+        )
+    return num_masks
 
 
 def checked_token_ids(token_ids: Sequence[int] | None, vocab_size: int) -> torch.LongTensor:

@@ -9,6 +9,9 @@ from .attention import ATTENTIONS
 from .objectives import OBJECTIVES, parse_objective
 from .sums import REDUCTIONS, check_reduction
 
+# For `num_anchors`: no limit.
+EVERY = "all"
+
 
 @dataclass
 class DraftTrainingArguments(TrainingArguments):
@@ -18,7 +21,11 @@ class DraftTrainingArguments(TrainingArguments):
     _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "chat_template_kwargs", "objective"]
 
     draft_tokens: int = field(
-        default=8, metadata={"help": "PARD: how many tokens the drafter learns to draft (K). Others learn their block."}
+        default=8,
+        metadata={
+            "help": "PARD, and DART where pardraft train makes the drafter: how many tokens it learns to draft (K; d). Others "
+            "learn their block."
+        },
     )
     cod_retention: float = field(
         default=0.7, metadata={"help": "PARD: retention decay r of conditional drop-token; 1 keeps every row."}
@@ -64,8 +71,12 @@ class DraftTrainingArguments(TrainingArguments):
             "help": "streak: for how many prefixes of an example the target samples a continuation in each step."
         },
     )
-    num_anchors: int = field(
-        default=512, metadata={"help": "DFlash, DFlare, DART: most blocks per row of a batch, packed or not."}
+    num_anchors: int | str = field(
+        default=512,
+        metadata={
+            "help": "DFlash, DFlare, DART: most blocks per row of a batch, packed or not, chosen anew in each epoch; all: behind "
+            "every token that one can begin with."
+        },
     )
     max_length: int | None = field(
         default=3072,
@@ -137,8 +148,8 @@ class DraftTrainingArguments(TrainingArguments):
                 "cod_retention must be in (0, 1] and cod_min_retention in [0, 1], got "
                 f"{self.cod_retention} and {self.cod_min_retention}"
             )
-        if self.num_anchors < 1:
-            raise ValueError(f"num_anchors must be at least 1, got {self.num_anchors}")
+        if self.num_anchors != EVERY and (not isinstance(self.num_anchors, int) or self.num_anchors < 1):
+            raise ValueError(f"num_anchors must be at least 1, or {EVERY!r}, got {self.num_anchors!r}")
         if self.loss_gamma is not None and not self.loss_gamma > 0:
             raise ValueError(f"loss_gamma must be positive, or None for uniform weights, got {self.loss_gamma}")
         if not 0 < self.kl_gamma <= 1:
@@ -147,6 +158,11 @@ class DraftTrainingArguments(TrainingArguments):
         self._check_gamma_schedule()
         self._check_objective()
         self._check_tau()
+
+    @property
+    def most_anchors(self) -> int | None:
+        """`num_anchors`, or `None` for no limit."""
+        return None if self.num_anchors == EVERY else self.num_anchors
 
     def _check_objective(self) -> None:
         if self.objective is not None:
