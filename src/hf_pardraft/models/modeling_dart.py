@@ -23,6 +23,7 @@ from transformers.models.llama.modeling_llama import (
 from .configuration_dart import DartConfig, default_tapped_hidden_states
 from .draft_cache import GrowingCache
 from .drafting import DraftContext, DraftState, News, are_real, counting, input_device, last_columns, scoring
+from .fresh_start import start_as_a_blind_guess
 from .pairing import describe_target
 from .row_masks import buffer_masks, causal_row_masks
 from .target_bound import TargetBoundDrafter, architecture_like, with_common_names
@@ -165,7 +166,8 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
     ) -> "DartDrafter":
         """A fresh drafter that fits `target`: its width, heads, rope and vocabulary, and taps.
 
-        The lm_head starts as the target's, where that can be read. The rest is random, the mask included.
+        The lm_head starts as the target's, where that can be read, and the drafter about as sure of every token as of any other
+        ([`start_as_a_blind_guess`]). The rest is random, the mask included.
 
         Args:
             target: the model to draft for.
@@ -203,7 +205,9 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         if head is not None and head.weight.is_floating_point() and not head.weight.is_meta:
             with torch.no_grad():
                 drafter.lm_head.weight.copy_(head.weight[ids.to(head.weight.device)])
-        return drafter.to(input_device(target)).eval()
+        drafter = drafter.to(input_device(target)).eval()
+        start_as_a_blind_guess(drafter, drafter.norm, target)
+        return drafter
 
     @property
     def tapped_hidden_states(self) -> list[int]:

@@ -74,7 +74,8 @@ def architecture_like(target: dict[str, Any]) -> dict[str, Any]:
         "head_dim": target.get("head_dim") or target["hidden_size"] // num_heads,
         "rms_norm_eps": target.get("rms_norm_eps") or 1e-6,
         "max_position_embeddings": target["max_position_embeddings"],
-        "initializer_range": target.get("initializer_range") or 0.02,
+        # What layers of this width need to pass on what they get; a target of another width says less about it.
+        "initializer_range": target["hidden_size"] ** -0.5,
         "rope_parameters": rope,
         **{key: target.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
     }
