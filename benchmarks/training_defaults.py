@@ -63,7 +63,7 @@ def recipe(reduction: str) -> Setting:
     """The recipe's block size, objective and decay; fewer anchors, for there are twice as many rows in a block."""
     objective = "cross_entropy+0.3*first_error+40*chain_reward"
     arguments = {"objective": objective, "loss_gamma": 10.0, "loss_reduction": reduction, "num_anchors": 16}
-    return Setting("DFlash", (0, 1, 2), (1000,), 16, arguments=arguments)
+    return Setting("DFlash", (0, 1, 2), (700,), 16, arguments=arguments)
 
 
 STARTS = {

@@ -306,8 +306,13 @@ def test_a_published_config_leaves_its_taps_to_the_target():
         _ = drafter.tapped_hidden_states
     with pytest.raises(ValueError, match="reads the target's hidden states, got use_target_features=False"):
         drafter.taps_for(tiny_target("llama", num_hidden_layers=8, vocab_size=120), use_target_features=False)
-    with pytest.raises(ValueError, match=r"fuses 3 hidden states.*\[1, 2\]"):
-        drafter.check_target(tiny_target("llama", num_hidden_layers=3, vocab_size=120))
+    # Entries that coincide are read twice, as the published code does.
+    for num_layers, taps in ((6, [2, 3, 3]), (5, [2, 2, 2]), (4, [2, 2, 1]), (3, [2, 1, 0])):
+        shallow = tiny_target("llama", num_hidden_layers=num_layers, vocab_size=120)
+        assert drafter.taps_for(shallow) == taps
+        drafter.check_target(shallow)
+    with pytest.raises(ValueError, match="so at least 3, of a target, got 2"):
+        drafter.check_target(tiny_target("llama", num_hidden_layers=2, vocab_size=120))
 
 
 def test_a_published_drafter_drafts_for_a_target_of_its_size():

@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
-from .configuration_dart import DartConfig, default_tapped_hidden_states
+from .configuration_dart import DartConfig, default_tapped_hidden_states, published_tapped_hidden_states
 from .draft_cache import GrowingCache
 from .drafting import DraftContext, DraftState, News, are_real, counting, input_device, last_columns, scoring
 from .fresh_start import start_as_a_blind_guess
@@ -223,7 +223,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         if self.config.tapped_hidden_states is not None:
             return super().taps_for(target, use_target_features)
         self.check_feature_use(use_target_features)
-        return default_tapped_hidden_states(target.config.get_text_config(decoder=True).num_hidden_layers)
+        return published_tapped_hidden_states(target.config.get_text_config(decoder=True).num_hidden_layers)
 
     @property
     def max_draft_depth(self) -> int:
