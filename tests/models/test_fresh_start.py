@@ -73,7 +73,7 @@ def test_the_first_loss_is_near_that_of_a_blind_guess(kind, name, tmp_path):
 def test_whatever_the_drafters_shape_is(fields, tmp_path):
     target = TARGETS["tied, with tokens never seen"]()
     drafter = fresh("dflare", target, **fields)
-    assert abs(first_loss(drafter, "dflare", target, tmp_path) - BLIND) < 0.5
+    assert abs(first_loss(drafter, "dflare", target, tmp_path) - BLIND) < 0.8
 
 
 def test_a_reduced_vocabulary_starts_near_its_own_blind_guess(tmp_path):
