@@ -1,15 +1,19 @@
 """Recipes say what the papers say, everything in them can be overridden, and what is no setting is an error with advice."""
 
 import importlib.util
+import math
 
 import pytest
+import torch
 import yaml
 
 from hf_pardraft.train_commands import new_drafter
 from hf_pardraft.training.collators import SharedPrefixCollator
 from hf_pardraft.training.forwards import ROWS
+from hf_pardraft.training.objectives import OBJECTIVES, BlockScores, ObjectiveSettings, objective_sums, parse_objective
 from hf_pardraft.training.recipe import RECIPES, read_recipe, recipe_names, training_run
 from hf_pardraft.training.recipe_help import help_text
+from hf_pardraft.training.sums import mean_of
 from tiny_models import random_prompt, tiny_target
 
 NEEDED = ["--target", "t", "--dataset", "d", "--output", "o"]
@@ -27,6 +31,7 @@ PUBLISHED = {
     },
     "left_to_right": {
         "num_anchors": 512,
+        "loss_reduction": "weight_sum",
         "loss_gamma": 10,
         "learning_rate": 1e-3,
         "num_train_epochs": 3,
@@ -98,7 +103,7 @@ def test_every_value_of_a_recipe_says_where_it_is_from(recipe):
 @pytest.mark.parametrize("recipe", PUBLISHED)
 def test_every_value_of_a_recipe_can_be_overridden(recipe):
     for name, value in read_recipe(recipe).items():
-        if isinstance(value, bool) or name in ("kind", "optim", "lr_scheduler_type", "objective"):
+        if isinstance(value, bool) or name in ("kind", "optim", "lr_scheduler_type", "objective", "loss_reduction"):
             continue
         other = 3 if value == "all" else value / 2 if isinstance(value, float) else value + 1
         for words in ([f"--{name}", str(other)], [f"--{name.replace('_', '-')}={other}"]):
@@ -130,6 +135,32 @@ def test_darts_recipe_drafts_the_papers_8_tokens_behind_every_prefix():
     fewer = run_of("dart", "--use-cpu", "--num-anchors", "20").training_arguments()
     batch = SharedPrefixCollator.for_drafter(drafter, fewer)([{"input_ids": ids, "labels": ids}])
     assert int((batch["draft_positions"] == 2).sum()) == 20
+
+
+def test_left_to_rights_divisor_weakens_the_cross_entropy_alone_as_its_recipe_says():
+    """Eq. 13 adds up the K - 1 weighted positions of eq. 9; the sum of their weights is 8.16 at the recipe's K and gamma."""
+    run = run_of("left_to_right", "--use-cpu")
+    arguments, num_drafted = run.training_arguments(), run.drafter.block_size - 1
+    factor = sum(math.exp(-k / arguments.loss_gamma) for k in range(num_drafted))
+    assert factor == pytest.approx(8.16, abs=0.005)
+    assert "8.16" in (RECIPES / "left_to_right.yaml").read_text()
+    generator = torch.Generator().manual_seed(0)
+    log_probs = torch.randn(6, num_drafted, generator=generator, dtype=torch.float64).log_softmax(dim=-1)
+    everywhere = torch.ones(6, num_drafted, dtype=torch.bool)
+    scores = BlockScores(everywhere, everywhere, everywhere, log_probs > -2.5, log_probs)
+    coefficients = parse_objective(arguments.objective)
+    values = {}
+    for reduction in (arguments.loss_reduction, "paper"):
+        settings = ObjectiveSettings(gamma=arguments.loss_gamma, reduction=reduction)
+        sums = objective_sums(coefficients, scores, settings)
+        values[reduction] = {name: mean_of(*part, OBJECTIVES[name].epsilon).item() for name, part in sums.items()}
+    ours, papers = values.values()
+    assert papers["cross_entropy"] == pytest.approx(factor * ours["cross_entropy"])
+    assert papers["cross_entropy"] == pytest.approx(
+        -sum(math.exp(-k / arguments.loss_gamma) * log_probs[:, k].mean().item() for k in range(num_drafted))
+    )
+    for name in ("first_error", "chain_reward"):
+        assert papers[name] == pytest.approx(ours[name]) != 0
 
 
 @pytest.mark.parametrize(
