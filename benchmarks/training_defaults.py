@@ -170,6 +170,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompt-text", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=4096, help="stories to sample for training")
     parser.add_argument("--prompts", type=int, default=50, help="stories to continue")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME")
     parser.add_argument("--share", help="run every n-th run only, from the m-th on: m/n")
     parser.add_argument("--work", type=Path, default=Path("training_defaults.work"))
@@ -190,7 +191,7 @@ def main() -> None:
     set_seed(0)
     text = target_text(arguments, target, tokenizer, evaluated)
     first, step = map(int, (arguments.share or "1/1").split("/"))
-    runs = [(name, seed) for seed in (0, 1, 2) for name in arguments.settings if seed in SETTINGS[name].seeds]
+    runs = [(name, seed) for seed in arguments.seeds for name in arguments.settings if seed in SETTINGS[name].seeds]
     reports: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.settings}
     for name, seed in runs[first - 1 :: step]:
         log = arguments.work / f"{name}, seed {seed}.json"
@@ -213,7 +214,13 @@ def main() -> None:
         "new_tokens": NEW_TOKENS,
         "arguments": {**COMMON, "learning_rate": LEARNING_RATE},
         "settings": {
-            name: {"seeds": SETTINGS[name].seeds, "arguments": SETTINGS[name].arguments, **figures}
+            name: {
+                "seeds": [seed for seed in SETTINGS[name].seeds if seed in arguments.seeds],
+                "block_size": SETTINGS[name].block_size,
+                "steps": SETTINGS[name].marks[-1],
+                "arguments": SETTINGS[name].arguments,
+                **figures,
+            }
             for name, figures in measured.items()
         },
     }
