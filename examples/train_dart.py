@@ -30,7 +30,7 @@ for prompt in prompts:
     rows.append({"input_ids": text, "labels": [-100] * ids.shape[1] + text[ids.shape[1] :]})
 data = Dataset.from_list(rows)
 
-drafter = DartDrafter.for_target(target, draft_length=7).float()
+drafter = DartDrafter.for_target(target, draft_tokens=8).float()
 settings = DraftTrainingArguments(options.output, max_steps=options.max_steps, learning_rate=3e-3, kl_gamma=0.6)
 trainer = DraftTrainer(drafter, target, settings, train_dataset=data, eval_dataset=data)
 trainer.train()

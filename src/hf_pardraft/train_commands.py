@@ -26,9 +26,8 @@ from .training.data import prepare_for_training
 from .training.data_sources import load_data, split_off
 from .training.feature_writing import DTYPES, cache_features, feature_bytes, texts_of
 from .training.objectives import parse_objective, reads_logits
-from .training.recipe import DrafterOptions, TrainingRun, training_run
+from .training.recipe import DrafterOptions, TrainingRun, config_fields, training_run
 from .training.trainer import DraftTrainer
-from .user_files import parse_json, quoted
 from .user_options import checked_dtype
 
 FRESH = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}
@@ -88,19 +87,17 @@ def new_drafter(
         fields = {name: given[name] for name in given if name not in ("kind", "drafter_config")}
         if options.kind != "dart":
             fields["tokenizer"] = tokenizer
-        return FRESH[options.kind].for_target(target, **fields, **other_fields(options.drafter_config)).float()
+        others = config_fields(options.drafter_config)
+        if twice := {name for name in fields.keys() & others.keys() if fields[name] != others[name]}:
+            raise ValueError(
+                f"{', '.join(sorted(twice))}: given as a setting, and otherwise in drafter_config {options.drafter_config}: "
+                "leave one of them out"
+            )
+        return FRESH[options.kind].for_target(target, **{**others, **fields}).float()
     taps = {name: given[name] for name in ("target_layers", "target_scale") if name in given}
     base = load_model(options.base, dtype=torch.float32)
     conditions = {"target": target, **taps} if options.kind == "pard2" else {}
     return PardDrafter.from_causal_lm(base, given.get("mask_token_id"), tokenizer=tokenizer, **conditions)
-
-
-def other_fields(text: str | None) -> dict[str, Any]:
-    """Fields of a configuration given as JSON; a `ValueError` if they are not."""
-    fields = parse_json(text or "{}", f"drafter_config {quoted(text)}")
-    if not isinstance(fields, dict):
-        raise ValueError(f'drafter_config must be a JSON object such as {{"fusion": "fc"}}, got {quoted(text)}')
-    return fields
 
 
 def train_drafter(words: list[str]) -> dict[str, Any]:

@@ -306,8 +306,13 @@ def test_a_published_config_leaves_its_taps_to_the_target():
         _ = drafter.tapped_hidden_states
     with pytest.raises(ValueError, match="reads the target's hidden states, got use_target_features=False"):
         drafter.taps_for(tiny_target("llama", num_hidden_layers=8, vocab_size=120), use_target_features=False)
-    with pytest.raises(ValueError, match=r"fuses 3 hidden states.*\[1, 2\]"):
-        drafter.check_target(tiny_target("llama", num_hidden_layers=3, vocab_size=120))
+    # Entries that coincide are read twice, as the published code does.
+    for num_layers, taps in ((6, [2, 3, 3]), (5, [2, 2, 2]), (4, [2, 2, 1]), (3, [2, 1, 0])):
+        shallow = tiny_target("llama", num_hidden_layers=num_layers, vocab_size=120)
+        assert drafter.taps_for(shallow) == taps
+        drafter.check_target(shallow)
+    with pytest.raises(ValueError, match="so at least 3, of a target, got 2"):
+        drafter.check_target(tiny_target("llama", num_hidden_layers=2, vocab_size=120))
 
 
 def test_a_published_drafter_drafts_for_a_target_of_its_size():
@@ -493,3 +498,14 @@ def test_another_width_depth_or_vocabulary_is_refused():
         drafter.check_target(tiny_target("llama", vocab_size=80, num_hidden_layers=8))
     with pytest.raises(ValueError, match="num_assistant_tokens must be between 1 and 4"):
         drafter.checked_depth(5)
+
+
+def test_draft_tokens_counts_what_is_drafted_and_not_the_masks():
+    target = tiny_target("llama")
+    for shifted in (True, False):
+        drafter = DartDrafter.for_target(target, draft_tokens=5, shifted=shifted)
+        assert (drafter.max_draft_depth, drafter.config.draft_length) == (5, 4 if shifted else 5)
+    assert DartDrafter.for_target(target).max_draft_depth == 8
+    assert DartDrafter.for_target(target, draft_tokens=5, draft_length=4).max_draft_depth == 5
+    with pytest.raises(ValueError, match=r"draft_length counts masks: 8 drafted tokens .* take 7, got draft_length=8"):
+        DartDrafter.for_target(target, draft_tokens=8, draft_length=8)

@@ -143,10 +143,12 @@ class Loops:
         divisor = len(self.places()) if reduction == "weight_sum" else self.active()
         return total / divisor if divisor else 0.0
 
-    def subtasks(self):
-        means = []
+    def subtasks(self, gamma):
+        means, average = [], sum(self.decay(gamma)(0, k) for k in range(self.positions)) / self.positions
         for k in range(self.positions):
-            rows = [-self.log_p[n][k] for n in range(self.blocks) if self.valid[n][k]]
+            rows = [
+                -self.log_p[n][k] * self.decay(gamma)(n, k) / average for n in range(self.blocks) if self.valid[n][k]
+            ]
             means += [sum(rows) / len(rows)] if rows else []
         return sum(means) / len(means) if means else 0.0
 
@@ -190,7 +192,7 @@ def test_every_loss_equals_its_loop(case, reduction, gamma):
         "first_error": (first_error_loss(logits, labels, valid, gamma), (gamma,)),
         "chain": (chain_reward(logits, labels, valid, reduction), (reduction,)),
         "streak": (streak_reward(logits, labels, valid, reduction), (reduction,)),
-        "subtasks": (subtask_cross_entropy(logits, labels, valid), ()),
+        "subtasks": (subtask_cross_entropy(logits, labels, valid, gamma), (gamma,)),
         "annealed_kl": (annealed_kl(logits, target, valid, 0.6, reduction), (0.6, reduction)),
         "acceptance": (acceptance_weighted_cross_entropy(logits, labels, valid, 0.3, reduction), (0.3, reduction)),
     }
@@ -203,7 +205,7 @@ LOSSES = {
     "first_error": lambda logits, target, labels, valid: first_error_loss(logits, labels, valid, 2.0),
     "chain": lambda logits, target, labels, valid: chain_reward(logits, labels, valid),
     "streak": lambda logits, target, labels, valid: streak_reward(logits, labels, valid, "paper"),
-    "subtasks": lambda logits, target, labels, valid: subtask_cross_entropy(logits, labels, valid),
+    "subtasks": lambda logits, target, labels, valid: subtask_cross_entropy(logits, labels, valid, 2.0),
     "annealed_kl": lambda logits, target, labels, valid: annealed_kl(logits, target, valid),
     "acceptance": lambda logits, target, labels, valid: acceptance_weighted_cross_entropy(logits, labels, valid),
 }

@@ -119,7 +119,7 @@ def by_hand(name, b, reduction, continued=None):
         return mean_of(*weighted_sums(losses, b["confidence"], valid, reduction))
     return {
         "cross_entropy": lambda: block_cross_entropy(drafts, labels, valid, 3.0, reduction),
-        "subtask_cross_entropy": lambda: subtask_cross_entropy(drafts, labels, valid),
+        "subtask_cross_entropy": lambda: subtask_cross_entropy(drafts, labels, valid, 3.0),
         "first_error": lambda: first_error_loss(drafts, labels, valid, 3.0),
         "chain_reward": lambda: -chain_reward(drafts, labels, valid, reduction),
         "dpace": lambda: acceptance_weighted_cross_entropy(drafts, labels, valid, 0.5, reduction),
@@ -384,7 +384,13 @@ def test_an_objective_comes_from_the_command_line_and_from_a_file(tmp_path):
 
 
 def test_by_default_each_drafter_learns_as_in_its_paper(target, tmp_path):
-    expected = {"pard": "cross_entropy", "dflash": "cross_entropy", "dflare": "cross_entropy", "dart": "annealed_kl"}
+    expected = {
+        "pard": "subtask_cross_entropy",
+        "pard2": "subtask_cross_entropy",
+        "dflash": "cross_entropy",
+        "dflare": "cross_entropy",
+        "dart": "annealed_kl",
+    }
     for kind, name in expected.items():
         assert trainer_for(kind, target, tmp_path).learner.coefficients == {name: 1.0}
 

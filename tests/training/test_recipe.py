@@ -1,13 +1,21 @@
 """Recipes say what the papers say, everything in them can be overridden, and what is no setting is an error with advice."""
 
 import importlib.util
+import math
 from itertools import pairwise
 
 import pytest
+import torch
 import yaml
 
+from hf_pardraft.train_commands import new_drafter
+from hf_pardraft.training.collators import SharedPrefixCollator
+from hf_pardraft.training.forwards import ROWS
+from hf_pardraft.training.objectives import OBJECTIVES, BlockScores, ObjectiveSettings, objective_sums, parse_objective
 from hf_pardraft.training.recipe import RECIPES, read_recipe, recipe_names, training_run
 from hf_pardraft.training.recipe_help import help_text
+from hf_pardraft.training.sums import mean_of
+from tiny_models import random_prompt, tiny_target
 
 NEEDED = ["--target", "t", "--dataset", "d", "--output", "o"]
 # From pard.txt (table 4), left_to_right.txt (section 5), dflare.txt (A.1) and dart.txt (B.2).
@@ -24,6 +32,7 @@ PUBLISHED = {
     },
     "left_to_right": {
         "num_anchors": 512,
+        "loss_reduction": "weight_sum",
         "loss_gamma": 10,
         "learning_rate": 1e-3,
         "num_train_epochs": 3,
@@ -44,6 +53,8 @@ PUBLISHED = {
         "lr_scheduler_type": "cosine",
     },
     "dart": {
+        "draft_tokens": 8,
+        "num_anchors": "all",
         "kl_gamma": 0.6,
         "learning_rate": 2e-5,
         "max_grad_norm": 0.5,
@@ -57,7 +68,8 @@ DRAFTERS = {
     "pard": {"kind": "pard"},
     "left_to_right": {"kind": "dflash", "num_layers": 4, "block_size": 16},
     "dflare": {"kind": "dflare", "num_layers": 7, "block_size": 16},
-    "dart": {"kind": "dart", "draft_length": 8},
+    # The published configs count masks: "d = 8", and "mask block length of 7 in the actual DART training" (figure 4).
+    "dart": {"kind": "dart", "draft_length": 7},
 }
 LENGTHS = {"pard": 512, "left_to_right": 4096, "dflare": 3072, "dart": 6400}
 
@@ -92,11 +104,104 @@ def test_every_value_of_a_recipe_says_where_it_is_from(recipe):
 @pytest.mark.parametrize("recipe", PUBLISHED)
 def test_every_value_of_a_recipe_can_be_overridden(recipe):
     for name, value in read_recipe(recipe).items():
-        if isinstance(value, bool) or name in ("kind", "optim", "lr_scheduler_type", "objective"):
+        if isinstance(value, bool) or name in ("kind", "optim", "lr_scheduler_type", "objective", "loss_reduction"):
             continue
-        other = value / 2 if isinstance(value, float) else value + 1
+        other = 3 if value == "all" else value / 2 if isinstance(value, float) else value + 1
         for words in ([f"--{name}", str(other)], [f"--{name.replace('_', '-')}={other}"]):
             assert run_of(recipe, *words).given[name] == pytest.approx(other), name
+
+
+def dart_of(*words):
+    """The drafter that a run with DART's recipe makes for a tiny target, and the run."""
+    run = run_of("dart", *words)
+    target = tiny_target("llama", num_hidden_layers=8)
+    return new_drafter(run.drafter, target, None), run
+
+
+def test_darts_recipe_drafts_the_papers_8_tokens_behind_every_prefix():
+    """Section 3.2: d - 1 masks behind z_1 to z_n, whose last row drafts too; section 3.3: for each prefix position n."""
+    drafter, run = dart_of("--use-cpu")
+    assert (drafter.max_draft_depth, drafter.config.draft_length) == (8, 7)
+    # Longer than any limit that one would set.
+    ids = random_prompt(700)[0].tolist()
+    arguments = run.training_arguments()
+    batch = SharedPrefixCollator.for_drafter(drafter, arguments)([{"input_ids": ids, "labels": ids}])
+    rows = ROWS["shared_prefix"](drafter, batch)
+    found = sorted(zip(rows.anchors.tolist(), rows.positions.tolist(), rows.labels.tolist(), strict=True))
+    expected = []
+    # z_n holds the embedding of token n + 1, so that a prefix has two tokens at least, counted from 0 and 1.
+    for last in range(1, len(ids) - 1):
+        expected += [(last, t, ids[last + t]) for t in range(1, 9) if last + t < len(ids)]
+    assert found == expected
+    fewer = run_of("dart", "--use-cpu", "--num-anchors", "20").training_arguments()
+    batch = SharedPrefixCollator.for_drafter(drafter, fewer)([{"input_ids": ids, "labels": ids}])
+    assert int((batch["draft_positions"] == 2).sum()) == 20
+
+
+def test_left_to_rights_divisor_weakens_the_cross_entropy_alone_as_its_recipe_says():
+    """Eq. 13 adds up the K - 1 weighted positions of eq. 9; the sum of their weights is 8.16 at the recipe's K and gamma."""
+    run = run_of("left_to_right", "--use-cpu")
+    arguments, num_drafted = run.training_arguments(), run.drafter.block_size - 1
+    factor = sum(math.exp(-k / arguments.loss_gamma) for k in range(num_drafted))
+    assert factor == pytest.approx(8.16, abs=0.005)
+    assert "8.16" in (RECIPES / "left_to_right.yaml").read_text()
+    generator = torch.Generator().manual_seed(0)
+    log_probs = torch.randn(6, num_drafted, generator=generator, dtype=torch.float64).log_softmax(dim=-1)
+    everywhere = torch.ones(6, num_drafted, dtype=torch.bool)
+    scores = BlockScores(everywhere, everywhere, everywhere, log_probs > -2.5, log_probs)
+    coefficients = parse_objective(arguments.objective)
+    values = {}
+    for reduction in (arguments.loss_reduction, "paper"):
+        settings = ObjectiveSettings(gamma=arguments.loss_gamma, reduction=reduction)
+        sums = objective_sums(coefficients, scores, settings)
+        values[reduction] = {name: mean_of(*part, OBJECTIVES[name].epsilon).item() for name, part in sums.items()}
+    ours, papers = values.values()
+    assert papers["cross_entropy"] == pytest.approx(factor * ours["cross_entropy"])
+    assert papers["cross_entropy"] == pytest.approx(
+        -sum(math.exp(-k / arguments.loss_gamma) * log_probs[:, k].mean().item() for k in range(num_drafted))
+    )
+    for name in ("first_error", "chain_reward"):
+        assert papers[name] == pytest.approx(ours[name]) != 0
+
+
+@pytest.mark.parametrize(
+    ("words", "depth", "masks"),
+    [
+        (["--draft-tokens", "5"], 5, 4),
+        (["--draft-length", "5"], 6, 5),
+        (["--draft-length", "4", "--draft-tokens", "5"], 5, 4),
+        (["--drafter-config", '{"shifted": false}'], 8, 8),
+        (["--drafter-config", '{"draft_length": 7, "intermediate_size": 16}'], 8, 7),
+        (["--draft-tokens", "1"], 1, 0),
+    ],
+)
+def test_a_dart_drafters_tokens_and_masks_are_told_apart(words, depth, masks):
+    drafter, _ = dart_of(*words)
+    assert (drafter.max_draft_depth, drafter.config.draft_length) == (depth, masks)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--draft-length", "8", "--draft-tokens", "8"],
+            "8 drafted tokens .draft_tokens. take 7, got draft_length=8: leave",
+        ),
+        (["--drafter-config", '{"draft_length": 8}'], "take 7, got draft_length=8"),
+        (["--draft-tokens", "0"], "drafts 1 token or more, got draft_tokens=0"),
+        (["--drafter-config", "[]"], "must be a JSON object"),
+        (["--num-anchors", "al"], "num.anchors: invalid int value: 'al'"),
+    ],
+)
+def test_tokens_and_masks_that_contradict_each_other_are_refused(words, message):
+    with pytest.raises(ValueError, match=message):
+        dart_of(*words)
+
+
+def test_a_field_given_twice_is_named():
+    run = run_of("dflare", "--num-layers", "2", "--drafter-config", '{"num_layers": 3}')
+    with pytest.raises(ValueError, match="num_layers: given as a setting, and otherwise in drafter_config"):
+        new_drafter(run.drafter, tiny_target("llama"), None)
 
 
 def test_values_have_the_types_of_their_settings():

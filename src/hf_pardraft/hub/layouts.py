@@ -7,7 +7,7 @@ from typing import Any
 from transformers import Qwen3Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from ..models.configuration_dart import default_tapped_hidden_states
+from ..models.configuration_dart import published_tapped_hidden_states
 from ..models.configuration_dflare import ANGELSLIM_ARCHITECTURE
 from ..models.configuration_pard import BASE_ARCHITECTURES
 from ..models.drafting import ParallelDrafter
@@ -171,7 +171,7 @@ def dart_config(drafter: ParallelDrafter, fields: Fields) -> Fields:
         )
     taps = fields["tapped_hidden_states"]
     # The published rule ends at layer L - 3, which gives L away.
-    if taps is not None and (taps[-1] + 3 < 7 or taps != default_tapped_hidden_states(taps[-1] + 3)):
+    if taps is not None and (taps[-1] < 0 or taps != published_tapped_hidden_states(taps[-1] + 3)):
         raise ValueError(
             f"DART's own code reads hidden states 2, L//2 and L-3 of a target of L layers, and this drafter reads {taps}: use "
             "--to native"

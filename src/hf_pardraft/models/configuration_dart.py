@@ -7,12 +7,26 @@ from transformers import LlamaConfig
 from .pairing import PairedConfig
 
 
-def default_tapped_hidden_states(num_target_layers: int) -> list[int]:
-    """Which of a target's hidden states are read: a low, a middle and a high one, as indices into `hidden_states`.
+def published_tapped_hidden_states(num_target_layers: int) -> list[int]:
+    """Which of a target's hidden states a published drafter reads, as indices into `hidden_states`: what enters layers 2, L//2
+    and L - 3 (dart.txt, appendix B counts the layers that these come out of). Below seven layers some coincide.
 
-    The published rule is what enters layers 2, L//2 and L - 3 (dart.txt, appendix B counts the layers that these come out
-    of). Below seven layers those coincide, and the taps lie evenly between the embeddings and the last layer's output
-    instead, neither of them included; fewer than three where there is no room.
+    Raises:
+        ValueError: if the target has fewer than three layers, which don't have all of them.
+    """
+    if num_target_layers < 3:
+        raise ValueError(
+            f"published DART drafters read what enters layers 2, L//2 and L-3, so at least 3, of a target, got "
+            f"{num_target_layers}: make a drafter for this target with DartDrafter.for_target"
+        )
+    return [2, num_target_layers // 2, num_target_layers - 3]
+
+
+def default_tapped_hidden_states(num_target_layers: int) -> list[int]:
+    """Which of a target's hidden states a fresh drafter reads: a low, a middle and a high one, as indices into `hidden_states`.
+
+    Those of the published rule, unless some of these coincide, as they do below seven layers. Then the taps lie evenly between
+    the embeddings and the last layer's output, neither of them included; fewer than three where there is no room.
 
     Raises:
         ValueError: if the target has fewer than two layers.
@@ -20,7 +34,7 @@ def default_tapped_hidden_states(num_target_layers: int) -> list[int]:
     if num_target_layers < 2:
         raise ValueError(f"a target needs at least 2 layers to be tapped, got {num_target_layers}")
     if num_target_layers >= 7:
-        return [2, num_target_layers // 2, num_target_layers - 3]
+        return published_tapped_hidden_states(num_target_layers)
     last = num_target_layers - 1
     return sorted({1, (1 + last) // 2, last})
 
@@ -31,12 +45,13 @@ class DartConfig(PairedConfig, LlamaConfig):
     The published layout (a flat Llama config with `draft_length` and `draft_vocab_size`) loads as it is.
 
     Args:
-        draft_length: mask rows behind the prefix. The last row of the prefix predicts too, so that d = draft_length + 1
-            tokens are drafted; without `shifted` as many as there are masks.
+        draft_length: mask rows behind the prefix, which is what the published configs count, and not the paper's draft length
+            d. The last row of the prefix predicts too, so that d = draft_length + 1 tokens are drafted (8 with 7 masks);
+            without `shifted` as many as there are masks. Where d is meant, say `draft_tokens` to `DartDrafter.for_target`.
         draft_vocab_size: how many tokens the drafter can propose; `None` for all. `vocab_size` is the target's.
         target_hidden_size: width of the target's hidden states; `None` for `hidden_size`.
-        tapped_hidden_states: indices into the target's `hidden_states`; `None` follows [`default_tapped_hidden_states`]
-            for whatever target the drafter is used with, as the published layout does.
+        tapped_hidden_states: indices into the target's `hidden_states`; `None` follows
+            [`published_tapped_hidden_states`] for whatever target the drafter is used with, as the published layout does.
         double_norm: apply the final norm twice before the lm_head, as the published implementation does.
         shifted: whether a row predicts the token behind its own place, or the one at its place (dart.txt, table 3).
         **kwargs: as for [`PairedConfig`], what it was trained with, and for the base configuration.

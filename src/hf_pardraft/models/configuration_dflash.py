@@ -9,22 +9,34 @@ from .published_dflash import EITHER_PLACE, native_fields
 
 
 def default_target_layer_ids(num_target_layers: int, num_taps: int) -> list[int]:
-    """The target layers whose outputs a fresh drafter taps, as 0-based layer numbers.
+    """The target layers whose outputs are tapped where none are named, as 0-based layer numbers.
 
     The published rule: a single tap is layer L//2; otherwise they lie evenly from layer 1 to layer L - 3, rounded half to
-    even. A shallow target gives fewer taps, never its last layer (that one can't be tapped).
+    even. Where there are more taps than layers in between, some layers are tapped more than once, in that order: a checkpoint
+    that names no layers has weights for each of them. A target of two layers, for which the rule asks for the last one, which
+    can't be tapped, gives its first.
+
+    Args:
+        num_target_layers: L, depth of the target.
+        num_taps: how many there are.
+
+    Returns:
+        `num_taps` numbers, not all different; a single one for a target of two layers.
 
     Raises:
-        ValueError: if the target has fewer than two layers.
+        ValueError: if the target has fewer than two layers, or there is no tap.
     """
     if num_target_layers < 2:
         raise ValueError(f"a target needs at least 2 layers to be tapped, got {num_target_layers}")
-    last = num_target_layers - 2
+    if num_taps < 1:
+        raise ValueError(f"a drafter reads at least 1 layer of its target, got num_taps={num_taps}")
+    if num_target_layers == 2:
+        return [0]
     if num_taps == 1:
-        return [min(num_target_layers // 2, last)]
-    start, end = min(1, last), min(max(1, num_target_layers - 3), last)
-    step = (end - start) / (num_taps - 1)
-    return sorted({round(start + step * i) for i in range(num_taps)})
+        return [num_target_layers // 2]
+    first, last = 1, num_target_layers - 3
+    # Divided once, as the publishers do: a rounded step would miss the halves.
+    return [round(first + i * (last - first) / (num_taps - 1)) for i in range(num_taps)]
 
 
 class DFlashConfig(PairedConfig, Qwen3Config):

@@ -189,7 +189,8 @@ class ParallelDrafter:
         training_layout: "dropped_masks" for a causal LM's rows with masks behind them, some of them dropped;
             "anchored_blocks" for blocks of an anchor and masks beside the target's hidden states; "shared_prefix" for a text's
             rows with masks behind many of its prefixes.
-        training_objective: "cross_entropy" with the text, or "annealed_kl" to the target's law.
+        training_objective: what it learns unless training is told otherwise: "cross_entropy" with the text; PARD's, each of
+            whose positions is averaged by itself ("subtask_cross_entropy"); or "annealed_kl" to the target's law.
         last_stats: how the latest `generate` call went.
         card_writer: writes a drafter's card, under a name, into a folder; set by the package, `None` where only this code is.
         folder_writer: gives a folder to write to, whose files replace those of another one; the package sets one that no kill

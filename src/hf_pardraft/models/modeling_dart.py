@@ -21,9 +21,10 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from .config_checks import fresh_config
-from .configuration_dart import DartConfig, default_tapped_hidden_states
+from .configuration_dart import DartConfig, default_tapped_hidden_states, published_tapped_hidden_states
 from .draft_cache import GrowingCache
 from .drafting import DraftContext, DraftState, News, are_real, counting, input_device, last_columns, scoring
+from .fresh_start import start_as_a_blind_guess
 from .pairing import describe_target
 from .row_masks import buffer_masks, causal_row_masks
 from .tap_checks import num_layer_outputs
@@ -160,20 +161,27 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
 
     @classmethod
     def for_target(
-        cls, target: PreTrainedModel, draft_token_ids: Sequence[int] | None = None, **overrides: Any
+        cls,
+        target: PreTrainedModel,
+        draft_token_ids: Sequence[int] | None = None,
+        draft_tokens: int | None = None,
+        **overrides: Any,
     ) -> "DartDrafter":
-        """A fresh drafter that fits `target`: its width, heads, rope and vocabulary, and taps. It drafts 8 tokens a round.
+        """A fresh drafter that fits `target`: its width, heads, rope and vocabulary, and taps.
 
-        The lm_head starts as the target's, where that can be read. The rest is random, the mask included.
+        The lm_head starts as the target's, where that can be read, and the drafter about as sure of every token as of any other
+        ([`start_as_a_blind_guess`]). The rest is random, the mask included.
 
         Args:
             target: the model to draft for.
             draft_token_ids: the tokens that the drafter can propose, say the most frequent ones; `None` for all.
-            **overrides: any field of [`DartConfig`], `draft_length` and `tapped_hidden_states` among them.
+            draft_tokens: d, how many tokens it drafts a round; 8 by default, as in the paper. They take d - 1 masks (the config's
+                `draft_length`), or d where a row doesn't predict the token behind its own place (`shifted=False`).
+            **overrides: any field of [`DartConfig`], `tapped_hidden_states` among them.
 
         Raises:
-            ValueError: if the target can't be tapped as asked, `draft_token_ids` are not tokens of it, or a field is none or
-                can't have its value.
+            ValueError: if the target can't be tapped as asked, `draft_token_ids` are not tokens of it, a field is none or can't
+                have its value, or `draft_tokens` is no positive number or not what `draft_length` masks draft.
         """
         cls.check_can_serve(target)
         text_config = target.config.get_text_config(decoder=True)
@@ -191,6 +199,8 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             "tapped_hidden_states": default_tapped_hidden_states(num_layer_outputs(target)),
             **overrides,
         }
+        if draft_tokens is not None:
+            fields["draft_length"] = num_masks_for(draft_tokens, **overrides)
         drafter = cls(fresh_config(DartConfig, fields, overrides))
         drafter.check_target(target)
         drafter.check_tapped_states(target)
@@ -200,7 +210,9 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         if head is not None and head.weight.is_floating_point() and not head.weight.is_meta:
             with torch.no_grad():
                 drafter.lm_head.weight.copy_(head.weight[ids.to(head.weight.device)])
-        return drafter.to(input_device(target)).eval()
+        drafter = drafter.to(input_device(target)).eval()
+        start_as_a_blind_guess(drafter, drafter.norm, target)
+        return drafter
 
     @property
     def tapped_hidden_states(self) -> list[int]:
@@ -216,7 +228,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         if self.config.tapped_hidden_states is not None:
             return super().taps_for(target, use_target_features)
         self.check_feature_use(use_target_features)
-        return default_tapped_hidden_states(num_layer_outputs(target))
+        return published_tapped_hidden_states(num_layer_outputs(target))
 
     @property
     def max_draft_depth(self) -> int:
@@ -384,6 +396,28 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
         check_vocabulary_maps(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded
+
+
+def num_masks_for(draft_tokens: int, shifted: bool = True, draft_length: int | None = None, **others: Any) -> int:
+    """How many masks draft so many tokens: one less, if the last row of the prefix drafts the first of them.
+
+    Args:
+        draft_tokens: d of arXiv 2601.19278, section 3.2.
+        shifted, draft_length: as in [`DartConfig`], where they are given.
+        **others: fields of it that don't matter.
+
+    Raises:
+        ValueError: if there is nothing to draft, or `draft_length` says otherwise.
+    """
+    if draft_tokens < 1:
+        raise ValueError(f"a DART drafter drafts 1 token or more, got draft_tokens={draft_tokens}")
+    num_masks = draft_tokens - 1 if shifted else draft_tokens
+    if draft_length not in (None, num_masks):
+        raise ValueError(
+            f"draft_length counts masks: {draft_tokens} drafted tokens (draft_tokens) take {num_masks}, got "
+            f"draft_length={draft_length}: leave draft_length out"
+        )
+    return num_masks
 
 
 def checked_token_ids(token_ids: Sequence[int] | None, vocab_size: int) -> torch.LongTensor:

@@ -32,6 +32,7 @@ from .drafting import (
     last_columns,
     mask_ids,
 )
+from .fresh_start import start_as_a_blind_guess
 from .mask_token import choose_mask_token_id, find_tokenizer
 from .pairing import describe_target, tokenizer_hash
 from .published_dflash import IGNORED_WEIGHTS, RENAMED_WEIGHTS
@@ -214,6 +215,8 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
     ) -> "DFlashDrafter":
         """A fresh drafter that fits `target`: its width, heads, rope and vocabulary; taps, and a mask token.
 
+        It starts about as sure of every token as of any other: see [`start_as_a_blind_guess`].
+
         Args:
             target: the model to draft for.
             num_layers: depth of the drafter.
@@ -243,7 +246,9 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         drafter = cls(fresh_config(cls.config_class, fields, overrides))
         drafter.check_target(target)
         drafter.check_tapped_states(target)
-        return drafter.to(input_device(target)).eval()
+        drafter = drafter.to(input_device(target)).eval()
+        start_as_a_blind_guess(drafter, drafter.norm, target)
+        return drafter
 
     @property
     def tapped_hidden_states(self) -> list[int]:

@@ -80,6 +80,8 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
 
     config: PardConfig
     training_layout = "dropped_masks"
+    # Eq. 8: a mean of its own for each subtask, which COD would let weigh less.
+    training_objective = "subtask_cross_entropy"
     # The trainer of PARD-2's authors has the base inside a module, with the projection beside it.
     renamed_weights: ClassVar[dict[str, str]] = {
         r"^base_model\.model\.": "model.",

@@ -135,7 +135,8 @@ def architecture_like(target: PreTrainedModel) -> dict[str, Any]:
         "rms_norm_eps": fields.get("rms_norm_eps") or 1e-6,
         # A target that was made for no length in particular leaves the drafter with its own default.
         **({"max_position_embeddings": length} if length else {}),
-        "initializer_range": fields.get("initializer_range") or 0.02,
+        # What layers of this width need to pass on what they get; a target of another width says less about it.
+        "initializer_range": hidden_size**-0.5,
         "rope_parameters": rope_like(fields, head_dim),
         **{key: fields.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
     }

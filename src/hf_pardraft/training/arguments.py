@@ -13,6 +13,8 @@ from .sums import REDUCTIONS, check_reduction
 
 # As of a block: far above anything published, and more would be asked of a machine than it has.
 MOST_DRAFT_TOKENS = 4096
+# For `num_anchors`: no limit.
+EVERY = "all"
 
 
 @dataclass
@@ -23,7 +25,11 @@ class DraftTrainingArguments(TrainingArguments):
     _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "chat_template_kwargs", "objective"]
 
     draft_tokens: int = field(
-        default=8, metadata={"help": "PARD: how many tokens the drafter learns to draft (K). Others learn their block."}
+        default=8,
+        metadata={
+            "help": "PARD, and DART where pardraft train makes the drafter: how many tokens it learns to draft (K; d). Others "
+            "learn their block."
+        },
     )
     cod_retention: float = field(
         default=0.7, metadata={"help": "PARD: retention decay r of conditional drop-token; 1 keeps every row."}
@@ -35,7 +41,8 @@ class DraftTrainingArguments(TrainingArguments):
         default=None,
         metadata={
             "help": "What is learned: a weighted sum such as cross_entropy+0.3*first_error+40*chain_reward, or a mapping of "
-            f"names to coefficients, of {', '.join(OBJECTIVES)}. By default annealed_kl for DART, and cross_entropy for others."
+            f"names to coefficients, of {', '.join(OBJECTIVES)}. By default annealed_kl for DART, "
+            "subtask_cross_entropy for PARD, and cross_entropy for others."
         },
     )
     loss_reduction: str = field(
@@ -68,8 +75,12 @@ class DraftTrainingArguments(TrainingArguments):
             "help": "streak: for how many prefixes of an example the target samples a continuation in each step."
         },
     )
-    num_anchors: int = field(
-        default=512, metadata={"help": "DFlash, DFlare, DART: most blocks per row of a batch, packed or not."}
+    num_anchors: int | str = field(
+        default=512,
+        metadata={
+            "help": "DFlash, DFlare, DART: most blocks per row of a batch, packed or not, chosen anew in each epoch; all: behind "
+            "every token that one can begin with."
+        },
     )
     max_length: int | None = field(
         default=3072,
@@ -152,8 +163,8 @@ class DraftTrainingArguments(TrainingArguments):
             )
         if self.gradient_accumulation_steps < 1:
             raise ValueError(f"gradient_accumulation_steps must be at least 1, got {self.gradient_accumulation_steps}")
-        if self.num_anchors < 1:
-            raise ValueError(f"num_anchors must be at least 1, got {self.num_anchors}")
+        if self.num_anchors != EVERY and (not isinstance(self.num_anchors, int) or self.num_anchors < 1):
+            raise ValueError(f"num_anchors must be at least 1, or {EVERY!r}, got {self.num_anchors!r}")
         if self.loss_gamma is not None and not self.loss_gamma > 0:
             raise ValueError(f"loss_gamma must be positive, or None for uniform weights, got {self.loss_gamma}")
         if not 0 < self.kl_gamma <= 1:
@@ -163,6 +174,11 @@ class DraftTrainingArguments(TrainingArguments):
         self._check_scheduler()
         self._check_objective()
         self._check_tau()
+
+    @property
+    def most_anchors(self) -> int | None:
+        """`num_anchors`, or `None` for no limit."""
+        return None if self.num_anchors == EVERY else self.num_anchors
 
     def _check_scheduler(self) -> None:
         given = self.lr_scheduler_kwargs

@@ -145,13 +145,13 @@ class BlockCollator:
     Args:
         mask_token_id: id of the mask token.
         block_size: tokens a block, the anchor counted.
-        num_anchors: most blocks per example, all documents of a packed one together.
+        num_anchors: most blocks per example, all documents of a packed one together; `None` for no limit.
         seed: of the anchors. `epoch` is set by the trainer.
     """
 
     epoch = SharedEpoch()
 
-    def __init__(self, mask_token_id: int, block_size: int = 16, num_anchors: int = 512, seed: int = 0) -> None:
+    def __init__(self, mask_token_id: int, block_size: int = 16, num_anchors: int | None = 512, seed: int = 0) -> None:
         self.mask_token_id = mask_token_id
         self.block_size = block_size
         self.num_anchors = num_anchors
@@ -161,7 +161,7 @@ class BlockCollator:
     @classmethod
     def for_drafter(cls, drafter: PreTrainedModel, args: DraftTrainingArguments) -> "BlockCollator":
         """One that is set up from the drafter's config and the training arguments."""
-        return cls(drafter.config.mask_token_id, drafter.config.block_size, args.num_anchors, args.seed)
+        return cls(drafter.config.mask_token_id, drafter.config.block_size, args.most_anchors, args.seed)
 
     def blocks(self, example: dict[str, Any]) -> dict[str, torch.LongTensor]:
         """Sequence, anchors, block ids and labels of one example."""
@@ -201,13 +201,14 @@ class SharedPrefixCollator:
     Args:
         num_tokens: d, how many tokens the drafter learns to draft.
         shifted: whether a row predicts the token behind its own place, so that the last row of a prefix predicts too.
-        num_anchors: most prefixes per example that get masks. All that can, predict their first token.
+        num_anchors: most prefixes per example that get masks; `None` for all, as in the paper. All that can, predict their first
+            token.
         seed: of the anchors. `epoch` is set by the trainer.
     """
 
     epoch = SharedEpoch()
 
-    def __init__(self, num_tokens: int = 8, shifted: bool = True, num_anchors: int = 512, seed: int = 0) -> None:
+    def __init__(self, num_tokens: int = 8, shifted: bool = True, num_anchors: int | None = 512, seed: int = 0) -> None:
         self.num_tokens = num_tokens
         self.shifted = shifted
         self.num_anchors = num_anchors
@@ -216,7 +217,7 @@ class SharedPrefixCollator:
 
     @classmethod
     def for_drafter(cls, drafter: PreTrainedModel, args: DraftTrainingArguments) -> "SharedPrefixCollator":
-        return cls(drafter.max_draft_depth, drafter.config.shifted, args.num_anchors, args.seed)
+        return cls(drafter.max_draft_depth, drafter.config.shifted, args.most_anchors, args.seed)
 
     def prefix_rows(
         self, labels: torch.LongTensor, documents: torch.LongTensor, anchors: torch.LongTensor

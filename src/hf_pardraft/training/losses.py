@@ -157,15 +157,21 @@ def block_cross_entropy(
 
 
 def subtask_cross_entropy(
-    draft_logits: torch.Tensor, labels: torch.LongTensor, valid: torch.BoolTensor
+    draft_logits: torch.Tensor, labels: torch.LongTensor, valid: torch.BoolTensor, gamma: float | None = None
 ) -> torch.Tensor:
     """PARD's objective: L_k = mean over the rows of subtask k of -log p_k (pard.txt, eq. 8), averaged over the subtasks.
 
-    Each subtask is averaged by itself, so those that COD thins out weigh as much as the first. Arguments are those of
-    [`block_cross_entropy`]; subtasks without a valid row are left out.
+    Each subtask is averaged by itself, so those that COD thins out weigh as much as the first. Subtasks without a valid row are
+    left out.
+
+    Args:
+        draft_logits, labels, valid: as for [`block_cross_entropy`].
+        gamma: weighs L_k with w_k = exp(-(k - 1) / gamma), all w_k scaled to an average of 1; `None`, as in the paper, weighs
+            all alike. See [`position_weights`].
     """
     draft_logits, valid = checked_blocks(draft_logits, valid, labels)
-    return mean_of(*subtask_sums(label_log_probs(draft_logits, labels, valid), valid))
+    log_probs = label_log_probs(draft_logits, labels, valid)
+    return mean_of(*subtask_sums(log_probs, position_weights(valid.shape[1], gamma, log_probs.device), valid))
 
 
 def first_error_loss(

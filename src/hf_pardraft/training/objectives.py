@@ -99,8 +99,8 @@ OBJECTIVES = {
         "cross-entropy with the text, weights exp(-(k - 1) / loss_gamma)",
     ),
     "subtask_cross_entropy": Objective(
-        lambda s, c: subtask_sums(s.log_probs, s.known),
-        "PARD's: cross-entropy, each position averaged by itself",
+        lambda s, c: subtask_sums(s.log_probs, c.decay(s), s.known),
+        "PARD's: cross-entropy, each position averaged by itself, and the averages weighted as cross_entropy's rows",
     ),
     "first_error": Objective(
         lambda s, c: first_error_sums(s.log_probs, s.is_right, c.decay(s), s.unbroken),

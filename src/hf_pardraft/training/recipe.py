@@ -17,9 +17,10 @@ from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
 from ..models.config_checks import check_fresh_fields
-from ..user_files import read_text
+from ..models.modeling_dart import num_masks_for
+from ..user_files import parse_json, quoted, read_text
 from .adapters import AdapterOptions, check_adapter
-from .arguments import DraftTrainingArguments
+from .arguments import EVERY, DraftTrainingArguments
 
 RECIPES = Path(__file__).parent / "recipes"
 KINDS = ("pard", "pard2", "dflash", "dflare", "dart")
@@ -58,7 +59,9 @@ class DrafterOptions:
     base: str | None = option(None, "pard, pard2: the causal LM to adapt, with the target's tokenizer.")
     num_layers: int | None = option(None, "dflash, dflare: its depth.")
     block_size: int | None = option(None, "dflash, dflare: tokens a block, the anchor counted.")
-    draft_length: int | None = option(None, "dart: masks behind a prefix; shifted, it drafts one token more.")
+    draft_length: int | None = option(
+        None, "dart: masks behind a prefix, as config.json counts them. Say draft_tokens, the tokens that they draft."
+    )
     mask_token_id: list[int] | None = field(
         default=None,
         metadata={
@@ -216,13 +219,13 @@ def typed(words: list[str], source: str) -> dict[str, Any]:
     hints = {}
     for one in (*OWN_SETTINGS, DraftTrainingArguments):
         hints |= typing.get_type_hints(one)
-    words, nones = _without_nones(_split_at_equals(words), hints)
+    words, special = _without_special_words(_split_at_equals(words), hints)
     parser = _Parser(*OWN_SETTINGS, DraftTrainingArguments)
     check_names((word[2:].replace("-", "_") for word in words if word.startswith("--")), _spellings(parser), source)
     found, rest = parser.parse_known_args(words)
     if rest:
         raise ValueError(f"expected settings as --name value in {source}, got {' '.join(rest)}")
-    given = {**vars(found), **nones}
+    given = {**vars(found), **special}
     if len(given.get("report_to", [])) == 1:
         given["report_to"] = given["report_to"][0]
     return given
@@ -237,18 +240,23 @@ def _split_at_equals(words: list[str]) -> list[str]:
     return [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
 
 
-def _without_nones(words: list[str], hints: dict[str, Any]) -> tuple[list[str], dict[str, None]]:
-    kept, nones, index = [], {}, 0
+def _without_special_words(words: list[str], hints: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """The words that the parser can read, and the settings whose value has no type that it knows: none, all."""
+    kept, index = [], 0
+    special: dict[str, Any] = {}
     while index < len(words):
         name = words[index][2:].replace("-", "_") if words[index].startswith("--") else ""
         value = words[index + 1].lower() if index + 1 < len(words) else ""
-        if value in ("none", "null") and may_be_none(hints.get(name)):
-            nones[name] = None
+        if value == EVERY and name == "num_anchors":
+            special[name] = EVERY
+            index += 2
+        elif value in ("none", "null") and may_be_none(hints.get(name)):
+            special[name] = None
             index += 2
         else:
             kept.append(words[index])
             index += 1
-    return kept, nones
+    return kept, special
 
 
 def training_run(words: list[str]) -> TrainingRun:
@@ -265,15 +273,35 @@ def training_run(words: list[str]) -> TrainingRun:
     if "drafter" in said:
         # A recipe's drafter is a fresh one.
         settings = {name: value for name, value in settings.items() if name not in names_of(DrafterOptions)}
+    if "draft_length" in said:
+        # The other name of the same number.
+        settings.pop("draft_tokens", None)
     given = {**settings, **said}
     options, drafter, adapter = (
         one(**{name: value for name, value in given.items() if name in names_of(one)}) for one in OWN_SETTINGS
     )
     check_run(options, drafter)
+    if drafter.kind == "dart" and "draft_tokens" in given:
+        drafter.draft_length = masks_of_dart(drafter, given["draft_tokens"])
     check_adapter(adapter, bool(given.get("keep_adapter")))
     known = {name for one in OWN_SETTINGS for name in names_of(one)}
     arguments = {name: value for name, value in given.items() if name not in known}
     return TrainingRun(options, drafter, adapter, arguments, given)
+
+
+def masks_of_dart(drafter: DrafterOptions, draft_tokens: int) -> int:
+    """The `draft_length` of a fresh DART drafter that learns to draft so many tokens; a `ValueError` if it is another already."""
+    others = config_fields(drafter.drafter_config)
+    given = others.get("draft_length") if drafter.draft_length is None else drafter.draft_length
+    return num_masks_for(draft_tokens, others.get("shifted", True), given)
+
+
+def config_fields(text: str | None) -> dict[str, Any]:
+    """Fields of a drafter's configuration, given as JSON; a `ValueError` if they are not."""
+    fields = parse_json(text or "{}", f"drafter_config {quoted(text)}")
+    if not isinstance(fields, dict):
+        raise ValueError(f'drafter_config must be a JSON object such as {{"fusion": "fc"}}, got {quoted(text)}')
+    return fields
 
 
 def names_of(one: type) -> set[str]:

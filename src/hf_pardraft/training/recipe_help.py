@@ -34,7 +34,8 @@ COMMON_SETTINGS = (
 # What their own words don't say of this command.
 OTHER_WORDS = {
     "objective": "What is learned: a weighted sum of objectives (see below), such as "
-    "cross_entropy+0.3*first_error+40*chain_reward. By default annealed_kl for DART, and cross_entropy for others.",
+    "cross_entropy+0.3*first_error+40*chain_reward. By default annealed_kl for DART, "
+    "subtask_cross_entropy for PARD, and cross_entropy for others.",
     "max_steps": "Steps to train for, rather than epochs.",
     "resume_from_checkpoint": "A checkpoint of this run to go on from, or last for the latest in --output.",
     "metric_for_best_model": "What makes a checkpoint the best one: tau, expected_tau, accuracy_1, or loss, the default.",

@@ -36,8 +36,8 @@ def example_generator(seed: int, epoch: int, input_ids: Sequence[int]) -> torch.
     return torch.Generator().manual_seed(zlib.crc32(content, zlib.crc32(f"{seed} {epoch}".encode())))
 
 
-def some_of(candidates: torch.LongTensor, most: int, generator: torch.Generator) -> torch.LongTensor:
-    """At most `most` of the candidates, in their order."""
+def some_of(candidates: torch.LongTensor, most: int | None, generator: torch.Generator) -> torch.LongTensor:
+    """At most `most` of the candidates, in their order; all of them if `None`."""
     chosen = torch.randperm(len(candidates), generator=generator)[:most]
     return candidates[chosen.sort().values]
 

@@ -60,9 +60,18 @@ def weighted_sums(
     return Sums(total[None], divisor[None])
 
 
-def subtask_sums(log_probs: torch.Tensor, valid: torch.BoolTensor) -> Sums:
-    """Cross-entropy of each position by itself, over the rows that it has (pard.txt, eq. 8)."""
-    return Sums(-torch.where(valid, log_probs, 0).sum(dim=0), valid.sum(dim=0).to(log_probs.dtype))
+def subtask_sums(log_probs: torch.Tensor, weights: torch.Tensor, valid: torch.BoolTensor) -> Sums:
+    """Cross-entropy of each position by itself, over the rows that it has (arXiv 2504.18583, eq. 8).
+
+    Args:
+        log_probs, valid: `(blocks, positions)`.
+        weights: `(positions,)`, of the means. They are scaled to an average of 1, so that they leave the loss's scale alone.
+
+    Returns:
+        `(positions,)` each.
+    """
+    weights = (weights / weights.mean()).to(log_probs.dtype)
+    return Sums(-weights * torch.where(valid, log_probs, 0).sum(dim=0), valid.sum(dim=0).to(log_probs.dtype))
 
 
 def first_error_sums(
