@@ -66,6 +66,8 @@ class Regeneration:
         num_before: of them, how many an earlier run had written.
         num_written: how many this run has written.
         failed: index and reason of each row that could not be rewritten. They are in no file, and the next run tries again.
+        num_tokens: that a local target has written in this run.
+        seconds: that it took.
     """
 
     path: Path
@@ -73,6 +75,8 @@ class Regeneration:
     num_before: int = 0
     num_written: int = 0
     failed: dict[int, str] = field(default_factory=dict)
+    num_tokens: int = 0
+    seconds: float = 0.0
 
 
 def regenerate(
