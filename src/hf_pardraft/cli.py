@@ -116,6 +116,13 @@ def regenerate(
         float, typer.Option(min=0.0, max=1.0, help="Probability that a self-prompting user goes on after an answer.")
     ] = 0.25,
     max_turns: Annotated[int, typer.Option(min=1, help="Most self-prompts of a dialogue.")] = 4,
+    prompt_system: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="System message that steers what self-prompting users ask about; answers don't see it. May be repeated: "
+            'prompts take them in turn. "" stands for none.',
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
     chat_template_kwargs: Annotated[
         str | None, typer.Option(help='JSON for the chat template, such as {"enable_thinking": false}.')
@@ -151,6 +158,7 @@ def regenerate(
         prompt_max_tokens=prompt_max_tokens,
         more_turns=more_turns,
         max_turns=max_turns,
+        prompt_system=prompt_system or [],
         seed=seed,
         chat_template_kwargs=chat_template_kwargs,
         batch_size=batch_size,

@@ -44,6 +44,7 @@ class RegenerateRequest:
     prompt_max_tokens: int
     more_turns: float
     max_turns: int
+    prompt_system: list[str]
     seed: int
     chat_template_kwargs: str | None
     batch_size: int
@@ -86,6 +87,7 @@ def write_self_prompted(request: RegenerateRequest, sampling: dict[str, Any], sh
         request.prompt_max_tokens,
         request.more_turns,
         request.max_turns,
+        tuple(request.prompt_system),
     )
     UserTurns(load_tokenizer(request.target), sampling["template_kwargs"])
     writer = local_writer(request, sampling)

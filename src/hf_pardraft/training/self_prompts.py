@@ -8,7 +8,7 @@ import random
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from .local_writer import LocalWriter
 from .prompt_filters import gist, refusal
 from .regenerate import Regeneration, Shard, check_output, writer_settings
 from .rewriting import SEED_BITS, Answer, Rewrite, check_sampling
+from .row_sampling import RowNoise
 from .user_turns import UserTurns, marks_of, user
 
 # How many batches of prompts are answered together, sorted by length.
@@ -39,6 +40,8 @@ class PromptSampling:
         max_tokens: a message that is not at its end by then is not used.
         more_turns: the probability that a user goes on after an answer.
         max_turns: most messages of a user in a dialogue.
+        systems: system messages that steer what users ask about first, one after another; an empty one is none. Answers don't
+            see them: that system messages draw other prompts out of a model is the paper's way to code and mathematics.
     """
 
     temperature: float = 1.0
@@ -46,6 +49,7 @@ class PromptSampling:
     max_tokens: int = 256
     more_turns: float = 0.25
     max_turns: int = 4
+    systems: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_sampling(self.temperature, self.top_p, self.max_tokens)
@@ -128,6 +132,9 @@ class PromptWriter(LocalWriter):
     Args:
         writer: of the answers.
         sampling: of the messages.
+
+    Raises:
+        ValueError: if the chat template does not show where a user's message begins, or refuses a system message.
     """
 
     def __init__(self, writer: LocalWriter, sampling: PromptSampling) -> None:
@@ -143,10 +150,17 @@ class PromptWriter(LocalWriter):
             template_kwargs=writer.template_kwargs,
         )
         self.turns = UserTurns(writer.tokenizer, writer.template_kwargs)
+        self.openings = [[{"role": "system", "content": text}] if text else [] for text in sampling.systems or ("",)]
+        for messages in self.openings:
+            self.turns.header_ids(messages)
         self.marks = marks_of(writer.tokenizer)
         self.good_ends = self.end_ids | ({self.turns.end.token} - {None})
         # No message goes on behind a special token, whichever it is.
         self.end_ids = self.good_ends | set(self.marks)
+
+    def first_turn(self, number: int) -> UserTurn:
+        """That of the prompt of this number."""
+        return UserTurn(number, self.openings[number % len(self.openings)], "prompt")
 
     def ask(self, turns: list[UserTurn]) -> list[Prompt]:
         """What a user says in each of some turns.
@@ -172,8 +186,12 @@ class PromptWriter(LocalWriter):
     def _chat_ids(self, rewrite: UserTurn) -> list[int]:
         return self.turns.header_ids(rewrite.messages)
 
-    def _sampling(self, seeds: list[int]) -> dict[str, Any]:
-        options = super()._sampling(seeds)
+    def is_at_end(self, ids: list[int]) -> bool:
+        ending = self.turns.end.text
+        return super().is_at_end(ids) or (ending is not None and ending in self.decode(ids))
+
+    def _sampling(self, noise: RowNoise, seeds: list[int]) -> dict[str, Any]:
+        options = super()._sampling(noise, seeds)
         if self.turns.end.text is not None:
             options |= {"stop_strings": [self.turns.end.text], "tokenizer": self.tokenizer}
         return options
@@ -189,14 +207,15 @@ class PromptPool:
         journal: where they are written.
         writer: writes them.
         shard: of several, each samples others.
+        after_batch: called whenever some were sampled.
 
     Attributes:
         prompts: those of use.
         refused: how many were not, by reason.
     """
 
-    def __init__(self, journal: Journal, writer: PromptWriter, shard: Shard) -> None:
-        self.journal, self.writer, self.shard = journal, writer, shard
+    def __init__(self, journal: Journal, writer: PromptWriter, shard: Shard, after_batch: Callable[[], None]) -> None:
+        self.journal, self.writer, self.shard, self.after_batch = journal, writer, shard, after_batch
         self.prompts: list[str] = []
         self.refused: Counter[str] = Counter()
         self._gists: set[str] = set()
@@ -214,12 +233,13 @@ class PromptPool:
         while len(self.prompts) < count:
             start = len(self.journal.done)
             numbers = range(start, start + self.writer.batch_size)
-            turns = [UserTurn(self.shard.number + number * self.shard.count, [], "prompt") for number in numbers]
+            turns = [self.writer.first_turn(self.shard.number + number * self.shard.count) for number in numbers]
             for number, prompt in zip(numbers, self.writer.ask(turns), strict=True):
                 reason = prompt.refused or (DUPLICATE if gist(prompt.text) in self._gists else None)
                 row = {"index": number, "prompt": prompt.text, "refused": reason}
                 self.journal.append(row)
                 self._take(row)
+            self.after_batch()
             self._check_use()
         return self.prompts
 
@@ -276,20 +296,23 @@ def write_dialogues(
         Journal(path, told | writer_settings(writer) | {"prompts": asdict(sampling)}) as journal,
         Journal(path.with_name(f".{path.name}.prompts"), first) as prompts,
     ):
-        pool = PromptPool(prompts, prompter, shard)
         result = SelfPrompting(path, len(indices), len(journal.done))
         started = time.monotonic()
         with tqdm(total=len(indices), initial=len(journal.done), desc=path.name, disable=not progress) as bar:
+
+            def show_speed() -> None:
+                result.num_tokens = writer.num_tokens + prompter.num_tokens
+                result.seconds = time.monotonic() - started
+                speed = result.num_tokens / result.seconds
+                bar.set_postfix_str(f"{len(prompts.done)} prompts sampled, {speed:.0f} tokens/s")
+
+            pool = PromptPool(prompts, prompter, shard, show_speed)
             missing = [(place, index) for place, index in enumerate(indices) if index not in journal.done]
             for dialogue in finished(opened(missing, pool), prompter, writer, sampling, result):
                 journal.append(dialogue.result())
                 result.num_written += 1
-                result.num_tokens, result.seconds = (
-                    writer.num_tokens + prompter.num_tokens,
-                    time.monotonic() - started,
-                )
-                bar.set_postfix_str(f"{result.num_tokens / result.seconds:.0f} tokens/s", refresh=False)
                 bar.update()
+                show_speed()
         result.num_prompts, result.refused = len(prompts.done), pool.refused
     return result
 
@@ -308,28 +331,28 @@ def finished(
     result: SelfPrompting,
 ) -> Iterator[Dialogue]:
     """The dialogues that could be written, in the order in which they get done; the others are noted in `result`."""
-    dialogues = iter(dialogues)
-    while window := list(islice(dialogues, writer.batch_size * BATCHES_PER_WINDOW)):
-        while window:
-            going_on = []
-            for outcome in writer.write(window):
-                dialogue, error = outcome if isinstance(outcome, tuple) else (outcome, None)
-                if error is not None and not dialogue.num_answers:
-                    result.failed[dialogue.index] = str(error)
-                elif error is not None:
-                    dialogue.take_back()
-                    yield dialogue
-                elif dialogue.wants_more(sampling, writer.seed):
-                    going_on.append(dialogue)
-                else:
-                    yield dialogue
-            window = []
-            for dialogue, prompt in asked_on(going_on, prompter):
-                if prompt is None or prompt.refused is not None:
-                    yield dialogue
-                else:
-                    dialogue.go_on(prompt.text)
-                    window.append(dialogue)
+    dialogues, going_on = iter(dialogues), []
+    # Those that go on join the next window, so that batches stay full.
+    while window := going_on + list(islice(dialogues, writer.batch_size * BATCHES_PER_WINDOW - len(going_on))):
+        wanting = []
+        for outcome in writer.write(window):
+            dialogue, error = outcome if isinstance(outcome, tuple) else (outcome, None)
+            if error is not None and not dialogue.num_answers:
+                result.failed[dialogue.index] = str(error)
+            elif error is not None:
+                dialogue.take_back()
+                yield dialogue
+            elif dialogue.wants_more(sampling, writer.seed):
+                wanting.append(dialogue)
+            else:
+                yield dialogue
+        going_on = []
+        for dialogue, prompt in asked_on(wanting, prompter):
+            if prompt is None or prompt.refused is not None:
+                yield dialogue
+            else:
+                dialogue.go_on(prompt.text)
+                going_on.append(dialogue)
 
 
 def asked_on(dialogues: list[Dialogue], prompter: PromptWriter) -> Iterator[tuple[Dialogue, Prompt | None]]:
