@@ -1,5 +1,7 @@
 """Where in a chat template a user's turn begins and ends, for any template: read off what it renders."""
 
+import json
+import string
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from .chat import Conversation, Message, special_tokens, unused_character
 
-# First words that no tokenizer joins in the same way with what stands before them: what the tokens of all have in common is the
-# header. Many tokenizers join a blank at its end with a word, but not with a digit.
-FIRST_WORDS = ("What", "how", "2", "(", "É", "请")
+# What users' messages may begin with, to see whether a tokenizer joins a blank before a message with it.
+BEGINNINGS = ("What", "how", "hello", "the", *string.ascii_letters)
 
 
 def user(content: str) -> Message:
@@ -47,17 +48,15 @@ class UserTurns:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any] | None = None) -> None:
         self.tokenizer, self.template_kwargs = tokenizer, template_kwargs or {}
         check_chat_template(tokenizer, self.template_kwargs)
-        mark = unused_character("")
         try:
-            rendered = self._render([user(mark)], add_generation_prompt=True)
+            header, rest = self._around([])
         except TemplateError as error:
             raise ValueError(
                 f"the chat template refuses a conversation that begins with a user's message: {error}. "
                 "Pass prompts as a data set instead"
             ) from error
-        if mark not in rendered:
-            raise ValueError("the chat template doesn't show what a user says: pass prompts as a data set instead")
-        self.end = self._end_of(rendered.split(mark, 1)[1])
+        self.end = self._end_of(rest)
+        self._joins_blanks = header.endswith(" ") and any(self._is_joined(header, word) for word in BEGINNINGS)
         if not self.header_ids([]):
             raise ValueError(
                 "the chat template writes nothing before a user's message, so there is nothing to go on from: pass prompts as "
@@ -71,16 +70,28 @@ class UserTurns:
             ValueError: if the chat template refuses a user's message there.
         """
         try:
-            rendered = [self._render([*messages, user(word)]) for word in FIRST_WORDS]
+            header, _ = self._around(messages)
         except TemplateError as error:
             raise ValueError(f"the chat template refuses its conversation: {error}") from error
-        tokens = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in rendered]
-        differs = (place for place, column in enumerate(zip(*tokens, strict=False)) if len(set(column)) > 1)
-        return tokens[0][: next(differs, min(map(len, tokens)))]
+        # A blank that belongs to the first word's token would keep the target from writing that token.
+        return self._ids(header.rstrip(" ") if self._joins_blanks else header)
 
-    def _render(self, messages: list[Message], add_generation_prompt: bool = False) -> str:
-        chat = Conversation(self.tokenizer, messages, None, self.template_kwargs)
-        return chat.render(messages, add_generation_prompt)
+    def _around(self, messages: list[Message]) -> tuple[str, str]:
+        """What the template writes before a user's message that follows some messages, and behind it."""
+        mark = unused_character(json.dumps(messages, ensure_ascii=False, default=str))
+        chat = Conversation(self.tokenizer, [*messages, user(mark)], None, self.template_kwargs)
+        rendered = chat.render(chat.messages, add_generation_prompt=True)
+        if mark not in rendered:
+            raise ValueError("the chat template doesn't show what a user says: pass prompts as a data set instead")
+        header, rest = rendered.split(mark, 1)
+        return header, rest
+
+    def _is_joined(self, header: str, word: str) -> bool:
+        ids = self._ids(header)
+        return self._ids(header + word)[: len(ids)] != ids
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _end_of(self, rest: str) -> TurnEnd:
         """What of the text that follows a user's message is a sign that it has ended."""
