@@ -10,9 +10,10 @@ import torch
 from .commands import load_models, load_tokenizer
 from .training.data_sources import load_data
 from .training.local_writer import LocalWriter
+from .training.prompt_writer import PromptSampling
 from .training.regenerate import Regeneration, Shard, check_output, regenerate
 from .training.rewriting import check_sampling
-from .training.self_prompts import PromptSampling, SelfPrompting, write_dialogues
+from .training.self_prompts import SelfPrompting, write_dialogues
 from .training.server_writer import ServerWriter
 from .training.user_turns import UserTurns
 

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from hf_pardraft.training.data import prepare_data
 from hf_pardraft.training.journal import Journal
 from hf_pardraft.training.local_writer import LocalWriter
 from hf_pardraft.training.prompt_filters import gist, refusal
+from hf_pardraft.training.prompt_writer import PromptSampling, PromptWriter, UserTurn
 from hf_pardraft.training.regenerate import Shard
+from hf_pardraft.training.rewriting import Answer
 from hf_pardraft.training.row_sampling import Nucleus
-from hf_pardraft.training.self_prompts import Dialogue, PromptSampling, PromptWriter, UserTurn, write_dialogues
+from hf_pardraft.training.self_prompts import Dialogue, write_dialogues
 from hf_pardraft.training.user_turns import TurnEnd, UserTurns
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_blank_first_tokenizer, tiny_chat_tokenizer
@@ -263,8 +266,8 @@ def test_a_larger_number_adds_to_what_is_there(target, tokenizer, tmp_path):
     assert write(twice, target, tokenizer, count=7).num_written == 4
     assert read(twice)[:3] == first
     assert by_index(once) == by_index(twice)
-    with pytest.raises(ValueError, match=r"prompts .*top_p"):
-        write(twice, target, tokenizer, sampling=PromptSampling(top_p=0.5))
+    with pytest.raises(ValueError, match=r"prompt_top_p 0\.95 \(now 0\.5\)"):
+        write(twice, target, tokenizer, sampling=replace(SAMPLING, top_p=0.5))
     with pytest.raises(ValueError, match="seed 0"):
         write(twice, target, tokenizer, seed=1)
 
@@ -313,7 +316,7 @@ def test_a_message_that_leaves_no_room_for_an_answer_is_taken_back(target, token
     assert len(rows) == 8
     check_dialogues(rows, max_turns=8)
     dialogue = Dialogue(0, "two and three")
-    dialogue.add(self_prompts.Answer("five"))
+    dialogue.add(Answer("five"))
     dialogue.go_on("and four")
     assert not dialogue.is_done
     dialogue.take_back()
@@ -361,17 +364,24 @@ def test_prompts_follow_the_law_of_their_temperature_and_top_p(target, tokenizer
     torch.testing.assert_close(shares, law, atol=0.03, rtol=0)
 
 
-def test_a_target_that_repeats_itself_is_given_up_and_nothing_is_lost(target, tokenizer, tmp_path, monkeypatch):
+def test_a_target_that_repeats_itself_is_given_up_once_its_prompts_are_answered(
+    target, tokenizer, tmp_path, monkeypatch
+):
     monkeypatch.setattr(self_prompts, "PATIENCE", 12)
-    few = PromptSampling(max_tokens=3)
-    path = tmp_path / "out.jsonl"
-    with pytest.raises(ValueError, match=r"hardly any of the last 12 prompts.*cut off.*what was written stays"):
+    # Only three prompts are told apart.
+    monkeypatch.setattr(self_prompts, "gist", lambda text: str(len(text) % 3))
+    path, few = tmp_path / "out.jsonl", PromptSampling(max_tokens=24, more_turns=0.0)
+    with pytest.raises(ValueError, match=r"hardly any of the last 12 prompts.*3 in all; not used: .*duplicate"):
         write(path, target, tokenizer, count=40, sampling=few)
-    assert len(read(tmp_path / ".out.jsonl.prompts")) == 12
-    with pytest.raises(ValueError, match="temperature of prompts above 0"):
-        PromptSampling(temperature=0.0)
-    with pytest.raises(ValueError, match="more_turns"):
-        PromptSampling(more_turns=1.5)
+    prompts = read(tmp_path / ".out.jsonl.prompts")
+    used = [row["prompt"] for row in prompts if row["refused"] is None]
+    assert len(used) == 3
+    assert [row["messages"][0]["content"] for row in by_index(path)] == used
+    # A number that can be had is no trouble.
+    assert write(path, target, tokenizer, count=3, sampling=few).num_before == 3
+    for wrong, match in (({"temperature": 0.0}, "temperature of prompts above 0"), ({"more_turns": 1.5}, "more_turns")):
+        with pytest.raises(ValueError, match=match):
+            PromptSampling(**wrong)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

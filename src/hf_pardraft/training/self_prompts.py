@@ -6,10 +6,9 @@ An instruct model that is asked to go on right after its chat template's user he
 import json
 import random
 import time
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,47 +17,17 @@ from tqdm.auto import tqdm
 
 from .journal import Journal
 from .local_writer import LocalWriter
-from .prompt_filters import gist, refusal
+from .prompt_filters import gist
+from .prompt_writer import Prompt, PromptSampling, PromptWriter, UserTurn
 from .regenerate import Regeneration, Shard, check_output, writer_settings
-from .rewriting import SEED_BITS, Answer, Rewrite, check_sampling
-from .row_sampling import RowNoise
-from .user_turns import UserTurns, marks_of, user
+from .rewriting import Rewrite
+from .user_turns import user
 
 # How many batches of prompts are answered together, sorted by length.
 BATCHES_PER_WINDOW = 4
 # Of so many prompts in a row at least two have to be of use; else the settings or the target are not.
 PATIENCE = 256
-CUT_OFF, DUPLICATE = "cut off", "duplicate"
-
-
-@dataclass(frozen=True)
-class PromptSampling:
-    """How users' messages are sampled.
-
-    Attributes:
-        temperature, top_p: of the law that they are sampled from.
-        max_tokens: a message that is not at its end by then is not used.
-        more_turns: the probability that a user goes on after an answer.
-        max_turns: most messages of a user in a dialogue.
-        systems: system messages that steer what users ask about first, one after another; an empty one is none. Answers don't
-            see them: that system messages draw other prompts out of a model is the paper's way to code and mathematics.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 0.95
-    max_tokens: int = 256
-    more_turns: float = 0.25
-    max_turns: int = 4
-    systems: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_sampling(self.temperature, self.top_p, self.max_tokens)
-        if not self.temperature:
-            raise ValueError("expected a temperature of prompts above 0, got 0: all prompts would be the same one")
-        if not 0 <= self.more_turns <= 1 or self.max_turns < 1:
-            raise ValueError(
-                f"expected more_turns in [0, 1] and max_turns >= 1, got {self.more_turns} and {self.max_turns}"
-            )
+DUPLICATE = "duplicate"
 
 
 @dataclass
@@ -100,103 +69,6 @@ class Dialogue(Rewrite):
         self._ahead, self._written = [], self._written[:-1]
 
 
-@dataclass(frozen=True)
-class UserTurn:
-    """A message of a user that is to be written; a [`PromptWriter`] takes it as a [`LocalWriter`] takes a row.
-
-    Attributes:
-        index: of the prompt or the dialogue.
-        messages: what was said before.
-        salt: tells apart the seeds of first messages, of later ones, and of answers.
-    """
-
-    index: int
-    messages: list[dict[str, Any]]
-    salt: str
-    prompt_text: str | None = None
-
-    def seed(self, seed: int) -> int:
-        return zlib.crc32(f"{seed} {self.index} {len(self.messages)} {self.salt}".encode()) & SEED_BITS
-
-
-@dataclass(frozen=True)
-class Prompt(Answer):
-    """What a user says, and why it is not used; `None` if it is."""
-
-    refused: str | None = None
-
-
-class PromptWriter(LocalWriter):
-    """Writes users' messages with the target of another writer, up to a token, or a text, that ends them.
-
-    Args:
-        writer: of the answers.
-        sampling: of the messages.
-
-    Raises:
-        ValueError: if the chat template does not show where a user's message begins, or refuses a system message.
-    """
-
-    def __init__(self, writer: LocalWriter, sampling: PromptSampling) -> None:
-        super().__init__(
-            writer.target,
-            writer.tokenizer,
-            writer.drafter,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens,
-            batch_size=writer.batch_size,
-            seed=writer.seed,
-            template_kwargs=writer.template_kwargs,
-        )
-        self.turns = UserTurns(writer.tokenizer, writer.template_kwargs)
-        self.openings = [[{"role": "system", "content": text}] if text else [] for text in sampling.systems or ("",)]
-        for messages in self.openings:
-            self.turns.header_ids(messages)
-        self.marks = marks_of(writer.tokenizer)
-        self.good_ends = self.end_ids | ({self.turns.end.token} - {None})
-        # No message goes on behind a special token, whichever it is.
-        self.end_ids = self.good_ends | set(self.marks)
-
-    def first_turn(self, number: int) -> UserTurn:
-        """That of the prompt of this number."""
-        return UserTurn(number, self.openings[number % len(self.openings)], "prompt")
-
-    def ask(self, turns: list[UserTurn]) -> list[Prompt]:
-        """What a user says in each of some turns.
-
-        Raises:
-            ValueError: if a conversation leaves no room for a user's message.
-        """
-        return self.answer(turns, [self.prompt_ids(turn) for turn in turns])
-
-    def answer_of(self, ids: list[int], behind: list[int]) -> Prompt:
-        """The message up to what ends it."""
-        end = next((place for place, token in enumerate(ids) if token in self.end_ids), None)
-        text, ending = self.decode(ids[:end]), self.turns.end.text
-        is_whole = end is not None and ids[end] in self.good_ends
-        if ending is not None and ending in text:
-            text, is_whole = text.split(ending, 1)[0], True
-        if not is_whole:
-            return Prompt(text.strip(), is_whole=False, refused=CUT_OFF if end is None else "special tokens")
-        text = text.strip()
-        written = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Prompt(text, refused=refusal(text, written, list(self.marks.values())))
-
-    def _chat_ids(self, rewrite: UserTurn) -> list[int]:
-        return self.turns.header_ids(rewrite.messages)
-
-    def is_at_end(self, ids: list[int]) -> bool:
-        ending = self.turns.end.text
-        return super().is_at_end(ids) or (ending is not None and ending in self.decode(ids))
-
-    def _sampling(self, noise: RowNoise, seeds: list[int]) -> dict[str, Any]:
-        options = super()._sampling(noise, seeds)
-        if self.turns.end.text is not None:
-            options |= {"stop_strings": [self.turns.end.text], "tokenizer": self.tokenizer}
-        return options
-
-
 class PromptPool:
     """First messages of a shard's dialogues, each another one. They depend on the seed alone, and not on when a run is cut off.
 
@@ -212,25 +84,23 @@ class PromptPool:
     Attributes:
         prompts: those of use.
         refused: how many were not, by reason.
+        trouble: why no more are sampled, if hardly any was of use lately.
     """
 
     def __init__(self, journal: Journal, writer: PromptWriter, shard: Shard, after_batch: Callable[[], None]) -> None:
         self.journal, self.writer, self.shard, self.after_batch = journal, writer, shard, after_batch
         self.prompts: list[str] = []
         self.refused: Counter[str] = Counter()
+        self.trouble: str | None = None
         self._gists: set[str] = set()
         self._latest: deque[bool] = deque(maxlen=PATIENCE)
         with journal.path.open(encoding="utf-8") as file:
             for line in file:
                 self._take(json.loads(line))
 
-    def up_to(self, count: int) -> list[str]:
-        """The first prompts, at least `count`; those that are not there yet are sampled.
-
-        Raises:
-            ValueError: if hardly any prompt is of use.
-        """
-        while len(self.prompts) < count:
+    def prompt(self, place: int) -> str | None:
+        """One of the prompts, sampled if it is not there yet; `None` if there are no more to be had."""
+        while len(self.prompts) <= place and self.trouble is None:
             start = len(self.journal.done)
             numbers = range(start, start + self.writer.batch_size)
             turns = [self.writer.first_turn(self.shard.number + number * self.shard.count) for number in numbers]
@@ -240,8 +110,8 @@ class PromptPool:
                 self.journal.append(row)
                 self._take(row)
             self.after_batch()
-            self._check_use()
-        return self.prompts
+            self.trouble = self._trouble()
+        return self.prompts[place] if place < len(self.prompts) else None
 
     def _take(self, row: dict[str, Any]) -> None:
         self._latest.append(row["refused"] is None)
@@ -251,13 +121,15 @@ class PromptPool:
         self.prompts.append(row["prompt"])
         self._gists.add(gist(row["prompt"]))
 
-    def _check_use(self) -> None:
-        if len(self._latest) == PATIENCE and sum(self._latest) < 2:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in self.refused.most_common())
-            raise ValueError(
-                f"hardly any of the last {PATIENCE} prompts that the target wrote is of use; refused in all: {reasons}. Another "
-                "temperature, top_p or limit of tokens for prompts may help, with another output; what was written stays"
-            )
+    def _trouble(self) -> str | None:
+        if len(self._latest) < PATIENCE or sum(self._latest) > 1:
+            return None
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.refused.most_common())
+        return (
+            f"hardly any of the last {PATIENCE} prompts that the target wrote is of use ({len(self.prompts)} in all; not used: "
+            f"{reasons}). Those of use were answered; for more, try another temperature, top_p or limit of tokens for prompts, "
+            "with another output"
+        )
 
 
 def write_dialogues(
@@ -289,22 +161,20 @@ def write_dialogues(
     sampling, shard = sampling or PromptSampling(), shard or Shard.of_this_process()
     path, prompter = shard.path(check_output(output)), PromptWriter(writer, sampling)
     told = {"target": target_name, "seed": writer.seed, "shard": f"{shard.number}/{shard.count}"}
-    first = {name: value for name, value in asdict(sampling).items() if name not in ("more_turns", "max_turns")}
-    first |= told | {"chat_template_kwargs": writer.template_kwargs}
+    told |= sampling.settings() | {"chat_template_kwargs": writer.template_kwargs}
+    turns = {"more_turns": sampling.more_turns, "max_turns": sampling.max_turns}
     indices = range(shard.number, count, shard.count)
     with (
-        Journal(path, told | writer_settings(writer) | {"prompts": asdict(sampling)}) as journal,
-        Journal(path.with_name(f".{path.name}.prompts"), first) as prompts,
+        Journal(path, told | writer_settings(writer) | turns) as journal,
+        Journal(path.with_name(f".{path.name}.prompts"), told) as prompts,
     ):
         result = SelfPrompting(path, len(indices), len(journal.done))
-        started = time.monotonic()
+        started, before = time.monotonic(), writer.num_tokens
         with tqdm(total=len(indices), initial=len(journal.done), desc=path.name, disable=not progress) as bar:
 
             def show_speed() -> None:
-                result.num_tokens = writer.num_tokens + prompter.num_tokens
-                result.seconds = time.monotonic() - started
-                speed = result.num_tokens / result.seconds
-                bar.set_postfix_str(f"{len(prompts.done)} prompts sampled, {speed:.0f} tokens/s")
+                speed = result.note(writer.num_tokens - before + prompter.num_tokens, time.monotonic() - started)
+                bar.set_postfix_str(f"{len(prompts.done)} prompts sampled, {speed}")
 
             pool = PromptPool(prompts, prompter, shard, show_speed)
             missing = [(place, index) for place, index in enumerate(indices) if index not in journal.done]
@@ -314,13 +184,18 @@ def write_dialogues(
                 bar.update()
                 show_speed()
         result.num_prompts, result.refused = len(prompts.done), pool.refused
+    if pool.trouble is not None and result.num_before + result.num_written < result.num_rows:
+        raise ValueError(pool.trouble)
     return result
 
 
 def opened(missing: list[tuple[int, int]], pool: PromptPool) -> Iterator[Dialogue]:
     """Dialogues with their first messages, from their places in the pool and their indices."""
     for place, index in missing:
-        yield Dialogue(index, pool.up_to(place + 1)[place])
+        prompt = pool.prompt(place)
+        if prompt is None:
+            return
+        yield Dialogue(index, prompt)
 
 
 def finished(
