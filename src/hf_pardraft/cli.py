@@ -133,8 +133,11 @@ def regenerate(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, ...")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
 ) -> None:
-    """Let the target rewrite the answers of a data set, or write whole dialogues by itself (--self-prompts), for a drafter to
-    learn from."""
+    """Let the target write what a drafter learns from: new answers to the prompts of a data set, or whole dialogues.
+
+    With --self-prompts no data set is needed: an instruct model invents users' messages, too, and answers them. Messages without
+    an end, empty, very short, repetitive or known ones, and such with special or control characters are left out.
+    """
     # Data sets and the training room take a second to import, which no other command has to wait for.
     from .regenerate_commands import RegenerateRequest, describe_regeneration, regenerate_dataset
 
