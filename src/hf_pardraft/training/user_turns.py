@@ -110,8 +110,8 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase, template_kwargs: dic
     except ValueError as error:
         raise ValueError(
             f"self-prompts need a chat template, after whose user header the target goes on, and {tokenizer.name_or_path!r} has "
-            "none (a base model?): use its instruct version, pass a chat_template in --chat-template-kwargs, or pass prompts as a "
-            "data set"
+            "none (a base model?): use its instruct version, pass a chat_template in --chat-template-kwargs, or pass prompts as "
+            "a data set"
         ) from error
 
 
