@@ -93,8 +93,18 @@ def generate(
 
 @app.command()
 def regenerate(
-    dataset: Annotated[str, typer.Argument(help="On the Hub, a folder, or a .jsonl, .json, .csv or .parquet file.")],
     output: Annotated[str, typer.Option(help="A .jsonl file; a run that was cut off goes on where it was.")],
+    dataset: Annotated[
+        str | None, typer.Argument(help="On the Hub, a folder, or a .jsonl, .json, .csv or .parquet file.")
+    ] = None,
+    self_prompts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Instead of a data set: write this many dialogues, prompts included. The target goes on after its chat "
+            "template's user header. A later run with a larger number adds to them.",
+        ),
+    ] = None,
     target: Annotated[str | None, typer.Option(help="The model that writes: a folder or a Hub repository.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Its drafter, to write sooner.")] = None,
     server: Annotated[
@@ -113,6 +123,22 @@ def regenerate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.6,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the law to sample from.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 2048,
+    prompt_temperature: Annotated[float, typer.Option(min=0.0, help="Of self-prompts.")] = 1.0,
+    prompt_top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Of self-prompts.")] = 0.95,
+    prompt_max_tokens: Annotated[
+        int, typer.Option(min=1, help="A self-prompt that is not at its end by then is not used.")
+    ] = 256,
+    more_turns: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Probability that a self-prompting user goes on after an answer.")
+    ] = 0.25,
+    max_turns: Annotated[int, typer.Option(min=1, help="Most self-prompts of a dialogue.")] = 4,
+    prompt_system: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="System message that steers what self-prompting users ask about; answers don't see it. May be repeated: "
+            'prompts take them in turn. "" stands for none.',
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
     chat_template_kwargs: Annotated[
         str | None, typer.Option(help='JSON for the chat template, such as {"enable_thinking": false}.')
@@ -124,13 +150,18 @@ def regenerate(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Let the target rewrite the answers of a data set, for a drafter to learn from."""
+    """Let the target write what a drafter learns from: new answers to the prompts of a data set, or whole dialogues.
+
+    With --self-prompts no data set is needed: an instruct model invents users' messages, too, and answers them. Messages without
+    an end, empty, very short, repetitive or known ones, and such with special or control characters are left out.
+    """
     # Data sets and the training room take a second to import, which no other command has to wait for.
     from .regenerate_commands import RegenerateRequest, describe_regeneration, regenerate_dataset
 
     request = RegenerateRequest(
         dataset=dataset,
         output=output,
+        self_prompts=self_prompts,
         target=target,
         drafter=drafter,
         server=server,
@@ -142,6 +173,12 @@ def regenerate(
         temperature=temperature,
         top_p=top_p,
         max_tokens=max_tokens,
+        prompt_temperature=prompt_temperature,
+        prompt_top_p=prompt_top_p,
+        prompt_max_tokens=prompt_max_tokens,
+        more_turns=more_turns,
+        max_turns=max_turns,
+        prompt_system=prompt_system or [],
         seed=seed,
         chat_template_kwargs=chat_template_kwargs,
         batch_size=batch_size,

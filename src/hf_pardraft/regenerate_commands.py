@@ -6,12 +6,15 @@ from typing import Any
 
 import torch
 
-from .loading import load_models
+from .loading import load_models, load_tokenizer
 from .training.data_sources import load_data
 from .training.local_writer import LocalWriter
+from .training.prompt_writer import PromptSampling
 from .training.regenerate import Regeneration, Shard, check_output, regenerate
 from .training.rewriting import check_sampling
+from .training.self_prompts import SelfPrompting, write_dialogues
 from .training.server_writer import ServerWriter
+from .training.user_turns import UserTurns
 from .user_files import parse_json, quoted
 from .user_options import checked_device, checked_dtype
 
@@ -20,11 +23,13 @@ from .user_options import checked_device, checked_dtype
 class RegenerateRequest:
     """What `pardraft regenerate` is asked to do: who writes, how, and where to.
 
-    Either `target` is loaded here, with `drafter` if there is one, or `server` has it under the name `model`.
+    Either `target` is loaded here, with `drafter` if there is one, or `server` has it under the name `model`. Prompts are those
+    of `dataset`, or `self_prompts` many that the target invents.
     """
 
-    dataset: str
+    dataset: str | None
     output: str
+    self_prompts: int | None
     target: str | None
     drafter: str | None
     server: str | None
@@ -36,6 +41,12 @@ class RegenerateRequest:
     temperature: float
     top_p: float
     max_tokens: int
+    prompt_temperature: float
+    prompt_top_p: float
+    prompt_max_tokens: int
+    more_turns: float
+    max_turns: int
+    prompt_system: list[str]
     seed: int
     chat_template_kwargs: str | None
     batch_size: int
@@ -47,7 +58,7 @@ class RegenerateRequest:
 
 
 def regenerate_dataset(request: RegenerateRequest) -> Regeneration:
-    """Rewrite the answers of a data set, with a progress bar.
+    """Rewrite the answers of a data set, or write dialogues, with a progress bar.
 
     Raises:
         OSError, ValueError: if the arguments contradict each other, or something can't be loaded or written.
@@ -63,17 +74,43 @@ def regenerate_dataset(request: RegenerateRequest) -> Regeneration:
     shard = Shard.of_this_process() if request.shard is None else Shard.parse(request.shard)
     # A model takes minutes to load, so all else is looked at before.
     check_output(request.output)
+    if request.self_prompts is not None:
+        return write_self_prompted(request, sampling, shard)
     rows = load_data(request.dataset, request.config, request.split)
     writer = server_writer(request, sampling) if request.server else local_writer(request, sampling)
     target_name = request.model if request.server else request.target
     return regenerate(rows, request.output, writer, target_name=target_name, shard=shard)
 
 
+def write_self_prompted(request: RegenerateRequest, sampling: dict[str, Any], shard: Shard) -> SelfPrompting:
+    """Dialogues whose prompts the target invents."""
+    prompts = PromptSampling(
+        request.prompt_temperature,
+        request.prompt_top_p,
+        request.prompt_max_tokens,
+        request.more_turns,
+        request.max_turns,
+        tuple(request.prompt_system),
+    )
+    UserTurns(load_tokenizer(request.target, request.trust_remote_code), sampling["template_kwargs"])
+    writer = local_writer(request, sampling)
+    return write_dialogues(request.self_prompts, request.output, writer, request.target, prompts, shard)
+
+
 def check_writer(request: RegenerateRequest) -> None:
-    """Raise a `ValueError` unless it is clear who writes, and how."""
+    """Raise a `ValueError` unless it is clear what is written, who writes, and how."""
     check_sampling(request.temperature, request.top_p, request.max_tokens)
     checked_dtype(request.dtype)
     checked_device(request.device)
+    if (request.dataset is None) == (request.self_prompts is None):
+        raise ValueError("expected where prompts come from, either a data set or --self-prompts: pass one of them")
+    if request.self_prompts is not None and request.config is not None:
+        raise ValueError("--config is of a data set, and --self-prompts has none: leave it out")
+    if request.self_prompts is not None and request.server:
+        raise ValueError(
+            "--self-prompts needs --target, a target that is loaded here: a server only answers. To have it answer them, write "
+            "prompts here with a small --max-tokens, then pass that file as the data set with --server"
+        )
     if bool(request.target) == bool(request.server):
         raise ValueError("expected who writes the answers, either --target or --server: pass one of them")
     if request.server and not request.model:
@@ -126,6 +163,13 @@ def describe_regeneration(result: Regeneration) -> dict[str, Any]:
         "written now": result.num_written,
         "failed": len(result.failed),
     }
+    if isinstance(result, SelfPrompting):
+        facts["prompts sampled"] = result.num_prompts
+        reasons = ", ".join(f"{count} {reason}" for reason, count in result.refused.most_common())
+        facts["prompts not used"] = f"{result.refused.total()} ({reasons})" if reasons else 0
+    if result.num_tokens:
+        facts["tokens written now"] = result.num_tokens
+        facts["tokens a second"] = round(result.num_tokens / result.seconds, 1)
     if result.failed:
         index, reason = next(iter(result.failed.items()))
         facts["first failure"] = f"row {index}: {reason}"

@@ -7,40 +7,22 @@ from typing import Any
 import torch
 from transformers import (
     GenerationConfig,
-    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    StoppingCriteriaList,
     TemperatureLogitsWarper,
-    TopPLogitsWarper,
 )
 
 from .chat import Conversation
 from .examples import template_inputs
 from .rewriting import Answer, Rewrite, check_sampling
+from .row_sampling import HalfDone, Nucleus, RowNoise
 
 # How many batches' rows are sorted by length together.
 BATCHES_PER_WINDOW = 16
-
-
-class RowNoise(LogitsProcessor):
-    """Makes the largest score a sample: Gumbel noise, from a generator per row, so that a row is written alike in any batch.
-
-    argmax (s + g), with g from the standard Gumbel law, is a sample of softmax (s).
-
-    Args:
-        seeds: one per row of the batch.
-        device: of the scores.
-    """
-
-    def __init__(self, seeds: list[int], device: torch.device) -> None:
-        self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        noise = torch.empty_like(scores)
-        for row, generator in zip(noise, self.generators, strict=True):
-            row.exponential_(generator=generator)
-        return scores - noise.log()
+# With fewer a step takes about as long as with one.
+FEW_ROWS = 4
 
 
 class LocalWriter:
@@ -62,6 +44,9 @@ class LocalWriter:
         batch_size: rows that are written at once.
         seed: of the samples.
         template_kwargs: what the chat template takes besides messages.
+
+    Attributes:
+        num_tokens: how many it has written so far.
     """
 
     def __init__(
@@ -82,6 +67,7 @@ class LocalWriter:
         self.target, self.tokenizer, self.drafter = target.eval(), tokenizer, drafter
         self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
         self.batch_size, self.seed, self.template_kwargs = batch_size, seed, template_kwargs or {}
+        self.num_tokens = 0
         self.end_ids = end_token_ids(target, tokenizer)
         pad = tokenizer.pad_token_id
         self.pad_id = pad if pad is not None else min(self.end_ids, default=0)
@@ -131,22 +117,55 @@ class LocalWriter:
         text = chat.render(chat.messages, add_generation_prompt=True)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    @torch.no_grad()
     def answer(self, batch: list[Rewrite], prompts: list[list[int]]) -> list[Answer]:
         """The next answers of some rows."""
-        device, length = self.target.device, max(map(len, prompts))
-        padded = [[self.pad_id] * (length - len(ids)) + ids for ids in prompts]
-        real = [[0] * (length - len(ids)) + [1] * len(ids) for ids in prompts]
+        answers = self.write_tokens(prompts, [rewrite.seed(self.seed) for rewrite in batch])
+        self.num_tokens += sum(map(len, answers))
+        return [
+            self.answer_of(ids, prompt if rewrite.prompt_text is not None else [])
+            for ids, prompt, rewrite in zip(answers, prompts, batch, strict=True)
+        ]
+
+    def write_tokens(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+        """What follows each prompt, up to the token that ends it, and with it.
+
+        A batch takes as long as its longest row. So once half of many rows are at their ends, the others go on by themselves:
+        reading again what they have takes less than the steps that are saved.
+        """
+        length = max(map(len, prompts))
+        room = self.max_tokens if self.context is None else min(self.max_tokens, self.context - length)
+        noise, written, going_on = RowNoise(seeds, self.target.device), [[] for _ in prompts], list(range(len(prompts)))
+        num_steps = 0
+        while going_on and num_steps < room:
+            options, can_split = self._sampling(noise.of(going_on), seeds), len(going_on) > FEW_ROWS
+            # Drafters are measured by rounds, and have a schedule of their own.
+            if can_split and self.drafter is None:
+                options["stopping_criteria"] = StoppingCriteriaList([HalfDone(self.end_ids, self.target.device)])
+            new = self._generate([prompts[row] + written[row] for row in going_on], room - num_steps, **options)
+            num_steps += len(new[0])
+            for row, ids in zip(going_on, new, strict=True):
+                end = next((place for place, token in enumerate(ids, start=1) if token in self.end_ids), None)
+                written[row] += ids[:end]
+            going_on = [row for row in going_on if not self.is_at_end(written[row])]
+        return written
+
+    @torch.no_grad()
+    def _generate(self, texts: list[list[int]], max_new_tokens: int, **options: Any) -> list[list[int]]:
+        """What follows some texts, for each as many tokens, padded after its end."""
+        device, length = self.target.device, max(map(len, texts))
+        padded = [[self.pad_id] * (length - len(ids)) + ids for ids in texts]
+        real = [[0] * (length - len(ids)) + [1] * len(ids) for ids in texts]
         written = self.target.generate(
             torch.tensor(padded, device=device),
             attention_mask=torch.tensor(real, device=device),
-            generation_config=self._generation_config(length),
-            **self._sampling([rewrite.seed(self.seed) for rewrite in batch]),
+            generation_config=self._generation_config(max_new_tokens),
+            **options,
         )
-        return [
-            self.answer_of(ids, prompt if rewrite.prompt_text is not None else [])
-            for ids, prompt, rewrite in zip(written[:, length:].tolist(), prompts, batch, strict=True)
-        ]
+        return written[:, length:].tolist()
+
+    def is_at_end(self, ids: list[int]) -> bool:
+        """Whether the last of these tokens ends a text."""
+        return bool(ids) and ids[-1] in self.end_ids
 
     def answer_of(self, ids: list[int], behind: list[int]) -> Answer:
         """The text up to the token that ends it, such that it can follow the text of the tokens `behind` it."""
@@ -159,10 +178,9 @@ class LocalWriter:
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True) if ids else ""
 
-    def _generation_config(self, prompt_length: int) -> GenerationConfig:
-        room = self.max_tokens if self.context is None else self.context - prompt_length
+    def _generation_config(self, max_new_tokens: int) -> GenerationConfig:
         config = GenerationConfig(
-            max_new_tokens=min(self.max_tokens, room),
+            max_new_tokens=max_new_tokens,
             eos_token_id=sorted(self.end_ids) or None,
             pad_token_id=self.pad_id,
             do_sample=False,
@@ -176,7 +194,7 @@ class LocalWriter:
             config.update(do_sample=True, temperature=self.temperature, top_p=self.top_p, **unused)
         return config
 
-    def _sampling(self, seeds: list[int]) -> dict[str, Any]:
+    def _sampling(self, noise: RowNoise, seeds: list[int]) -> dict[str, Any]:
         if self.drafter is not None:
             torch.manual_seed(seeds[0])
             return {"assistant_model": self.drafter}
@@ -184,8 +202,8 @@ class LocalWriter:
             return {}
         processors = LogitsProcessorList([TemperatureLogitsWarper(self.temperature)])
         if self.top_p < 1:
-            processors.append(TopPLogitsWarper(self.top_p))
-        processors.append(RowNoise(seeds, self.target.device))
+            processors.append(Nucleus(self.top_p))
+        processors.append(noise)
         return {"logits_processor": processors}
 
 

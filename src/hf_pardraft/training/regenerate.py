@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ class Regeneration:
         num_before: of them, how many an earlier run had written.
         num_written: how many this run has written.
         failed: index and reason of each row that could not be rewritten. They are in no file, and the next run tries again.
+        num_tokens: that a local target has written in this run.
+        seconds: that it took.
     """
 
     path: Path
@@ -73,6 +76,13 @@ class Regeneration:
     num_before: int = 0
     num_written: int = 0
     failed: dict[int, str] = field(default_factory=dict)
+    num_tokens: int = 0
+    seconds: float = 0.0
+
+    def note(self, num_tokens: int, seconds: float) -> str:
+        """Note what was written so far; returns what a progress bar says of it."""
+        self.num_tokens, self.seconds = num_tokens, seconds
+        return f"{num_tokens / seconds:.0f} tokens/s"
 
 
 def regenerate(
@@ -117,11 +127,16 @@ def regenerate(
     }
     with Journal(shard.path(output), settings) as journal:
         result = Regeneration(journal.path, num_rows, len(journal.done))
+        started, before = time.monotonic(), writer.num_tokens if isinstance(writer, LocalWriter) else 0
         with tqdm(total=num_rows, initial=len(journal.done), desc=journal.path.name, disable=not progress) as bar:
             missing = ((index, row) for index, row in shard_rows(rows, shard) if index not in journal.done)
             for row in rewritten(missing, writer, result):
                 journal.append(row)
                 result.num_written += 1
+                if isinstance(writer, LocalWriter):
+                    bar.set_postfix_str(
+                        result.note(writer.num_tokens - before, time.monotonic() - started), refresh=False
+                    )
                 bar.update()
     for index, reason in result.failed.items():
         logger.warning("row %d was not rewritten: %s", index, reason)

@@ -1,0 +1,145 @@
+"""Users' messages that the target writes: asked to go on right after its chat template's user header, it invents them."""
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from .local_writer import LocalWriter
+from .prompt_filters import refusal
+from .rewriting import SEED_BITS, Answer, check_sampling
+from .row_sampling import RowNoise
+from .user_turns import UserTurns, marks_of
+
+CUT_OFF = "cut off"
+
+
+@dataclass(frozen=True)
+class PromptSampling:
+    """How users' messages are sampled.
+
+    Attributes:
+        temperature, top_p: of the law that they are sampled from.
+        max_tokens: a message that is not at its end by then is not used.
+        more_turns: the probability that a user goes on after an answer.
+        max_turns: most messages of a user in a dialogue.
+        systems: system messages that steer what users ask about first, one after another; an empty one is none. Answers don't
+            see them: that system messages draw other prompts out of a model is the paper's way to code and mathematics.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 0.95
+    max_tokens: int = 256
+    more_turns: float = 0.25
+    max_turns: int = 4
+    systems: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_sampling(self.temperature, self.top_p, self.max_tokens)
+        if not self.temperature:
+            raise ValueError("expected a temperature of prompts above 0, got 0: all prompts would be the same one")
+        if not 0 <= self.more_turns <= 1 or self.max_turns < 1:
+            raise ValueError(
+                f"expected more_turns in [0, 1] and max_turns >= 1, got {self.more_turns} and {self.max_turns}"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """What first messages depend on, by the names of the command's options."""
+        names = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        return {f"prompt_{name}": value for name, value in names.items()} | {"prompt_system": list(self.systems)}
+
+
+@dataclass(frozen=True)
+class UserTurn:
+    """A message of a user that is to be written; a [`PromptWriter`] takes it as a [`LocalWriter`] takes a row.
+
+    Attributes:
+        index: of the prompt or the dialogue.
+        messages: what was said before.
+        salt: tells apart the seeds of first messages, of later ones, and of answers.
+    """
+
+    index: int
+    messages: list[dict[str, Any]]
+    salt: str
+    prompt_text: str | None = None
+
+    def seed(self, seed: int) -> int:
+        return zlib.crc32(f"{seed} {self.index} {len(self.messages)} {self.salt}".encode()) & SEED_BITS
+
+
+@dataclass(frozen=True)
+class Prompt(Answer):
+    """What a user says, and why it is not used; `None` if it is."""
+
+    refused: str | None = None
+
+
+class PromptWriter(LocalWriter):
+    """Writes users' messages with the target of another writer, up to a token, or a text, that ends them.
+
+    Args:
+        writer: of the answers.
+        sampling: of the messages.
+
+    Raises:
+        ValueError: if the chat template does not show where a user's message begins, or refuses a system message.
+    """
+
+    def __init__(self, writer: LocalWriter, sampling: PromptSampling) -> None:
+        super().__init__(
+            writer.target,
+            writer.tokenizer,
+            writer.drafter,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
+            batch_size=writer.batch_size,
+            seed=writer.seed,
+            template_kwargs=writer.template_kwargs,
+        )
+        self.turns = UserTurns(writer.tokenizer, writer.template_kwargs)
+        self.openings = [[{"role": "system", "content": text}] if text else [] for text in sampling.systems or ("",)]
+        for messages in self.openings:
+            self.turns.header_ids(messages)
+        self.marks = marks_of(writer.tokenizer)
+        self.good_ends = self.end_ids | ({self.turns.end.token} - {None})
+        # No message goes on behind a special token, whichever it is.
+        self.end_ids = self.good_ends | set(self.marks)
+
+    def first_turn(self, number: int) -> UserTurn:
+        """That of the prompt of this number."""
+        return UserTurn(number, self.openings[number % len(self.openings)], "prompt")
+
+    def ask(self, turns: list[UserTurn]) -> list[Prompt]:
+        """What a user says in each of some turns.
+
+        Raises:
+            ValueError: if a conversation leaves no room for a user's message.
+        """
+        return self.answer(turns, [self.prompt_ids(turn) for turn in turns])
+
+    def answer_of(self, ids: list[int], behind: list[int]) -> Prompt:
+        """The message up to what ends it."""
+        end = next((place for place, token in enumerate(ids) if token in self.end_ids), None)
+        text, ending = self.decode(ids[:end]), self.turns.end.text
+        is_whole = end is not None and ids[end] in self.good_ends
+        if ending is not None and ending in text:
+            text, is_whole = text.split(ending, 1)[0], True
+        if not is_whole:
+            return Prompt(text.strip(), is_whole=False, refused=CUT_OFF if end is None else "special tokens")
+        text = text.strip()
+        written = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return Prompt(text, refused=refusal(text, written, list(self.marks.values())))
+
+    def _chat_ids(self, rewrite: UserTurn) -> list[int]:
+        return self.turns.header_ids(rewrite.messages)
+
+    def is_at_end(self, ids: list[int]) -> bool:
+        ending = self.turns.end.text
+        return super().is_at_end(ids) or (ending is not None and ending in self.decode(ids))
+
+    def _sampling(self, noise: RowNoise, seeds: list[int]) -> dict[str, Any]:
+        options = super()._sampling(noise, seeds)
+        if self.turns.end.text is not None:
+            options |= {"stop_strings": [self.turns.end.text], "tokenizer": self.tokenizer}
+        return options

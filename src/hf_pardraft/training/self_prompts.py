@@ -1,0 +1,246 @@
+"""Dialogues that the target writes by itself, the user's part too (arXiv 2406.08464, Magpie).
+
+An instruct model that is asked to go on right after its chat template's user header invents what a user might say.
+"""
+
+import json
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from .journal import Journal
+from .local_writer import LocalWriter
+from .prompt_filters import gist
+from .prompt_writer import Prompt, PromptSampling, PromptWriter, UserTurn
+from .regenerate import Regeneration, Shard, check_output, writer_settings
+from .rewriting import Rewrite
+from .user_turns import user
+
+# How many batches of prompts are answered together, sorted by length.
+BATCHES_PER_WINDOW = 4
+# Of so many prompts in a row at least two have to be of use; else the settings or the target are not.
+PATIENCE = 256
+DUPLICATE = "duplicate"
+
+
+@dataclass
+class SelfPrompting(Regeneration):
+    """What became of the dialogues of a shard.
+
+    Attributes:
+        num_prompts: first messages that were sampled, those of earlier runs too.
+        refused: how many of them were not used, by reason.
+    """
+
+    num_prompts: int = 0
+    refused: Counter = field(default_factory=Counter)
+
+
+class Dialogue(Rewrite):
+    """One dialogue on its way: [`Rewrite`], whose user may go on.
+
+    Args:
+        index: of the dialogue.
+        prompt: what the user says first.
+    """
+
+    def __init__(self, index: int, prompt: str) -> None:
+        super().__init__(index, {"messages": [user(prompt)]})
+
+    def wants_more(self, sampling: PromptSampling, seed: int) -> bool:
+        """Whether the user goes on; decided by the seed, the index and the turn alone. Nobody asks on after half an answer."""
+        is_chosen = random.Random(f"{seed} {self.index} {self.num_answers}").random() < sampling.more_turns
+        return is_chosen and not self._was_cut and self.num_answers < sampling.max_turns
+
+    def go_on(self, prompt: str) -> None:
+        """Let the user say something more."""
+        self._ahead = [user(prompt), {"role": "assistant", "content": ""}]
+        self._read_on()
+
+    def take_back(self) -> None:
+        """End with the last answer: what the user said behind it can't be answered."""
+        self._ahead, self._written = [], self._written[:-1]
+
+
+class PromptPool:
+    """First messages of a shard's dialogues, each another one. They depend on the seed alone, and not on when a run is cut off.
+
+    All that were sampled are in a journal, hidden beside the output, so that a run that goes on neither samples them again nor
+    asks one twice.
+
+    Args:
+        journal: where they are written.
+        writer: writes them.
+        shard: of several, each samples others.
+        after_batch: called whenever some were sampled.
+
+    Attributes:
+        prompts: those of use.
+        refused: how many were not, by reason.
+        trouble: why no more are sampled, if hardly any was of use lately.
+    """
+
+    def __init__(self, journal: Journal, writer: PromptWriter, shard: Shard, after_batch: Callable[[], None]) -> None:
+        self.journal, self.writer, self.shard, self.after_batch = journal, writer, shard, after_batch
+        self.prompts: list[str] = []
+        self.refused: Counter[str] = Counter()
+        self.trouble: str | None = None
+        self._gists: set[str] = set()
+        self._latest: deque[bool] = deque(maxlen=PATIENCE)
+        with journal.path.open(encoding="utf-8") as file:
+            for line in file:
+                self._take(json.loads(line))
+
+    def prompt(self, place: int) -> str | None:
+        """One of the prompts, sampled if it is not there yet; `None` if there are no more to be had."""
+        while len(self.prompts) <= place and self.trouble is None:
+            start = len(self.journal.done)
+            numbers = range(start, start + self.writer.batch_size)
+            turns = [self.writer.first_turn(self.shard.number + number * self.shard.count) for number in numbers]
+            for number, prompt in zip(numbers, self.writer.ask(turns), strict=True):
+                reason = prompt.refused or (DUPLICATE if gist(prompt.text) in self._gists else None)
+                row = {"index": number, "prompt": prompt.text, "refused": reason}
+                self.journal.append(row)
+                self._take(row)
+            self.after_batch()
+            self.trouble = self._trouble()
+        return self.prompts[place] if place < len(self.prompts) else None
+
+    def _take(self, row: dict[str, Any]) -> None:
+        self._latest.append(row["refused"] is None)
+        if row["refused"] is not None:
+            self.refused[row["refused"]] += 1
+            return
+        self.prompts.append(row["prompt"])
+        self._gists.add(gist(row["prompt"]))
+
+    def _trouble(self) -> str | None:
+        if len(self._latest) < PATIENCE or sum(self._latest) > 1:
+            return None
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.refused.most_common())
+        return (
+            f"hardly any of the last {PATIENCE} prompts that the target wrote is of use ({len(self.prompts)} in all; not used: "
+            f"{reasons}). Those of use were answered; for more, try another temperature, top_p or limit of tokens for prompts, "
+            "with another output"
+        )
+
+
+def write_dialogues(
+    count: int,
+    output: str | Path,
+    writer: LocalWriter,
+    target_name: str,
+    sampling: PromptSampling | None = None,
+    shard: Shard | None = None,
+    progress: bool = True,
+) -> SelfPrompting:
+    """Let the target write dialogues, prompts included; a run that was cut off goes on where it was.
+
+    Args:
+        count: how many. A later run with a larger count adds to them.
+        output: a .jsonl file. Dialogues are appended as they are done, each with its `index`, and `truncated` if its last
+            answer met the limit of tokens.
+        writer: who writes the answers.
+        target_name: of the target; like the settings and the shard it must be the same in all runs that write one output.
+        sampling: of the prompts.
+        shard: which of the dialogues, those of this process by default. Prompts of several shards may be alike.
+        progress: whether to show a bar.
+
+    Raises:
+        ValueError: if the output is no .jsonl file or was begun with other settings, the tokenizer has no chat template that
+            shows where a user's message begins, or hardly any prompt is of use.
+        OSError: if the output can't be written.
+    """
+    sampling, shard = sampling or PromptSampling(), shard or Shard.of_this_process()
+    path, prompter = shard.path(check_output(output)), PromptWriter(writer, sampling)
+    told = {"target": target_name, "seed": writer.seed, "shard": f"{shard.number}/{shard.count}"}
+    told |= sampling.settings() | {"chat_template_kwargs": writer.template_kwargs}
+    turns = {"more_turns": sampling.more_turns, "max_turns": sampling.max_turns}
+    indices = range(shard.number, count, shard.count)
+    with (
+        Journal(path, told | writer_settings(writer) | turns) as journal,
+        Journal(path.with_name(f".{path.name}.prompts"), told) as prompts,
+    ):
+        result = SelfPrompting(path, len(indices), len(journal.done))
+        started, before = time.monotonic(), writer.num_tokens
+        with tqdm(total=len(indices), initial=len(journal.done), desc=path.name, disable=not progress) as bar:
+
+            def show_speed() -> None:
+                speed = result.note(writer.num_tokens - before + prompter.num_tokens, time.monotonic() - started)
+                bar.set_postfix_str(f"{len(prompts.done)} prompts sampled, {speed}")
+
+            pool = PromptPool(prompts, prompter, shard, show_speed)
+            missing = [(place, index) for place, index in enumerate(indices) if index not in journal.done]
+            for dialogue in finished(opened(missing, pool), prompter, writer, sampling, result):
+                journal.append(dialogue.result())
+                result.num_written += 1
+                bar.update()
+                show_speed()
+        result.num_prompts, result.refused = len(prompts.done), pool.refused
+    if pool.trouble is not None and result.num_before + result.num_written < result.num_rows:
+        raise ValueError(pool.trouble)
+    return result
+
+
+def opened(missing: list[tuple[int, int]], pool: PromptPool) -> Iterator[Dialogue]:
+    """Dialogues with their first messages, from their places in the pool and their indices."""
+    for place, index in missing:
+        prompt = pool.prompt(place)
+        if prompt is None:
+            return
+        yield Dialogue(index, prompt)
+
+
+def finished(
+    dialogues: Iterable[Dialogue],
+    prompter: PromptWriter,
+    writer: LocalWriter,
+    sampling: PromptSampling,
+    result: SelfPrompting,
+) -> Iterator[Dialogue]:
+    """The dialogues that could be written, in the order in which they get done; the others are noted in `result`."""
+    dialogues, going_on = iter(dialogues), []
+    # Those that go on join the next window, so that batches stay full.
+    while window := going_on + list(islice(dialogues, writer.batch_size * BATCHES_PER_WINDOW - len(going_on))):
+        wanting = []
+        for outcome in writer.write(window):
+            dialogue, error = outcome if isinstance(outcome, tuple) else (outcome, None)
+            if error is not None and not dialogue.num_answers:
+                result.failed[dialogue.index] = str(error)
+            elif error is not None:
+                dialogue.take_back()
+                yield dialogue
+            elif dialogue.wants_more(sampling, writer.seed):
+                wanting.append(dialogue)
+            else:
+                yield dialogue
+        going_on = []
+        for dialogue, prompt in asked_on(wanting, prompter):
+            if prompt is None or prompt.refused is not None:
+                yield dialogue
+            else:
+                dialogue.go_on(prompt.text)
+                going_on.append(dialogue)
+
+
+def asked_on(dialogues: list[Dialogue], prompter: PromptWriter) -> Iterator[tuple[Dialogue, Prompt | None]]:
+    """Dialogues and what their users say next; `None` of one that leaves no room for it."""
+    readable = []
+    for dialogue in dialogues:
+        turn = UserTurn(dialogue.index, dialogue.messages, "user")
+        try:
+            readable.append((len(prompter.prompt_ids(turn)), dialogue, turn))
+        except ValueError:
+            yield dialogue, None
+    readable.sort(key=lambda one: one[0], reverse=True)
+    for start in range(0, len(readable), prompter.batch_size):
+        batch = readable[start : start + prompter.batch_size]
+        prompts = prompter.ask([turn for _, _, turn in batch])
+        yield from ((dialogue, prompt) for (_, dialogue, _), prompt in zip(batch, prompts, strict=True))
