@@ -76,7 +76,8 @@ def regenerate(*more, data="chat.jsonl", target="family/target", output="answers
 
 def train(*more, data="text.jsonl", target="family/target", command="train"):
     shape = ("--kind", "dflash", "--num-layers", 1, "--block-size", 4, "--target-layer-ids", 0, 2)
-    return (command, *shape, "--target", target, "--dataset", data, "--output", "trained", *QUICK, *more)
+    anew = ("--overwrite-output",) if command == "train" else ()
+    return (command, *shape, "--target", target, "--dataset", data, "--output", "trained", *anew, *QUICK, *more)
 
 
 def ngram(*more):
@@ -223,7 +224,7 @@ def test_json_of_a_hundred_thousand_levels_is_refused_in_a_short_line(command):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ("num_layers=abc", "num_hidden_layers .* whole number from 1 to 1024, got 'abc'"),
+        ("num_layers=abc", "num_layers .* whole number from 1 to 1024, got 'abc'"),
         ("block_size=1000000000", "block_size .* whole number from 1 to 4096, got 1000000000"),
         ("block_size=true", "block_size .* got True"),
         ("depht=3", "no field depht in a DFlashConfig"),

@@ -267,11 +267,11 @@ def test_an_absurd_size_is_refused_before_anything_is_loaded(name, value, told, 
 
 def test_absurd_sizes_are_refused_where_a_drafter_is_made(tiny_family):
     target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
-    with pytest.raises(ValueError, match="num_layers of a fresh drafter"):
+    with pytest.raises(ValueError, match="num_hidden_layers in a new DFlareConfig"):
         DFlareDrafter.for_target(target, num_layers=10**9)
-    with pytest.raises(ValueError, match="num_hidden_layers of a fresh drafter"):
+    with pytest.raises(ValueError, match="num_hidden_layers in a new DFlashConfig"):
         DFlashDrafter.for_target(target, num_layers=1, num_hidden_layers=10**9)
-    with pytest.raises(ValueError, match="draft_length of a fresh drafter"):
+    with pytest.raises(ValueError, match="draft_length in a new DartConfig"):
         DartDrafter.for_target(target, draft_length=10**9)
     with pytest.raises(ValueError, match="num_layers of a fresh drafter"):
         read_drafter("new:dflash,num_layers=1000000000")

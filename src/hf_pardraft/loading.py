@@ -126,7 +126,8 @@ def naming(source: str) -> Iterator[None]:
     that are damaged in a way that it does not expect show as any error."""
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError, ImportError):
+    # A file that is in the way was not to be loaded.
+    except (FileExistsError, MemoryError, torch.OutOfMemoryError, ImportError):
         raise
     except Exception as error:
         if is_out_of_memory(error):

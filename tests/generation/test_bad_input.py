@@ -138,13 +138,6 @@ def test_a_cache_that_leaves_nothing_to_read(target):
     assert_refused(target, drafter, "5 tokens and input_ids 5", prompt=random_prompt(5), past_key_values=cache)
 
 
-def test_a_batch_that_goes_on_from_a_cache(target):
-    cache = DynamicCache(config=target.config)
-    target(random_prompt(3).repeat(2, 1), past_key_values=cache)
-    drafter = tiny_drafter("pard", target)
-    assert_refused(target, drafter, "batch of 2", prompt=random_prompt(5).repeat(2, 1), past_key_values=cache)
-
-
 def test_drafts_in_the_stock_loop_are_chains_that_match(target):
     for settings in ({"tree_budget": 4}, {"verification": "rejection"}):
         drafter = tiny_drafter("pard", target)

@@ -93,11 +93,11 @@ def test_finished_rows_cost_nothing(kind):
     target = tiny_target("llama")
     batch, prompts = padded_batch((5, 5, 5))
     alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
-    sizes = []
+    # Making one may take a forward.
+    drafter, sizes = batch_drafter(kind, target, alone, 0), []
     handle = target.register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(kwargs["input_ids"].shape[0]), with_kwargs=True
     )
-    drafter = batch_drafter(kind, target, alone, 0)
     eos = [int(alone[0][7])]
     target.generate(**batch, assistant_model=drafter, do_sample=False, max_new_tokens=LONGEST, eos_token_id=eos)
     handle.remove()

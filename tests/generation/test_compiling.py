@@ -20,6 +20,7 @@ from compiled_cases import GREEDY, assert_same, batch_of, eager_and_static, orac
 from hf_pardraft.generation import compiled_decode, compiling, loops
 from hf_pardraft.generation.compiling import Compiler
 from hf_pardraft.generation.pieces import Standing
+from hf_pardraft.generation.step_inputs import SLICED_INPUTS
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -259,6 +260,7 @@ def test_a_drafter_on_another_device_runs_eager():
     target = tiny_target("llama", num_hidden_layers=1)
     drafter = tiny_drafter("pard", target).to("meta")
     arguments = {"candidates": type("Candidates", (), {"drafter": drafter}), "model_kwargs": {}}
+    arguments["inputs"] = SLICED_INPUTS
     reason = loops.reason_against(target, target.generation_config, arguments)
     assert "several devices (cpu, meta)" in reason
 

@@ -122,13 +122,11 @@ def test_taps_follow_the_published_rules():
     cases = [case for case in rules["features"] if "target_layers" in case]
     assert len(cases) == 2
     for case in cases:
+        target = tiny_target("llama", hidden_size=16, num_hidden_layers=8)
         drafter = PardDrafter.from_causal_lm(
-            tiny_target("llama"),
-            MASK_TOKEN_ID,
-            target=tiny_target("llama", hidden_size=16, num_hidden_layers=8),
-            target_layers=case["target_layers"],
+            tiny_target("llama"), MASK_TOKEN_ID, target=target, target_layers=case["target_layers"]
         )
-        generator = ParallelCandidateGenerator(drafter, None, GenerationConfig())
+        generator = ParallelCandidateGenerator(drafter, target, GenerationConfig())
         assert torch.equal(generator.tapped(states, slice(None)), expected[case["key"]])
 
 

@@ -174,7 +174,7 @@ def read_recipe(name_or_path: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML of a recipe: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise ValueError(f"{path} nests deeper than can be read: expected settings as `name: value`") from error
+        raise ValueError(f"{path} is no YAML of a recipe: it nests deeper than can be read") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold settings as `name: value`, got {type(settings).__name__}")
     return {str(name).replace("-", "_"): value for name, value in settings.items()}
