@@ -195,8 +195,9 @@ NEEDS: dict[str, dict[str, Any]] = {
 
 
 def registered() -> dict[str, type[PreTrainedConfig]]:
-    """All model types that `AutoModelForCausalLM` knows, and their configurations."""
-    found = {config_class.model_type: config_class for config_class in AutoModelForCausalLM._model_mapping}
+    """All model types of transformers that `AutoModelForCausalLM` knows, and their configurations."""
+    known = [config for config in AutoModelForCausalLM._model_mapping if config.__module__.startswith("transformers.")]
+    found = {config_class.model_type: config_class for config_class in known}
     return dict(sorted(found.items()))
 
 

@@ -193,7 +193,7 @@ def test_adaptive_depth_pauses_as_it_does_uncompiled(pieces, kind, rates, budget
 def test_trees_of_any_depth_are_compiled_unless_a_level_is_too_narrow(pieces, settings, sampling):
     target, batch = tiny_target("llama"), batch_of((6, 3))
     settings = {"adaptive_depth": True, "tree_budget": 6, "tree_end_rule": "stop", **settings}
-    drafter = oracle("dflash", target, batch, rates=[0.4, 0.2, 0.1, 0.1], settings=settings, longest=40)
+    drafter = oracle("dflash", target, batch, rates=[0.5, 0.4, 0.1, 0.1], runner_up=0.2, settings=settings, longest=40)
     end = int(texts_of(target, batch, 40)[1][33])
     assert_same(target, batch, drafter, max_new_tokens=40, eos_token_id=end, **sampling)
     drafted = [depth for depth in drafter.last_stats.drafted_per_round if depth]

@@ -163,9 +163,9 @@ class FeatureStore:
 
     def _check_shards(self, expected: dict[str, int] | None) -> None:
         """Raise a `ValueError` unless there are those shards that the index names; an early one names none."""
-        names = {path.stem for path in self._shards}
-        if expected is not None and names != expected.keys():
-            missing, others = sorted(expected.keys() - names), sorted(names - expected.keys())
+        names, named = {path.name for path in self._shards}, {f"{stem}.safetensors" for stem in expected or ()}
+        if expected is not None and names != named:
+            missing, others = sorted(named - names), sorted(names - named)
             raise ValueError(
                 f"{self.folder} should hold {len(expected)} shards, and holds {len(names)} (missing: "
                 f"{', '.join(missing) or 'none'}; of something else: {', '.join(others) or 'none'}): {DAMAGED}"

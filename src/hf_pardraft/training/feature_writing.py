@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from ..models.pairing import public_name, target_fingerprint
 from ..outputs.failures import explained, free_bytes, told_size
 from ..outputs.folders import writing_folder
-from ..outputs.locks import LOCK
 from ..user_files import read_json
 from .documents import checked, split_documents
 from .feature_store import INDEX, FeatureSource, FeatureStore, ShardTable, checksum_of, text_key
@@ -187,8 +186,8 @@ def check_own_folder(folder: Path) -> None:
         raise FileExistsError(f"{folder} is a file: choose the name of a folder")
     if not folder.is_dir() or (folder / INDEX).exists():
         return
-    others = [path.name for path in folder.iterdir() if not path.name.startswith(".") and path.suffix != ".part"]
-    others = sorted(name for name in others if name != LOCK)
+    # A note beside them does no harm; what is a model's, or another's data, is or may be taken for a shard or an index.
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".json", ".safetensors"))
     if others:
         raise FileExistsError(
             f"{folder} holds {', '.join(others[:5])} and no stored states ({INDEX} is missing): choose a new folder for them"
