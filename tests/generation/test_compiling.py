@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from compiled_cases import GREEDY, assert_same, batch_of, eager_and_static, oracle, static
-from hf_pardraft.generation import compiled_decode, compiling, loops
+from hf_pardraft.generation import compiling, loops
 from hf_pardraft.generation.compiling import Compiler
 from hf_pardraft.generation.pieces import Standing
 from hf_pardraft.generation.step_inputs import SLICED_INPUTS
@@ -288,41 +288,3 @@ def test_what_was_compiled_for_a_drafter_goes_with_it():
     drafters.clear()
     gc.collect()
     assert not known[0]
-
-
-def test_a_compiled_chain_writes_the_eager_text():
-    target, batch = tiny_target("qwen3", num_hidden_layers=1), batch_of((6, 3))
-    drafter = oracle("pard", target, batch)
-    assert_same(target, batch, drafter)
-    assert compiling._compiled[target]
-
-
-def test_a_compiled_tree_writes_the_eager_text_and_samples():
-    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
-    target, batch = tiny_target("gemma3", **layers), batch_of((6,))
-    drafter = oracle("dflash", target, batch, settings={"tree_budget": 6}, num_layers=1)
-    assert_same(target, batch, drafter)
-    assert_same(target, batch, drafter, do_sample=True, temperature=0.5)
-
-
-def test_what_inductor_leaves_between_rounds_is_what_is_left_uncompiled(monkeypatch):
-    """Not only what is read of it: inductor may use the memory of an argument for something else."""
-    target, batch = tiny_target("llama", num_hidden_layers=1), batch_of((6,))
-    drafter = oracle("pard", target, batch, settings={"tree_budget": 8}, num_hidden_layers=1)
-    original, rounds = compiled_decode.CompiledDecoding.round, []
-
-    def noted(self):
-        original(self)
-        if self.standing is not None:
-            values = {**vars(self.news), **vars(self.standing)}
-            rounds.append({name: value.tolist() for name, value in values.items() if value is not None})
-
-    monkeypatch.setattr(compiled_decode.CompiledDecoding, "round", noted)
-    static(target, batch["input_ids"], drafter, attention_mask=batch["attention_mask"], max_new_tokens=20)
-    compiled = rounds.copy()
-    rounds.clear()
-    monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
-    compiling._compiled.clear()
-    static(target, batch["input_ids"], drafter, attention_mask=batch["attention_mask"], max_new_tokens=20)
-    assert compiled == rounds
-    assert len(rounds) > 3

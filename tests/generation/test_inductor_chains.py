@@ -1,0 +1,40 @@
+"""Chains, and all that lasts between rounds, with the compiler that users get. A file of its own: it takes a while."""
+
+import pytest
+import torch
+
+from compiled_cases import assert_same, batch_of, oracle, static
+from hf_pardraft.generation import compiled_decode, compiling
+from tiny_models import tiny_target
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+def test_a_compiled_chain_writes_the_eager_text():
+    target, batch = tiny_target("qwen3", num_hidden_layers=1), batch_of((6, 3))
+    drafter = oracle("pard", target, batch)
+    assert_same(target, batch, drafter)
+    assert compiling._compiled[target]
+
+
+def test_what_inductor_leaves_between_rounds_is_what_is_left_uncompiled(monkeypatch):
+    """Not only what is read of it: inductor may use the memory of an argument for something else."""
+    target, batch = tiny_target("llama", num_hidden_layers=1), batch_of((6,))
+    drafter = oracle("pard", target, batch, settings={"tree_budget": 8}, num_hidden_layers=1)
+    original, rounds = compiled_decode.CompiledDecoding.round, []
+
+    def noted(self):
+        original(self)
+        if self.standing is not None:
+            values = {**vars(self.news), **vars(self.standing)}
+            rounds.append({name: value.tolist() for name, value in values.items() if value is not None})
+
+    monkeypatch.setattr(compiled_decode.CompiledDecoding, "round", noted)
+    static(target, batch["input_ids"], drafter, attention_mask=batch["attention_mask"], max_new_tokens=20)
+    compiled = rounds.copy()
+    rounds.clear()
+    monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
+    compiling._compiled.clear()
+    static(target, batch["input_ids"], drafter, attention_mask=batch["attention_mask"], max_new_tokens=20)
+    assert compiled == rounds
+    assert len(rounds) > 3
