@@ -6,12 +6,13 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, dynamic_module_utils
 
 from hf_pardraft.models.modeling_dart import DartDrafter
 from hf_pardraft.models.modeling_dflare import DFlareDrafter
@@ -70,3 +71,19 @@ def tiny_family(tmp_path_factory) -> Path:
     DFlareDrafter.for_target(target, **shape).save_pretrained(folder / "dflare")
     DartDrafter.for_target(target, draft_length=3).save_pretrained(folder / "dart")
     return folder
+
+
+@pytest.fixture
+def own_modules(monkeypatch, tmp_path):
+    """Code that is loaded with a checkpoint goes into a folder of the test's, and is forgotten afterwards."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def forget():
+        for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+            del sys.modules[name]
+
+    # A package that another test has loaded knows nothing of this one's folder.
+    forget()
+    yield
+    forget()

@@ -48,11 +48,9 @@ def test_generate_says_if_the_drafter_was_trained_with_another_tokenizer(tiny_fa
 
 
 def test_env_names_versions():
-    done = pardraft("env")
-    assert done.returncode == 0
-    assert {"hf-pardraft", "torch", "transformers", "devices"} <= {
-        line.split(":")[0] for line in done.stdout.split("\n")
-    }
+    done = in_process.ended("env")
+    assert done.code == 0
+    assert {"hf-pardraft", "torch", "transformers", "devices"} <= {line.split(":")[0] for line in done.out.split("\n")}
 
 
 def test_an_ngram_model_is_built_from_text_and_described(tiny_family, tmp_path):
@@ -98,8 +96,9 @@ def test_what_an_ngram_model_can_not_be_built_from_is_an_error(tiny_family, tmp_
 
 
 @pytest.mark.parametrize("arguments", [["demo", "--family", "nowhere"], ["generate", "--target", "nowhere", "x"]])
-def test_an_error_is_one_line_that_helps(arguments, tmp_path):
-    done = pardraft(*arguments, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "nowhere" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_an_error_is_one_line_that_helps(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = in_process.ended(*arguments)
+    assert done.code == 1
+    assert "nowhere" in done.error
+    assert "Traceback" not in done.err

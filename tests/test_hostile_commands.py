@@ -530,6 +530,7 @@ def with_code(tmp_path) -> Path:
     return at
 
 
+@pytest.mark.usefixtures("own_modules")
 def test_code_that_comes_with_a_target_is_run_only_where_the_user_says_so(with_code, tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *prompt: pytest.fail("asked on the terminal"))
     trace = tmp_path / "trace"

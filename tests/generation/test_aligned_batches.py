@@ -37,8 +37,7 @@ class Remembers(LogitsProcessor):
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("ends", [None, ENDS])
-@pytest.mark.parametrize("budget", [0, 8])
+@pytest.mark.parametrize(("budget", "ends"), [(0, ENDS), (8, None), (8, ENDS)])
 @pytest.mark.parametrize("who", ["processor", "criterion", "both"])
 def test_callers_own_see_each_token_of_the_whole_batch_once(who, budget, ends, do_sample):
     target, (ids, mask) = tiny_target("llama"), ragged_prompts(LENGTHS)

@@ -1,12 +1,11 @@
 """Every published layout loads, from every kind of file, into the drafter that its weights and config describe."""
 
 import json
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM, dynamic_module_utils
+from transformers import LlamaForCausalLM
 
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.hub.convert import convert
@@ -267,17 +266,6 @@ def test_speculators_sliding_layers_must_see_the_whole_block(tmp_path):
 def test_tap_indices_turn_into_each_other():
     assert layer_ids_to_hidden_state_indices([0, 3, 5]) == [1, 4, 6]
     assert hidden_state_indices_to_layer_ids([1, 4, 6]) == [0, 3, 5]
-
-
-@pytest.fixture
-def own_modules(monkeypatch, tmp_path):
-    """Code that is loaded with a checkpoint goes into a folder of the test's, and is forgotten afterwards."""
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    before = set(sys.modules)
-    yield
-    for name in [name for name in sys.modules if name.startswith("transformers_modules") and name not in before]:
-        del sys.modules[name]
 
 
 @pytest.mark.usefixtures("own_modules")

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 import warnings
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from transformers import (
     BloomForCausalLM,
     GenerationConfig,
     LlamaForCausalLM,
-    dynamic_module_utils,
 )
 
 from hf_pardraft import AutoDrafter, PardConfig, PardDrafter
@@ -417,9 +415,8 @@ def test_pushing_uploads_the_projection_too(target, tmp_path, monkeypatch):
     assert (tmp_path / "uploaded" / "target_projection" / "model.safetensors").exists()
 
 
+@pytest.mark.usefixtures("own_modules")
 def test_the_code_that_travels_with_a_drafter_loads_its_projection(target, tmp_path, monkeypatch):
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(PardQwen3, "_auto_class", "AutoModel")
     monkeypatch.setattr(PardQwen3Config, "_auto_class", "AutoConfig")
     drafter, prompt = tiny_drafter("pard2", target), random_prompt(5)
