@@ -102,11 +102,12 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--chunks", type=int, nargs="+", default=[64, 512], help="rows at a time, besides all")
+    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=OBJECTIVES)
     parser.add_argument("--out", type=Path, help="where to write the table, as JSON")
     options = parser.parse_args()
     os.environ["MALLOC_MMAP_THRESHOLD_"] = os.environ["MALLOC_TRIM_THRESHOLD_"] = "65536"
     results = []
-    for objective in OBJECTIVES:
+    for objective in options.objectives:
         for rows_per_chunk in (*options.chunks, options.rows):
             setting = Setting(objective, rows_per_chunk, options.rows, options.hidden, options.vocab)
             # A fresh process, whose peak is its own.
