@@ -15,16 +15,23 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset, disable_progress_bars
-from stories260k import EVALUATION_TOKENS, fresh_drafter, story_beginnings, target_text
+from stories260k import (
+    EVALUATION_TOKENS,
+    fresh_drafter,
+    story_beginnings,
+    story_parser,
+    target_and_prompts,
+    target_text,
+)
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     DataCollatorForLanguageModeling,
     LlamaConfig,
     LlamaForCausalLM,
@@ -33,7 +40,6 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.utils import logging
 
 from hf_pardraft import DartDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
 from hf_pardraft.evaluation.benchmark import Contender, padded_batch, timed_run
@@ -310,13 +316,26 @@ def verdict_table(verdicts: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def reports_of(
+    runs: list[tuple[str, int]], arguments: argparse.Namespace, work: Callable[[str, int], dict[str, float]]
+) -> dict[str, list[dict[str, float]]]:
+    """The reports of settings, by name, each with several seeds; what was run before is read from `arguments.work`.
+
+    With `arguments.share`, those of some runs only.
+    """
+    first, step = map(int, (arguments.share or "1/1").split("/"))
+    reports: dict[str, list[dict[str, float]]] = {}
+    for name, seed in runs[first - 1 :: step]:
+        log = arguments.work / f"{name}, seed {seed}.json"
+        if not log.exists():
+            log.write_text(json.dumps(work(name, seed)) + "\n")
+            print(name, seed, log.read_text().strip(), flush=True)
+        reports.setdefault(name, []).append(json.loads(log.read_text()))
+    return reports
+
+
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--training-text", type=Path, required=True)
-    parser.add_argument("--prompt-text", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=4096, help="stories to sample for training")
-    parser.add_argument("--prompts", type=int, default=50, help="stories to continue")
+    parser = story_parser(__doc__)
     parser.add_argument("--steps", type=int, help="training steps, instead of those of each kind")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME")
@@ -328,27 +347,17 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     disable_progress_bars()
     torch.set_num_threads(1)
     arguments.work.mkdir(parents=True, exist_ok=True)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.target)
-    target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).eval()
-    evaluated = story_beginnings(arguments.prompt_text, tokenizer, arguments.prompts, EVALUATION_TOKENS)
+    target, tokenizer, evaluated = target_and_prompts(arguments)
     set_seed(0)
     text = target_text(arguments, target, tokenizer, evaluated)
-    first, step = map(int, (arguments.share or "1/1").split("/"))
     # All settings of a seed, then the next seed: whoever stops early has all comparisons for some seeds.
     runs = [(name, seed) for seed in arguments.seeds for name in arguments.settings]
-    reports: dict[str, list[dict[str, float]]] = {name: [] for name in SETTINGS}
-    for name, seed in runs[first - 1 :: step]:
-        log = arguments.work / f"{name}, seed {seed}.json"
-        if not log.exists():
-            report = run(name, seed, target, tokenizer, text, arguments)
-            log.write_text(json.dumps(report) + "\n")
-            print(f"{name}, seed {seed}: tau {report['tau']:.3f}, {report['seconds']:.0f} s", flush=True)
-        reports[name].append(json.loads(log.read_text()))
+    reports = {name: [] for name in SETTINGS} | reports_of(
+        runs, arguments, lambda name, seed: run(name, seed, target, tokenizer, text, arguments)
+    )
     if arguments.share:
         return
     measured = {name: reports[name] for name in SETTINGS if len(reports[name]) == len(arguments.seeds)}

@@ -18,7 +18,15 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset, load_from_disk
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 from transformers.utils import logging
 
 from hf_pardraft import (
@@ -209,16 +217,33 @@ def table_of(rows: list[dict]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def story_parser(description: str) -> argparse.ArgumentParser:
+    """A parser of what all benchmarks on this target are told."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--training-text", type=Path, required=True)
     parser.add_argument("--prompt-text", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=4096, help="stories to sample for training")
+    parser.add_argument("--prompts", type=int, default=50, help="stories to continue")
+    return parser
+
+
+def target_and_prompts(
+    arguments: argparse.Namespace,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, torch.LongTensor]:
+    """The target, its tokenizer, and the beginnings of stories, `(prompts, tokens)`; libraries are quiet from here on."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(arguments.target)
+    target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).eval()
+    return target, tokenizer, story_beginnings(arguments.prompt_text, tokenizer, arguments.prompts, EVALUATION_TOKENS)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = story_parser(__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=1600, help="training steps of each drafter")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--train-only", choices=KINDS, help="train this drafter and stop")
-    parser.add_argument("--prompts", type=int, default=50, help="stories to continue")
     parser.add_argument("--max-new-tokens", type=int, default=200)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="0 is greedy")
     parser.add_argument("--work", type=Path, default=Path("stories260k.work"))
@@ -228,12 +253,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     set_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.target)
-    target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).eval()
-    evaluated = story_beginnings(arguments.prompt_text, tokenizer, arguments.prompts, EVALUATION_TOKENS)
+    target, tokenizer, evaluated = target_and_prompts(arguments)
     if arguments.train_only:
         trained_drafter(arguments.train_only, arguments, target, tokenizer, evaluated)
         return

@@ -23,11 +23,10 @@ from typing import Any
 
 import torch
 from datasets import Dataset, disable_progress_bars
-from evidence import COMMON, spread
-from stories260k import EVALUATION_TOKENS, story_beginnings, target_text
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback, set_seed
+from evidence import COMMON, reports_of, spread
+from stories260k import EVALUATION_TOKENS, story_beginnings, story_parser, target_and_prompts, target_text
+from transformers import PreTrainedModel, TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
-from transformers.utils import logging
 
 from hf_pardraft import DFlareDrafter, DFlashDrafter, DraftTrainer, DraftTrainingArguments
 from hf_pardraft.evaluation.benchmark import Contender, timed_run
@@ -164,12 +163,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--training-text", type=Path, required=True)
-    parser.add_argument("--prompt-text", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=4096, help="stories to sample for training")
-    parser.add_argument("--prompts", type=int, default=50, help="stories to continue")
+    parser = story_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME")
     parser.add_argument("--share", help="run every n-th run only, from the m-th on: m/n")
@@ -180,26 +174,16 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     disable_progress_bars()
     torch.set_num_threads(1)
     arguments.work.mkdir(parents=True, exist_ok=True)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.target)
-    target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).eval()
-    evaluated = story_beginnings(arguments.prompt_text, tokenizer, arguments.prompts, EVALUATION_TOKENS)
+    target, tokenizer, evaluated = target_and_prompts(arguments)
     set_seed(0)
     text = target_text(arguments, target, tokenizer, evaluated)
-    first, step = map(int, (arguments.share or "1/1").split("/"))
     runs = [(name, seed) for seed in arguments.seeds for name in arguments.settings if seed in SETTINGS[name].seeds]
-    reports: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.settings}
-    for name, seed in runs[first - 1 :: step]:
-        log = arguments.work / f"{name}, seed {seed}.json"
-        if not log.exists():
-            report = run(SETTINGS[name], seed, target, tokenizer, text, arguments)
-            log.write_text(json.dumps(report) + "\n")
-            print(name, seed, report, flush=True)
-        reports[name].append(json.loads(log.read_text()))
+    reports = reports_of(
+        runs, arguments, lambda name, seed: run(SETTINGS[name], seed, target, tokenizer, text, arguments)
+    )
     if arguments.share:
         return
     measured = {

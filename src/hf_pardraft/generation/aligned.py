@@ -52,12 +52,10 @@ class AlignedDecoding(SpeculativeDecoding):
             self.recorder.keep_first(row, self.texts.lengths[index] - self.prompt_length)
         return [self.num_steps] * len(new_tokens)
 
-    def choose(
+    def _choices(
         self, logits: torch.Tensor, tree: TokenTree | None, drawn: DrawnChain | None
-    ) -> tuple[torch.LongTensor, torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.LongTensor, torch.Tensor]:
         """Walk down all trees together, one level at a time, while no item is without a child to go on to."""
-        logits = logits.to(device=self.texts.device, dtype=torch.float32)
-        raw_logits = logits.clone() if self.recorder.logits is not None else None
         batch, device = len(logits), logits.device
         choices = torch.full(logits.shape[:2], NO_CHOICE, dtype=torch.long, device=device)
         scores = torch.zeros_like(logits)
@@ -75,7 +73,7 @@ class AlignedDecoding(SpeculativeDecoding):
             is_over = self.criteria(text, self._scores_so_far(processed)).tolist()
             self.over = [was or now for was, now in zip(self.over, is_over, strict=True)]
             slots = [children[item].get((slots[item], token)) for item, token in enumerate(choice.tolist())]
-        return choices, scores, raw_logits
+        return choices, scores
 
     def _scores_so_far(self, processed: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
         """The scores of all tokens, the last ones' `(batch, vocab)` included, if the caller wants scores returned."""

@@ -1,5 +1,6 @@
 """A drafter's side of a round, for transformers' assisted decoding and for our own loop alike."""
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator
 
 from ..models.drafting import DraftContext, ParallelDrafter, take_rows
-from .rope import longest_text, rope_changes
+from .rope import RopeChanges, longest_text, rope_changes
 from .settings import DraftSettings, read_settings
 from .stats import DecodeStats, Proposal
 
@@ -41,7 +42,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self.taps = drafter.taps_for(target, self.settings.use_target_features)
         self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": self.taps} if self.taps else {}
         self.max_length = generation_config.max_length
-        self.rope = rope_changes(target.config.get_text_config(decoder=True))
+        self.target_config = target.config.get_text_config(decoder=True)
         self.state = drafter.new_draft_state(target)
         self.stats = DecodeStats()
         self._pending: list[DraftContext] = []
@@ -49,6 +50,11 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self._first_unread = 0
         self._last_depth = 0
         self._last_chain: torch.LongTensor | None = None
+
+    @cached_property
+    def rope(self) -> RopeChanges:
+        """Where the target's rotary frequencies change; our own loop knows it already."""
+        return rope_changes(self.target_config)
 
     def observe(self, context: DraftContext) -> None:
         """Note newly committed tokens, and the tapped states of what the target has read."""

@@ -17,7 +17,7 @@ from .host import paths_on_host
 from .outputs import OutputRecorder, RowRead
 from .prompt import TOKEN_TYPES, Prompt, Unread, read_prompt
 from .reading import TargetReader
-from .rope import longest_text, rope_changes
+from .rope import longest_text
 from .search import TreeSearch
 from .selection import (
     DrawnChain,
@@ -73,7 +73,6 @@ class SpeculativeDecoding:
         padding = generation_config._pad_token_tensor
         self.finished = FinishedRows(0 if padding is None else int(padding))
         text_config = target.config.get_text_config(decoder=True)
-        self.rope = rope_changes(text_config)
         self.inputs = inputs
         layer_kwargs = get_layer_types_and_kwargs(text_config)[1]
         windows = [layer_kwargs[source].get("sliding_window") for source in attended_layers(text_config)]
@@ -138,13 +137,15 @@ class SpeculativeDecoding:
         """The target's choices `(batch, slots)`; also the processed scores and, if they were asked for, raw logits."""
         logits = logits.to(device=self.texts.device, dtype=torch.float32)
         raw_logits = logits.clone() if self.recorder.logits is not None else None
+        return *self._choices(logits, tree, drawn), raw_logits
+
+    def _choices(
+        self, logits: torch.Tensor, tree: TokenTree | None, drawn: DrawnChain | None
+    ) -> tuple[torch.LongTensor, torch.Tensor]:
+        """The choices and processed scores of [`choose`], from logits in float32."""
         if self.processes_in_bulk:
-            choices, scores = choose_everywhere(logits, self.processors, self.do_sample, self.texts.ids, drawn)
-        else:
-            choices, scores = choose_along_the_path(
-                logits, self.process_item, self.do_sample, self.rows, self.texts, tree, drawn
-            )
-        return choices, scores, raw_logits
+            return choose_everywhere(logits, self.processors, self.do_sample, self.texts.ids, drawn)
+        return choose_along_the_path(logits, self.process_item, self.do_sample, self.rows, self.texts, tree, drawn)
 
     def cut(self, new_tokens: list[list[int]]) -> list[int]:
         """Append the new tokens of each row, up to those at which generation stops; returns how many each row got."""
@@ -202,7 +203,7 @@ class SpeculativeDecoding:
         self.prompt_text, self.columns = prompt.text, prompt.columns
         text = prompt.text
         self.candidates.observe(DraftContext(text.ids, text.positions, new_counts=text.counts))
-        if self.rope.any:
+        if self.inputs.rope.any:
             # A batch is rotated by its longest text, and of that padding is no part.
             longest = longest_text(self.model_kwargs.get("position_ids"), self.prompt_length)
             self.columns_before = self.prompt_length - longest
@@ -261,9 +262,9 @@ class SpeculativeDecoding:
         if (self.prompt or self.unread.ids.shape[1] > 1) and not self._drafts_behind_a_prompt():
             return 0
         depth = self.stop.room(min(self.texts.lengths), self.schedule.next_depth())
-        if self.rope.any:
+        if self.inputs.rope.any:
             # Items of a batch advance together where the text of one may come to stand beyond a change.
-            depth = self.rope.room(max(self.texts.lengths) - self.columns_before, depth)
+            depth = self.inputs.rope.room(max(self.texts.lengths) - self.columns_before, depth)
         return self.inputs.room(max(self.texts.lengths), depth)
 
     def _drafts_behind_a_prompt(self) -> bool:

@@ -17,9 +17,7 @@ from .undrafted import write_undrafted
 
 logger = logging.get_logger(__name__)
 
-# transformers' own, and those that `GenerationMixin` has of its own, to be put back.
 _originals: dict[str, Any] = {}
-_own: dict[str, Any] = {}
 
 
 def is_drafter(assistant: Any) -> bool:
@@ -41,18 +39,17 @@ def install() -> None:
         return
     for name, hook in HOOKED.items():
         _originals[name] = getattr(GenerationMixin, name)
-        if name in vars(GenerationMixin):
-            _own[name] = vars(GenerationMixin)[name]
         setattr(GenerationMixin, name, hook)
 
 
 def uninstall() -> None:
     """Put transformers' own methods back."""
     for name in list(_originals):
+        original = _originals.pop(name)
         delattr(GenerationMixin, name)
-        del _originals[name]
-    for name in list(_own):
-        setattr(GenerationMixin, name, _own.pop(name))
+        # What `GenerationMixin` inherits is there again.
+        if getattr(GenerationMixin, name, None) is not original:
+            setattr(GenerationMixin, name, original)
 
 
 def generate_batch(self, inputs, *args, **kwargs):

@@ -11,7 +11,7 @@ from .cache import is_hybrid
 from .compiled_decode import CompiledDecoding
 from .decode import SpeculativeDecoding
 from .prompt import TOKEN_TYPES
-from .rope import longest_text, rope_changes
+from .rope import longest_text
 from .settings import wants_compiled
 from .stopping import StopChecks
 from .target_checks import check_takes_masks, told_by_hooks
@@ -26,7 +26,7 @@ def decoding_for(
     arguments["generation_config"] = generation_config
     if arguments["batch"] > 1 and (
         see_the_batch(arguments["logits_processor"], arguments["stopping_criteria"])
-        or changes_on_the_way(target, arguments)
+        or changes_on_the_way(arguments)
         or "adapter_names" in told_by_hooks(target)
     ):
         return AlignedDecoding(target, **arguments)
@@ -43,13 +43,13 @@ def decoding_for(
     return SpeculativeDecoding(target, **arguments)
 
 
-def changes_on_the_way(target: PreTrainedModel, arguments: dict[str, Any]) -> bool:
+def changes_on_the_way(arguments: dict[str, Any]) -> bool:
     """Whether some of a call's texts may be on either side of a length at which the target reads otherwise.
 
     Plain `generate` reads with the longest text of the batch, and so must items that are shorter, or go their own ways.
     """
     positions, inputs = arguments["model_kwargs"].get("position_ids"), arguments["inputs"]
-    changes = rope_changes(target.config.get_text_config(decoder=True))
+    changes = inputs.rope
     if positions is None or not changes.any:
         return changes.any or inputs.rereads_beyond is not None
     ends, columns = positions[..., -1] + 1, positions.shape[-1]
@@ -68,7 +68,7 @@ def reason_against(
         return "the state of recurrent layers can't be held in buffers"
     if "dummy" in get_layer_types_and_kwargs(config)[0]:
         return "layers of the target share the entries of others"
-    if changes_on_the_way(target, arguments):
+    if changes_on_the_way(arguments):
         return "the target's rotary frequencies change within this call"
     if model_kwargs.get(TOKEN_TYPES) is not None and arguments["inputs"].types_in_others:
         return "the target is told the type of each token"

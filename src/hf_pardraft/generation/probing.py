@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from .prompt import Unread
 from .reading import TargetReader
+from .step_inputs import PROBE_ERRORS
 from .tree import TokenTree, ancestors_of, chain_tree
 
 # Packages whose modules are known to treat each token of a forward alike.
@@ -20,16 +21,7 @@ KNOWN_PACKAGES = {"accelerate", "bitsandbytes", "peft", "torch", "torchao", "tra
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
 COARSE_TOLERANCE = 0.3
 # What code may raise that was not written for such a forward.
-PROBE_ERRORS = (
-    AssertionError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+FORWARD_ERRORS = (AssertionError, *PROBE_ERRORS)
 NUM_READ, NUM_TOKENS = 2, 6
 
 # Of each target, whether it was tried with chains, and with trees.
@@ -47,16 +39,18 @@ def check_reads_alike(
         model_kwargs: as `generate` prepared them.
         takes_masks: whether it will be given masks and positions (trees, batches).
     """
-    packages = {type(module).__module__.partition(".")[0] for module in target.modules()}
     tried = _tried.setdefault(target, set())
-    if packages <= KNOWN_PACKAGES or takes_masks in tried:
+    if (
+        takes_masks in tried
+        or {type(module).__module__.partition(".")[0] for module in target.modules()} <= KNOWN_PACKAGES
+    ):
         return
     token = input_ids[:1, -1:]
     ids = torch.cat([input_ids[:1, -NUM_TOKENS:], token.expand(-1, NUM_TOKENS)], dim=1)[:, :NUM_TOKENS]
     try:
         expected = _one_by_one(target, ids, model_kwargs)
         errors = _errors(expected, _in_one_forward(target, ids, model_kwargs, takes_masks))
-    except PROBE_ERRORS as error:
+    except FORWARD_ERRORS as error:
         raise ValueError(
             _refusal(target, f"tried with a few tokens, it raised {type(error).__name__}: {error}")
         ) from error

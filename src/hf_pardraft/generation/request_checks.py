@@ -1,5 +1,6 @@
 """What drafting can't serve is refused before any forward."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,9 +32,10 @@ def check_request(
     if settings.decode_loop == "native" and settings.depth:
         check_inputs(target, input_ids, model_kwargs, generation_config, settings)
     text_config = target.config.get_text_config(decoder=True)
-    limits = {*rope_changes(text_config).switches, text_config.to_dict().get("original_max_position_embeddings")}
+    rope = rope_changes(text_config)
+    limits = {*rope.switches, vars(text_config).get("original_max_position_embeddings")}
     reached = [limit for limit in limits if limit is not None and limit < generation_config.max_length]
-    inputs = step_inputs(target, input_ids, model_kwargs, sorted(reached))
+    inputs = replace(step_inputs(target, input_ids, model_kwargs, sorted(reached)), rope=rope)
     if inputs.rereads_beyond is not None:
         check_can_reread(target, inputs.rereads_beyond, model_kwargs, generation_config, settings)
     if settings.decode_loop == "native" and settings.depth:

@@ -47,6 +47,9 @@ class RopeChanges:
         return grows or any(shortest <= limit < longest for limit in self.switches)
 
 
+NO_CHANGES = RopeChanges()
+
+
 def rope_changes(config: PreTrainedConfig) -> RopeChanges:
     """Where the frequencies of a target with this text config change."""
     switches: set[int] = set()
@@ -63,7 +66,7 @@ def rope_changes(config: PreTrainedConfig) -> RopeChanges:
 
 def rope_parameters(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
     """The rope parameters of a text config: one set, or one per layer type."""
-    given = config.to_dict().get("rope_parameters") or {}
+    given = vars(config).get("rope_parameters") or {}
     if "rope_type" in given:
         yield given
     else:

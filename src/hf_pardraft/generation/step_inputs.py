@@ -14,6 +14,8 @@ import torch
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from .rope import NO_CHANGES, RopeChanges
+
 # The loop says these itself: how many logits it wants, and whether to use the cache.
 OWN_INPUTS = {"logits_to_keep", "num_logits_to_keep", "use_cache"}
 # What the method itself is told about a step; some pass it on.
@@ -33,12 +35,14 @@ class StepInputs:
     Attributes:
         rereads_beyond: the step after a text of so many columns is without a cache and reads all of the text again (Phi-3,
             whose rotary frequencies change there); `None` if no step does.
+        rope: where its rotary frequencies change with the length of a forward's longest text.
         types_in_first, types_in_others: whether `token_type_ids`, if they are given, go into the first step, and into others.
     """
 
     rereads_beyond: int | None = None
     types_in_first: bool = True
     types_in_others: bool = True
+    rope: RopeChanges = NO_CHANGES
 
     def rereads(self, length: int, num_cached: int | None = None) -> bool:
         """Whether the step over a text of `length` columns, all but one of them cached, or `num_cached`, reads it all again."""

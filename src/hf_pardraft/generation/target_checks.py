@@ -43,7 +43,7 @@ UNSERVED_FAMILIES = {
 def check_forwards(target: PreTrainedModel) -> None:
     """Raise a `ValueError` for a target of which a token's result depends on what else the forward reads."""
     config = target.config.get_text_config(decoder=True)
-    fields = config.to_dict()
+    fields = vars(config)
     reason = UNSERVED_FAMILIES.get(config.model_type)
     if config.model_type == "doge" and fields.get("is_moe"):
         reason = "its experts are chosen for all tokens of a forward together"
