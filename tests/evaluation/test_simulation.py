@@ -11,7 +11,7 @@ from hf_pardraft.evaluation.simulation import Simulation, fair_simulation, write
 from tiny_models import VOCAB_SIZE, random_prompt, tiny_drafter, tiny_target
 
 PROFILE = AcceptanceProfile(by_position=(0.8, 0.6, 0.5, 0.2))
-TOKENS = 120
+TOKENS = 200
 
 
 def simulated(kind, settings, condition, profile=PROFILE, runner_up=0.0, architecture="qwen3", prompts=1):
@@ -42,7 +42,7 @@ def test_every_loop_accepts_as_often_as_it_is_told(kind, settings):
     assert row.identical
     assert row.tau == pytest.approx(expected_tau(PROFILE.rates(4)), rel=0.2)
     if row.acceptance_by_position is not None:
-        assert row.acceptance_by_position == pytest.approx(PROFILE.by_position, abs=0.2)
+        assert row.acceptance_by_position == pytest.approx(PROFILE.by_position, abs=0.15)
 
 
 def test_every_loop_meets_the_same_luck():
