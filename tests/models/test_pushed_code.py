@@ -1,0 +1,86 @@
+"""What code a pushed drafter carries, and that drafters pushed with earlier code still load: with it, and with the package's."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from hf_pardraft import AutoDrafter
+from tiny_models import tiny_drafter, tiny_target
+
+# Five drafters of tests/tiny_models.py with the code that was saved with them before the modules were divided as they are now,
+# their target, and the marginal logits that they drafted then.
+EARLIER = Path(__file__).parent.parent / "fixtures" / "pushed_drafters.tar.xz"
+SCRIPT = Path(__file__).parent / "without_package.py"
+KINDS = ["pard", "pard2", "dflash", "dflare", "dart"]
+# What somebody reads before saying trust_remote_code=True; generate.py, the custom_generate entry point, is counted.
+MOST_FILES, MOST_LINES = 24, 3840
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pushed_code(request, tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    tiny_drafter(request.param, tiny_target("qwen3")).save_pretrained(folder)
+    return sorted(folder.rglob("*.py"))
+
+
+def test_a_pushed_drafter_carries_little_code(pushed_code):
+    lines = sum(len(path.read_text().splitlines()) for path in pushed_code)
+    assert len(pushed_code) <= MOST_FILES
+    assert lines <= MOST_LINES
+
+
+def test_it_imports_torch_transformers_and_its_siblings_alone(pushed_code):
+    siblings = {path.stem for path in pushed_code}
+    for path in pushed_code:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert (node.level, node.module in siblings) == (1, True), path
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+                tops = {name.split(".")[0] for name in names}
+                assert tops <= {"torch", "transformers", "safetensors"} | sys.stdlib_module_names, path
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory) -> Path:
+    work = tmp_path_factory.mktemp("earlier")
+    with tarfile.open(EARLIER) as archive:
+        archive.extractall(work, filter="data")
+    return work
+
+
+def test_drafters_pushed_with_earlier_code_load_with_it_where_the_package_is_not(earlier):
+    environment = {**os.environ, "HF_MODULES_CACHE": str(earlier / "modules")}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(earlier)], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found, drafts = json.loads((earlier / "found.json").read_text()), load_file(earlier / "drafts.safetensors")
+    expected = load_file(earlier / "expected.safetensors")
+    assert found["importable"] is False
+    for name, logits in expected.items():
+        assert found[name]["remote"]
+        torch.testing.assert_close(drafts[name], logits)
+        assert found[name].get("stock", {"same": True})["same"]
+
+
+@pytest.mark.parametrize("name", ["pard-qwen3", "pard2", "dflash", "dflare", "dart"])
+def test_drafters_pushed_with_earlier_code_load_with_the_packages_and_draft(earlier, name):
+    drafter = AutoDrafter.from_pretrained(earlier / name)
+    target = AutoModelForCausalLM.from_pretrained(earlier / "target")
+    ids = load_file(earlier / "inputs.safetensors")["ids"]
+    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    mask = torch.ones_like(ids)
+    plain = target.generate(ids, attention_mask=mask, **options)
+    assert torch.equal(target.generate(ids, attention_mask=mask, assistant_model=drafter, **options), plain)
+    assert drafter.generation_config.tree_budget == 5
+    assert drafter.last_stats.rounds > 0
