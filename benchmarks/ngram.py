@@ -30,7 +30,7 @@ from hf_pardraft import NgramModel
 from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
 from hf_pardraft.demo.prompts import BEGINNINGS, built_in_prompts
 from hf_pardraft.evaluation.benchmark import Contender, compare
-from hf_pardraft.generation.ngram_sources import token_documents
+from hf_pardraft.ngram.sources import token_documents
 
 RESULT = Path(__file__).parent / "results" / "ngram.json"
 BEAMS, CANDIDATES = 20, 25

@@ -12,7 +12,6 @@ from transformers import AutoConfig, AutoModel
 from .auto import AutoDrafter
 from .generation import hooks
 from .generation.candidates import ParallelCandidateGenerator
-from .generation.ngram import NgramModel
 from .generation.stats import DecodeStats
 from .models.configuration_dart import DartConfig
 from .models.configuration_dflare import DFlareConfig
@@ -23,6 +22,7 @@ from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
+from .ngram.model import NgramModel
 from .outputs.folders import finish_interrupted, replaced_files
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .generation.ngram import NgramModel, check_no_store
-from .generation.ngram_sources import texts_of_dataset, texts_of_files
 from .loading import load_tokenizer, naming
+from .ngram.model import NgramModel, check_no_store
+from .ngram.sources import texts_of_dataset, texts_of_files
 
 
 @dataclass

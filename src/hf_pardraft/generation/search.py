@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.drafting import ParallelDrafter
-from .ngram import NgramModel
+from ..ngram.model import NgramModel
 from .settings import DraftSettings
 from .text import Texts
 from .tree import DART_SCORING, LOG_PROBABILITY, TokenTree, TreeScoring, build_tree

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ..models.drafting import ParallelDrafter
-from .ngram_smoothing import SMOOTHINGS
+from ..ngram.smoothing import SMOOTHINGS
 from .tree import END_RULES
 from .tuned import nearest_size, read_table, still_stands, tables_in
 

@@ -16,9 +16,9 @@ from accelerate.utils import convert_file_size_to_int
 from tqdm.auto import tqdm
 
 from ..outputs.failures import NO_ROOM
-from .ngram_count import ArrayFile, CountJob, Packing, Run, RunWriter, count_windows, first_of_equals, mapped
-from .ngram_pairs import Counts, blocks_of
-from .ngram_store import check_order, write_store
+from .counting import ArrayFile, CountJob, Packing, Run, RunWriter, count_windows, first_of_equals, mapped
+from .packing import Counts, blocks_of
+from .store import check_order, write_store
 
 LEAST_MEMORY = 1 << 20
 # What a token of a chunk takes while it is counted (ids, keys, sorted keys, counts), and an entry while runs are merged.

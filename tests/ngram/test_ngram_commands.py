@@ -10,7 +10,7 @@ import pytest
 
 import in_process
 from hf_pardraft import NgramModel
-from hf_pardraft.generation import ngram_store
+from hf_pardraft.ngram import store as ngram_store
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from transformers.utils.hub import cached_file
 from ..models.pairing import tokenizer_hash
 from ..outputs.failures import explained
 from ..outputs.folders import writing_folder
-from .ngram_build import BuildOptions, build_store, checked_count
-from .ngram_lookup import Lookup, NgramWalk
-from .ngram_pairs import NgramTable
-from .ngram_smoothing import SMOOTHINGS, checked_smoothing
-from .ngram_sources import token_documents
-from .ngram_store import FILE_NAME, NgramInfo, read_store
-from .ngram_trie import convert_trie
+from .build import BuildOptions, build_store, checked_count
+from .dart_trie import convert_trie
+from .lookup import Lookup, NgramWalk
+from .packing import NgramTable
+from .smoothing import SMOOTHINGS, checked_smoothing
+from .sources import token_documents
+from .store import FILE_NAME, NgramInfo, read_store
 
 # How much larger a target's vocabulary may be than its tokenizer's: rows that only pad the embeddings.
 PADDING_SHARE = 0.01

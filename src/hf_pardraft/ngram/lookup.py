@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import torch
 
-from .ngram_pairs import NgramTable, slots_before
-from .ngram_smoothing import Smoothing
-from .ngram_store import NgramInfo
+from .packing import NgramTable, slots_before
+from .smoothing import Smoothing
+from .store import NgramInfo
 
 
 class Contexts(NamedTuple):

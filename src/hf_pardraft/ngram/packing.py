@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .ngram_count import ArrayFile, mapped
+from .counting import ArrayFile, mapped
 
 # Entries that are handled at once while writing and checking: half a MB for each array of them.
 BLOCK = 1 << 16

@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from conftest import tiny_tokenizer
 from hf_pardraft import NgramModel
-from hf_pardraft.generation import ngram as ngram_module
-from hf_pardraft.generation import ngram_build
 from hf_pardraft.generation.continuity import WalkByCalls
-from hf_pardraft.generation.ngram_smoothing import SMOOTHINGS
-from hf_pardraft.generation.ngram_sources import texts_of_dataset, texts_of_files
-from hf_pardraft.generation.ngram_store import CHECKSUM_KEY, FILE_NAME, METADATA_KEY
+from hf_pardraft.ngram import build as ngram_build
+from hf_pardraft.ngram import model as ngram_module
+from hf_pardraft.ngram.smoothing import SMOOTHINGS
+from hf_pardraft.ngram.sources import texts_of_dataset, texts_of_files
+from hf_pardraft.ngram.store import CHECKSUM_KEY, FILE_NAME, METADATA_KEY
 
 TREES = Path(__file__).parent.parent / "fixtures" / "trees"
 TABLES = load_file(TREES / "ngram.safetensors")
@@ -546,7 +546,7 @@ def test_a_targets_vocabulary_may_be_padded_and_nothing_else():
 
 
 def test_files_are_read_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_pardraft.generation.ngram_sources.PIECE_CHARACTERS", 7)
+    monkeypatch.setattr("hf_pardraft.ngram.sources.PIECE_CHARACTERS", 7)
     path = tmp_path / "text.txt"
     path.write_text("one\ntwo\n\nthree\n\n\n\nfour", encoding="utf-8")
     assert list(texts_of_files([path, path], separator="\n\n")) == ["one\ntwo", "three", "four"] * 2

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .ngram_pairs import Counts, NgramTable, blocks_of, layout_for, write_pairs
+from .packing import Counts, NgramTable, blocks_of, layout_for, write_pairs
 
 FILE_NAME = "ngram.safetensors"
 METADATA_KEY = "hf_pardraft.ngram"

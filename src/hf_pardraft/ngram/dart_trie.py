@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .ngram_pairs import Counts
-from .ngram_store import check_order, write_store
+from .packing import Counts
+from .store import check_order, write_store
 
 # Of the file in 32-bit words, little-endian: order and node count (two words each); then for each node its token (1),
 # parent (2), count (1) and number of children (2), and for each child a token (1) and its node (2).
