@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_pardraft.generation import pieces
-from hf_pardraft.generation.compiling import Compiler
-from hf_pardraft.generation.tree import TokenTree
+from hf_pardraft.generation.compiled import steps as pieces
+from hf_pardraft.generation.compiled.compiler import Compiler
+from hf_pardraft.generation.tree.token_tree import TokenTree
 from hf_pardraft.models.drafting import ParallelDrafter
 
 # CUDA graphs are recorded in a function's first calls.

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from hf_pardraft.generation import compiled_decode
+from hf_pardraft.generation.compiled import decoder as compiled_decode
 from tiny_models import make_lasting_oracle, random_prompt, tiny_drafter
 
 RATES = [0.7, 0.6, 0.6, 0.5]

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from hf_pardraft import DartDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
-from hf_pardraft.generation.tree import TokenTree, ancestors_of
+from hf_pardraft.generation.tree.token_tree import TokenTree, ancestors_of
 
 VOCAB_SIZE = 64
 MASK_TOKEN_ID = 63

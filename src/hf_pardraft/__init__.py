@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModel
 
 from .auto import AutoDrafter
 from .generation import hooks
-from .generation.candidates import ParallelCandidateGenerator
+from .generation.candidate_generator import ParallelCandidateGenerator
 from .generation.stats import DecodeStats
 from .models.configuration_dart import DartConfig
 from .models.configuration_dflare import DFlareConfig

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_pardraft.generation.candidates import rows_of
+from hf_pardraft.generation.candidate_generator import rows_of
 from hf_pardraft.models.drafting import DraftContext
 from tiny_models import every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from hf_pardraft.generation import lasting
-from hf_pardraft.generation.buffers import SMALLEST, capacity_for, new_buffers, with_room
 from hf_pardraft.generation.cache import TargetCache
-from hf_pardraft.generation.lasting import LastingTensors
-from hf_pardraft.generation.moving import moved_cache, moved_news
-from hf_pardraft.generation.tree import build_tree
+from hf_pardraft.generation.compiled import tensor_pool as lasting
+from hf_pardraft.generation.compiled.static_cache import SMALLEST, capacity_for, new_buffers, with_room
+from hf_pardraft.generation.compiled.static_inputs import moved_cache, moved_news
+from hf_pardraft.generation.compiled.tensor_pool import LastingTensors
+from hf_pardraft.generation.tree.token_tree import build_tree
 from hf_pardraft.models.draft_cache import GrowingCache
 from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.models.row_masks import buffer_columns, buffer_masks

@@ -8,9 +8,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GPT2
 
 from compiled_cases import RATES, assert_same, assert_same_stats, batch_of, eager_and_static, oracle, settle, texts_of
 from hf_pardraft import NgramModel
-from hf_pardraft.generation import buffers, compiled_decode, lasting
-from hf_pardraft.generation.pieces import Draft
-from hf_pardraft.generation.tree import TokenTree
+from hf_pardraft.generation.compiled import decoder as compiled_decode
+from hf_pardraft.generation.compiled import static_cache as buffers
+from hf_pardraft.generation.compiled import tensor_pool as lasting
+from hf_pardraft.generation.compiled.steps import Draft
+from hf_pardraft.generation.tree.token_tree import TokenTree
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
@@ -54,7 +56,7 @@ def small_buffers(monkeypatch):
     """Buffers grow every few rounds, and are full to the last column now and then."""
     monkeypatch.setattr(buffers, "SMALLEST", 4)
     monkeypatch.setattr(buffers, "capacity_for", lambda num_columns: num_columns)
-    monkeypatch.setattr("hf_pardraft.generation.moving.capacity_for", lambda num_columns: num_columns)
+    monkeypatch.setattr("hf_pardraft.generation.compiled.static_inputs.capacity_for", lambda num_columns: num_columns)
 
 
 @pytest.mark.parametrize("budget", [0, 10])

@@ -17,9 +17,10 @@ from transformers import (
 )
 
 from compiled_cases import GREEDY, assert_same, batch_of, eager_and_static, oracle, static
-from hf_pardraft.generation import compiling, loops
-from hf_pardraft.generation.compiling import Compiler
-from hf_pardraft.generation.pieces import Standing
+from hf_pardraft.generation import loops
+from hf_pardraft.generation.compiled import compiler as compiling
+from hf_pardraft.generation.compiled.compiler import Compiler
+from hf_pardraft.generation.compiled.steps import Standing
 from hf_pardraft.generation.step_inputs import SLICED_INPUTS
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 

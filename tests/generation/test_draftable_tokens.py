@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hf_pardraft import DartDrafter
-from hf_pardraft.generation.search import TreeSearch
+from hf_pardraft.generation.sequences import Texts
 from hf_pardraft.generation.settings import read_settings
-from hf_pardraft.generation.text import Texts
+from hf_pardraft.generation.tree_growth import TreeSearch
 from tiny_models import tiny_target
 
 

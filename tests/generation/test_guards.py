@@ -6,8 +6,9 @@ from transformers import CompileConfig
 from transformers.models.llama import modeling_llama
 
 from compiled_cases import assert_same, batch_of, oracle, static, texts_of
-from hf_pardraft.generation import compiling, guards
-from hf_pardraft.generation.tree import TokenTree, chain_tree
+from hf_pardraft.generation.compiled import compiler as compiling
+from hf_pardraft.generation.compiled import guards
+from hf_pardraft.generation.tree.token_tree import TokenTree, chain_tree
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from compiled_cases import assert_same, batch_of, oracle, static
-from hf_pardraft.generation import compiled_decode, compiling
+from hf_pardraft.generation.compiled import compiler as compiling
+from hf_pardraft.generation.compiled import decoder as compiled_decode
 from tiny_models import tiny_target
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")

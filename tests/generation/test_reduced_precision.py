@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from compiled_cases import settle
-from hf_pardraft.generation.pieces import grow_tree
-from hf_pardraft.generation.search import TreeSearch
+from hf_pardraft.generation.compiled.steps import grow_tree
+from hf_pardraft.generation.sequences import Texts
 from hf_pardraft.generation.settings import read_settings
-from hf_pardraft.generation.text import Texts
-from hf_pardraft.generation.tree import build_tree
+from hf_pardraft.generation.tree.token_tree import build_tree
+from hf_pardraft.generation.tree_growth import TreeSearch
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")

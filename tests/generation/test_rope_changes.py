@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, Gemma3TextConfig, PhimoeConfig
 
-from hf_pardraft.generation.compiled_decode import CompiledDecoding
+from hf_pardraft.generation.compiled.decoder import CompiledDecoding
 from hf_pardraft.generation.rope import RopeChanges, rope_changes
 from tiny_models import VOCAB_SIZE, batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
 

@@ -18,8 +18,8 @@ from transformers.generation.logits_process import (
 )
 
 from hf_pardraft import DartDrafter, NgramModel
-from hf_pardraft.generation.selection import choose_everywhere
-from hf_pardraft.generation.verify import accept
+from hf_pardraft.generation.sampling import choose_everywhere
+from hf_pardraft.generation.tree.verify import accept
 from tiny_models import make_oracle, published_tree, tiny_drafter, tiny_target
 
 VOCAB_SIZE = 5
@@ -178,7 +178,7 @@ def test_the_stock_loop_has_the_target_law_too(target):
 
 
 def test_a_forgotten_residual_is_noticed(target, monkeypatch):
-    from hf_pardraft.generation import selection
+    from hf_pardraft.generation import sampling as selection
 
     def wrong(scores, drawn):
         law = scores.softmax(dim=-1)
@@ -194,7 +194,7 @@ def test_a_forgotten_residual_is_noticed(target, monkeypatch):
 
 @pytest.mark.parametrize("planted", ["bonus from the root's row", "drafts always accepted", "bonus is the argmax"])
 def test_a_planted_error_is_noticed(target, monkeypatch, planted):
-    from hf_pardraft.generation import decode
+    from hf_pardraft.generation import decoder as decode
 
     right = decode.accept
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_pardraft import NgramModel
-from hf_pardraft.generation.decode import SpeculativeDecoding
+from hf_pardraft.generation.decoder import SpeculativeDecoding
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 WAITING = ("tolist", "item", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__", "numpy")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compiled_cases import batch_of, oracle
-from hf_pardraft.generation.text import Texts
+from hf_pardraft.generation.sequences import Texts
 from tiny_models import tiny_target
 
 

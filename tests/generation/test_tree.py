@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_pardraft import NgramModel
-from hf_pardraft.generation.tree import DART_SCORING, TreeScoring, ancestors_of, build_tree
+from hf_pardraft.generation.tree.token_tree import DART_SCORING, TreeScoring, ancestors_of, build_tree
 
 TREES = Path(__file__).parent.parent / "fixtures" / "trees"
 DDTREE = json.loads((TREES / "ddtree.json").read_text())["cases"]

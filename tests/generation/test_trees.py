@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_pardraft.generation.tree import build_tree
+from hf_pardraft.generation.tree.token_tree import build_tree
 from tiny_models import every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")

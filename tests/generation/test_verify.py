@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hf_pardraft.generation.cache import TargetCache
-from hf_pardraft.generation.tree import TokenTree, chain_tree, draft_chain
-from hf_pardraft.generation.verify import NO_CHOICE, accept, plain_step
+from hf_pardraft.generation.tree.token_tree import TokenTree, chain_tree, draft_chain
+from hf_pardraft.generation.tree.verify import NO_CHOICE, accept, plain_step
 from tiny_models import published_tree, random_prompt, tiny_target
 
 

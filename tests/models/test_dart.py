@@ -11,8 +11,8 @@ from torch import nn
 from transformers import DynamicCache
 
 from hf_pardraft import AutoDrafter, DartConfig, DartDrafter, NgramModel
-from hf_pardraft.generation import decode
-from hf_pardraft.generation.candidates import joined
+from hf_pardraft.generation import decoder as decode
+from hf_pardraft.generation.candidate_generator import joined
 from hf_pardraft.models.configuration_dart import default_tapped_hidden_states
 from hf_pardraft.models.drafting import DraftContext
 from tiny_models import StandIn, make_oracle, random_prompt, tiny_drafter, tiny_target

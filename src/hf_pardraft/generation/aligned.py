@@ -6,11 +6,11 @@ import torch
 from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
-from .decode import SpeculativeDecoding
-from .selection import BY_ITEM, PREFIX_FREE, TEXT_ONLY, DrawnChain, children_of, choose_at
+from .decoder import SpeculativeDecoding
+from .sampling import BY_ITEM, PREFIX_FREE, TEXT_ONLY, DrawnChain, children_of, choose_at
 from .stopping import StopChecks
-from .tree import TokenTree, draft_chain
-from .verify import NO_CHOICE
+from .tree.token_tree import TokenTree, draft_chain
+from .tree.verify import NO_CHOICE
 
 # They look at one sequence at a time, and remember nothing.
 ITEM_WISE_CRITERIA = {StopStringCriteria, MaxTimeCriteria}

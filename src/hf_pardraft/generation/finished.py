@@ -4,7 +4,7 @@ import torch
 from transformers import Cache
 
 from .cache import Entries, TargetCache, export_entries, without_last
-from .text import stack_padded
+from .sequences import stack_padded
 
 
 class FinishedRows:

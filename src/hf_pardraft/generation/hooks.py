@@ -8,11 +8,11 @@ from transformers.utils import logging
 
 from ..models.pairing import warn_if_other_text
 from .cache import has_attention_only, is_hybrid
-from .candidates import ParallelCandidateGenerator
+from .candidate_generator import ParallelCandidateGenerator
 from .loops import decoding_for
 from .request_checks import check_request
-from .search import check_ngram_model
 from .settings import REQUESTED_DEPTH, read_settings
+from .tree_growth import check_ngram_model
 from .undrafted import write_undrafted
 
 logger = logging.get_logger(__name__)

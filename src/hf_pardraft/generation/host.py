@@ -2,7 +2,7 @@
 
 import torch
 
-from .verify import Acceptance, check_has_law
+from .tree.verify import Acceptance, check_has_law
 
 
 def paths_on_host(acceptance: Acceptance) -> tuple[list[list[int]], list[list[int]]]:

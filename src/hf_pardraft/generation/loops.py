@@ -8,9 +8,9 @@ from transformers.utils import logging
 
 from .aligned import AlignedDecoding, see_the_batch
 from .cache import is_hybrid
-from .compiled_decode import CompiledDecoding
-from .decode import SpeculativeDecoding
-from .prompt import TOKEN_TYPES
+from .compiled.decoder import CompiledDecoding
+from .decoder import SpeculativeDecoding
+from .pending import TOKEN_TYPES
 from .rope import longest_text
 from .settings import wants_compiled
 from .stopping import StopChecks

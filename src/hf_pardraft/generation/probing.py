@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .prompt import Unread
-from .reading import TargetReader
+from .pending import Unread
 from .step_inputs import PROBE_ERRORS
-from .tree import TokenTree, ancestors_of, chain_tree
+from .target_forward import TargetReader
+from .tree.token_tree import TokenTree, ancestors_of, chain_tree
 
 # Packages whose modules are known to treat each token of a forward alike.
 KNOWN_PACKAGES = {"accelerate", "bitsandbytes", "peft", "torch", "torchao", "transformers"}

@@ -8,8 +8,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..models.row_masks import attention_windows
 from .cache import check_cache, check_can_roll_back, is_hybrid
+from .pending import TOKEN_TYPES, first_inputs
 from .probing import check_reads_alike
-from .prompt import TOKEN_TYPES, first_inputs
 from .rope import rope_changes
 from .settings import DraftSettings
 from .step_inputs import StepInputs, step_inputs

@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 
 from ..models.drafting import ParallelDrafter
 from ..ngram.smoothing import SMOOTHINGS
-from .tree import END_RULES
+from .tree.token_tree import END_RULES
 from .tuned import nearest_size, read_table, still_stands, tables_in
 
 DECODE_LOOPS = ("native", "stock")

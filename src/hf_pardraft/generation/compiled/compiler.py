@@ -14,7 +14,7 @@ from transformers import CompileConfig, PreTrainedModel
 from transformers.utils import logging
 
 from .guards import code_for, layout
-from .pieces import DrafterSide, changing
+from .steps import DrafterSide, changing
 
 logger = logging.get_logger(__name__)
 

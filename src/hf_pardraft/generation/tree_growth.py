@@ -9,9 +9,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.drafting import ParallelDrafter
 from ..ngram.model import NgramModel
+from .sequences import Texts
 from .settings import DraftSettings
-from .text import Texts
-from .tree import DART_SCORING, LOG_PROBABILITY, TokenTree, TreeScoring, build_tree
+from .tree.token_tree import DART_SCORING, LOG_PROBABILITY, TokenTree, TreeScoring, build_tree
 
 # DART's widths (dart.txt, appendix D): every prefix of a level looks its tokens up, so a level is kept small.
 NGRAM_BEAM_WIDTH = 20

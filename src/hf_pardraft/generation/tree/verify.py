@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .tree import TokenTree, node_slots
+from .token_tree import TokenTree, node_slots
 
 # A choice for a slot that was never looked at; it matches no token.
 NO_CHOICE = -1

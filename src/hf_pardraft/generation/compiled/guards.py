@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .tree import TokenTree
+from ..tree.token_tree import TokenTree
 
 
 def code_for(function: Callable, arguments: tuple[Any, ...]) -> Callable | None:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..models.drafting import DraftState, News, ParallelDrafter, take_rows
-from ..models.row_masks import buffer_masks
-from .buffers import Buffers
-from .host import for_host
-from .reading import root_and_nodes
-from .tree import TokenTree, build_tree
-from .verify import accept
+from ...models.drafting import DraftState, News, ParallelDrafter, take_rows
+from ...models.row_masks import buffer_masks
+from ..host import for_host
+from ..target_forward import root_and_nodes
+from ..tree.token_tree import TokenTree, build_tree
+from ..tree.verify import accept
+from .static_cache import Buffers
 
 
 @dataclass

@@ -6,8 +6,8 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from .cache import Entries
-from .lasting import LastingTensors
+from ..cache import Entries
+from .tensor_pool import LastingTensors
 
 # Columns of the smallest buffer; larger ones are twice as large.
 SMALLEST = 256

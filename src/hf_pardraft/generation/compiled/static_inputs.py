@@ -2,12 +2,12 @@
 
 import torch
 
-from ..models.draft_cache import GrowingLayer, RowEntries
-from ..models.drafting import DraftContext, News, take_rows
-from .buffers import Buffers, capacity_for, new_buffers
-from .lasting import LastingTensors
-from .pieces import Standing
-from .prompt import Unread
+from ...models.draft_cache import GrowingLayer, RowEntries
+from ...models.drafting import DraftContext, News, take_rows
+from ..pending import Unread
+from .static_cache import Buffers, capacity_for, new_buffers
+from .steps import Standing
+from .tensor_pool import LastingTensors
 
 
 def moved_cache(

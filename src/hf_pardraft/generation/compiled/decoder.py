@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from transformers import CompileConfig
 
-from ..models.drafting import DraftContext
-from . import pieces
-from .buffers import with_room
-from .cache import Entries
-from .compiling import Compiler
-from .decode import SpeculativeDecoding
-from .host import HostCopy, paths_of
-from .lasting import LastingTensors
-from .moving import moved_cache, moved_news, moved_standing, packed
-from .pieces import Draft, DrafterSide, Standing, TargetSide
-from .selection import DrawnChain
-from .tree import TokenTree, chain_tree, number_of_levels, rows_of_tree
+from ...models.drafting import DraftContext
+from ..cache import Entries
+from ..decoder import SpeculativeDecoding
+from ..host import HostCopy, paths_of
+from ..sampling import DrawnChain
+from ..tree.token_tree import TokenTree, chain_tree, number_of_levels, rows_of_tree
+from . import steps as pieces
+from .compiler import Compiler
+from .static_cache import with_room
+from .static_inputs import moved_cache, moved_news, moved_standing, packed
+from .steps import Draft, DrafterSide, Standing, TargetSide
+from .tensor_pool import LastingTensors
 
 # What the loop says in every forward itself.
 OWN_ARGUMENTS = {"past_key_values", "use_cache", "return_dict"}

@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 from ..models.drafting import are_real, input_device, last_columns
 from ..models.row_masks import additive_masks, attention_windows, causal_row_masks
 from .cache import TargetCache, is_hybrid
-from .prompt import ENCODED_MEDIA, HANDLED, TOKEN_TYPES, Prompt, Unread
-from .tree import TokenTree
+from .pending import ENCODED_MEDIA, HANDLED, TOKEN_TYPES, Prompt, Unread
+from .tree.token_tree import TokenTree
 
 
 class TargetReader:

@@ -9,17 +9,15 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.generation.streamers import BaseStreamer
 
 from ..models.drafting import DraftContext, counting, last_columns
+from .adaptive_depth import DepthSchedule
 from .cache import Entries, Snapshot, attended_layers
-from .candidates import ParallelCandidateGenerator
-from .depth import DepthSchedule
+from .candidate_generator import ParallelCandidateGenerator
 from .finished import FinishedRows
 from .host import paths_on_host
 from .outputs import OutputRecorder, RowRead
-from .prompt import TOKEN_TYPES, Prompt, Unread, read_prompt
-from .reading import TargetReader
+from .pending import TOKEN_TYPES, Prompt, Unread, read_prompt
 from .rope import longest_text
-from .search import TreeSearch
-from .selection import (
+from .sampling import (
     DrawnChain,
     ItemProcessors,
     choose_along_the_path,
@@ -27,12 +25,14 @@ from .selection import (
     draw_chain,
     is_prefix_free,
 )
+from .sequences import Texts
 from .stats import Proposal, Stopwatch, synchronizer
 from .step_inputs import SLICED_INPUTS, StepInputs
 from .stopping import StopChecks
-from .text import Texts
-from .tree import TokenTree, chain_tree, draft_chain
-from .verify import Acceptance, accept, plain_step
+from .target_forward import TargetReader
+from .tree.token_tree import TokenTree, chain_tree, draft_chain
+from .tree.verify import Acceptance, accept, plain_step
+from .tree_growth import TreeSearch
 
 
 class SpeculativeDecoding:

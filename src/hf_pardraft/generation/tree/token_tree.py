@@ -6,9 +6,8 @@ from functools import lru_cache
 
 import torch
 
-from .continuity import ContinuityModel, WalkingModel, walk_of
-from .prefix_search import DART_SCORING as DART_SCORING  # (for those who build trees)
-from .prefix_search import (
+from .beam_search import DART_SCORING as DART_SCORING  # (for those who build trees)
+from .beam_search import (
     LOG_PROBABILITY,
     Beam,
     TreeScoring,
@@ -18,6 +17,7 @@ from .prefix_search import (
     search_prefixes,
     width_of,
 )
+from .continuity import ContinuityModel, WalkingModel, walk_of
 
 
 @dataclass(frozen=True)

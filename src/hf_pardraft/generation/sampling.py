@@ -32,9 +32,9 @@ from transformers import (
 )
 
 from ..models.stock_assistant import with_a_law
-from .text import Texts
-from .tree import TokenTree
-from .verify import NO_CHOICE, NO_LAW, check_has_law
+from .sequences import Texts
+from .tree.token_tree import TokenTree
+from .tree.verify import NO_CHOICE, NO_LAW, check_has_law
 
 # They look at the logits of one position and at nothing else, so all slots can be processed as rows of one batch. Exact
 # types: a subclass may read the prefix.
