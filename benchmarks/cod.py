@@ -22,8 +22,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_pardraft import PardDrafter
-from hf_pardraft.training.collators import PardCollator
-from hf_pardraft.training.forwards import pard_forward, pard_rows
+from hf_pardraft.training.layouts.collators import PardCollator
+from hf_pardraft.training.layouts.forwards import pard_forward, pard_rows
 
 RESULT = Path(__file__).parent / "results" / "cod.json"
 DRAFT_TOKENS, LENGTHS = (4, 8, 12, 16), (512, 1024, 2048, 4096)

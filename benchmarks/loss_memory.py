@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hf_pardraft.training.scoring import RowScorer
+from hf_pardraft.training.losses.scoring import RowScorer
 
 MIB = 2**20
 OBJECTIVES = ("cross_entropy", "forward_kl")

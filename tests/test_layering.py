@@ -172,7 +172,7 @@ def test_every_import_follows_the_design(path):
         ("models.modeling_x", "import numpy as np"),
         ("models.modeling_x", "def f():\n    from rich.console import Console"),
         ("generation.decode", "from ..auto import AutoDrafter"),
-        ("generation.decode", "from hf_pardraft.training.losses import decay"),
+        ("generation.decode", "from hf_pardraft.training.losses.terms import decay"),
         ("generation.decode", "from .. import training"),
         ("training.trainer", "from ..generation.decode import decode"),
         ("evaluation.benchmark", "def f():\n    from ..generation import tree"),

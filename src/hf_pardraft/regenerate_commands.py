@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .loading import load_models, load_tokenizer
-from .training.data_sources import load_data
+from .training.data.sources import load_data
 from .training.local_writer import LocalWriter
 from .training.prompt_writer import PromptSampling
 from .training.regenerate import Regeneration, Shard, check_output, regenerate

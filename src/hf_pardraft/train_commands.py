@@ -20,13 +20,13 @@ from .models.modeling_pard import PardDrafter
 from .outputs.files import write_whole
 from .outputs.folders import writing_folder
 from .training.arguments import DraftTrainingArguments
-from .training.checkpoints import check_no_other_run, checkpoint_to_resume, tidy
+from .training.checkpointing import check_no_other_run, checkpoint_to_resume, tidy
 from .training.checks import check_reporting
-from .training.data import prepare_for_training
-from .training.data_sources import load_data, split_off
-from .training.feature_writing import DTYPES, cache_features, feature_bytes, texts_of
-from .training.objectives import parse_objective, reads_logits
+from .training.data.dataset import prepare_for_training
+from .training.data.sources import load_data, split_off
+from .training.losses.objectives import parse_objective, reads_logits
 from .training.recipe import DrafterOptions, TrainingRun, config_fields, training_run
+from .training.target.feature_writing import DTYPES, cache_features, feature_bytes, texts_of
 from .training.trainer import DraftTrainer
 from .user_options import checked_dtype
 

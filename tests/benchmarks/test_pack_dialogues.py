@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_pardraft.training.data_sources import load_data
+from hf_pardraft.training.data.sources import load_data
 from tiny_tokenizers import tiny_chat_tokenizer
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pack_dialogues.py"

@@ -11,8 +11,8 @@ from transformers import AutoModel
 
 from hf_pardraft import AutoDrafter, DFlareConfig, DFlareDrafter, DFlashDrafter
 from hf_pardraft.models.drafting import DraftContext
-from hf_pardraft.training.collators import BlockCollator
-from hf_pardraft.training.forwards import block_forward, block_rows, target_reading
+from hf_pardraft.training.layouts.collators import BlockCollator
+from hf_pardraft.training.layouts.forwards import block_forward, block_rows, target_reading
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_target
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "dflare"

@@ -10,7 +10,7 @@ from hf_pardraft.hub.convert import convert
 from hf_pardraft.hub.export import export_drafter
 from hf_pardraft.models.configuration_dflash import default_target_layer_ids
 from hf_pardraft.models.drafting import DraftContext
-from hf_pardraft.training.feature_writing import cache_features
+from hf_pardraft.training.target.feature_writing import cache_features
 from published_checkpoints import change_config, config_of
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 from training.tiny_training import losses, trainer_for, written_text

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_pardraft.training.losses import (
+from hf_pardraft.training.losses.terms import (
     acceptance_weighted_cross_entropy,
     acceptance_weights,
     annealed_kl,

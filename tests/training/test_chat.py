@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_pardraft.training.chat import encode_chat
+from hf_pardraft.training.data.chat import encode_chat
 from tiny_tokenizers import TEMPLATES, tiny_chat_tokenizer
 
 TURNS = [

@@ -17,7 +17,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from hf_pardraft import AutoDrafter
 from hf_pardraft.training import run_identity
-from hf_pardraft.training.checkpoints import UNFINISHED, checkpoint_to_resume, publish, tidy
+from hf_pardraft.training.checkpointing import UNFINISHED, checkpoint_to_resume, publish, tidy
 from tiny_models import tiny_drafter, tiny_target
 from training.processes import in_a_process
 from training.tiny_training import losses, trainer_for

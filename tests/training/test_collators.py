@@ -5,16 +5,16 @@ import torch
 
 from hf_pardraft import DartDrafter, PardDrafter
 from hf_pardraft.models.drafting import DraftContext
-from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
-from hf_pardraft.training.features import tapped_features
-from hf_pardraft.training.forwards import (
+from hf_pardraft.training.layouts.blocks import UNKNOWN
+from hf_pardraft.training.layouts.collators import BlockCollator, PardCollator, SharedPrefixCollator
+from hf_pardraft.training.layouts.forwards import (
     ROWS,
     block_forward,
     pard_forward,
     shared_prefix_forward,
     target_reading,
 )
-from hf_pardraft.training.rows import UNKNOWN
+from hf_pardraft.training.target.features import tapped_features
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
 EOS = 2

@@ -9,10 +9,10 @@ import torch
 from datasets import Dataset, DatasetDict, load_dataset
 
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
-from hf_pardraft.training.data import prepare_data
-from hf_pardraft.training.data_sources import load_data
-from hf_pardraft.training.documents import checked
-from hf_pardraft.training.packing import pack
+from hf_pardraft.training.data.dataset import prepare_data
+from hf_pardraft.training.data.documents import checked
+from hf_pardraft.training.data.packing import pack
+from hf_pardraft.training.data.sources import load_data
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
 

@@ -7,8 +7,8 @@ import torch
 
 from hf_pardraft import AutoDrafter, PardDrafter
 from hf_pardraft.models.drafting import DraftContext
-from hf_pardraft.training.collators import PardCollator
-from hf_pardraft.training.forwards import pard_forward
+from hf_pardraft.training.layouts.collators import PardCollator
+from hf_pardraft.training.layouts.forwards import pard_forward
 from hf_pardraft.training.recipe import training_run
 from tiny_models import tiny_target
 from training.tiny_training import losses, trainer_for

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_pardraft.training.encoding import encode_completion, encode_text
+from hf_pardraft.training.data.encoding import encode_completion, encode_text
 from tiny_tokenizers import tiny_blank_first_tokenizer, tiny_chat_tokenizer
 
 PAIRS = [

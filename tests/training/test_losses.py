@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_pardraft.training.losses import (
+from hf_pardraft.training.losses.terms import (
     annealed_kl,
     annealing_weights,
     block_cross_entropy,

@@ -12,9 +12,9 @@ from torch.nn.attention.flex_attention import flex_attention
 from hf_pardraft import AutoDrafter
 from hf_pardraft.models.row_masks import additive
 from hf_pardraft.models.target_projection import one_place_behind
-from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
-from hf_pardraft.training.documents import documents_of
-from hf_pardraft.training.masks import PADDING, BlockRows, PardRows, dense_mask, flex_mask
+from hf_pardraft.training.data.documents import documents_of
+from hf_pardraft.training.layouts.collators import BlockCollator, PardCollator, SharedPrefixCollator
+from hf_pardraft.training.layouts.masks import PADDING, BlockRows, PardRows, dense_mask, flex_mask
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "pard"
 PARD2 = FIXTURES.parent / "pard2"

@@ -9,11 +9,12 @@ from transformers import HfArgumentParser
 
 from hf_pardraft import DartDrafter, DraftTrainer, DraftTrainingArguments
 from hf_pardraft.models.drafting import DraftContext
-from hf_pardraft.training import learner as learner_module
-from hf_pardraft.training.collators import PardCollator
-from hf_pardraft.training.continuations import sample_continuations
-from hf_pardraft.training.learner import prefix_in
-from hf_pardraft.training.losses import (
+from hf_pardraft.training import batch_scorer as learner_module
+from hf_pardraft.training.batch_scorer import prefix_in
+from hf_pardraft.training.layouts.collators import PardCollator
+from hf_pardraft.training.losses.objectives import OBJECTIVES, parse_objective
+from hf_pardraft.training.losses.sums import mean_of, weighted_sums
+from hf_pardraft.training.losses.terms import (
     acceptance_weighted_cross_entropy,
     annealed_kl,
     block_cross_entropy,
@@ -24,8 +25,7 @@ from hf_pardraft.training.losses import (
     streak_reward,
     subtask_cross_entropy,
 )
-from hf_pardraft.training.objectives import OBJECTIVES, parse_objective
-from hf_pardraft.training.sums import mean_of, weighted_sums
+from hf_pardraft.training.target.continuations import sample_continuations
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")

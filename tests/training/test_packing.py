@@ -13,12 +13,12 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-from hf_pardraft.training.attention import attending_with
-from hf_pardraft.training.collators import BlockCollator, PardCollator, SharedPrefixCollator
-from hf_pardraft.training.features import read_target
-from hf_pardraft.training.forwards import FORWARDS, target_reading
-from hf_pardraft.training.forwards import ROWS as ROWS_OF
-from hf_pardraft.training.packed_reading import takes_document_masks
+from hf_pardraft.training.layouts.attention import attending_with
+from hf_pardraft.training.layouts.collators import BlockCollator, PardCollator, SharedPrefixCollator
+from hf_pardraft.training.layouts.forwards import FORWARDS, target_reading
+from hf_pardraft.training.layouts.forwards import ROWS as ROWS_OF
+from hf_pardraft.training.target.features import read_target
+from hf_pardraft.training.target.packed_forward import takes_document_masks
 from tiny_models import ARCHITECTURES, MASK_TOKEN_ID, tiny_drafter, tiny_target
 
 COMMON = {"vocab_size": 64, "hidden_size": 32, "eos_token_id": None}

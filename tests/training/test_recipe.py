@@ -9,12 +9,18 @@ import torch
 import yaml
 
 from hf_pardraft.train_commands import new_drafter
-from hf_pardraft.training.collators import SharedPrefixCollator
-from hf_pardraft.training.forwards import ROWS
-from hf_pardraft.training.objectives import OBJECTIVES, BlockScores, ObjectiveSettings, objective_sums, parse_objective
+from hf_pardraft.training.layouts.collators import SharedPrefixCollator
+from hf_pardraft.training.layouts.forwards import ROWS
+from hf_pardraft.training.losses.objectives import (
+    OBJECTIVES,
+    BlockScores,
+    ObjectiveSettings,
+    objective_sums,
+    parse_objective,
+)
+from hf_pardraft.training.losses.sums import mean_of
 from hf_pardraft.training.recipe import RECIPES, read_recipe, recipe_names, training_run
 from hf_pardraft.training.recipe_help import help_text
-from hf_pardraft.training.sums import mean_of
 from tiny_models import random_prompt, tiny_target
 
 NEEDED = ["--target", "t", "--dataset", "d", "--output", "o"]

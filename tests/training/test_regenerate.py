@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import in_process
-from hf_pardraft.training.data import prepare_data
+from hf_pardraft.training.data.dataset import prepare_data
 from hf_pardraft.training.journal import Journal
 from hf_pardraft.training.local_writer import LocalWriter, RowNoise
 from hf_pardraft.training.regenerate import Shard, regenerate

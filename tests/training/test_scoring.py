@@ -14,11 +14,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from hf_pardraft.training.features import read_target
-from hf_pardraft.training.losses import kl_divergences, label_log_probs
-from hf_pardraft.training.rows import SupervisedRows
-from hf_pardraft.training.scoring import RowScorer
-from hf_pardraft.training.target_head import target_head
+from hf_pardraft.training.layouts.blocks import SupervisedRows
+from hf_pardraft.training.losses.scoring import RowScorer
+from hf_pardraft.training.losses.terms import kl_divergences, label_log_probs
+from hf_pardraft.training.target.features import read_target
+from hf_pardraft.training.target.head import target_head
 from tiny_models import tiny_target
 
 ROWS, HIDDEN, VOCAB = 63, 2, 20000

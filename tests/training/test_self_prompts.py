@@ -11,7 +11,7 @@ from transformers import TopPLogitsWarper
 import in_process
 from hf_pardraft import regenerate_commands
 from hf_pardraft.training import local_writer, self_prompts
-from hf_pardraft.training.data import prepare_data
+from hf_pardraft.training.data.dataset import prepare_data
 from hf_pardraft.training.journal import Journal
 from hf_pardraft.training.local_writer import LocalWriter
 from hf_pardraft.training.prompt_filters import gist, refusal

@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from hf_pardraft.training.objectives import OBJECTIVES, BlockScores, ObjectiveSettings, objective_sums, total_loss
+from hf_pardraft.training.losses.objectives import (
+    OBJECTIVES,
+    BlockScores,
+    ObjectiveSettings,
+    objective_sums,
+    total_loss,
+)
 
 BLOCKS, POSITIONS = 3, 5
 SETTINGS = ObjectiveSettings(gamma=2.0, kl_gamma=0.5, dpace_alpha=0.3)

@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from hf_pardraft import AutoDrafter, DartDrafter, DraftTrainer, DraftTrainingArguments
 from hf_pardraft.models.drafting import DraftContext
-from hf_pardraft.training.losses import annealed_kl
+from hf_pardraft.training.losses.terms import annealed_kl
 from tiny_models import tiny_drafter
 from training.tiny_training import losses, trainer_for
 

@@ -7,9 +7,9 @@ import torch
 from transformers import TrainingArguments, get_scheduler
 
 from ..user_options import check_temperature
-from .attention import ATTENTIONS
-from .objectives import OBJECTIVES, parse_objective
-from .sums import REDUCTIONS, check_reduction
+from .layouts.attention import ATTENTIONS
+from .losses.objectives import OBJECTIVES, parse_objective
+from .losses.sums import REDUCTIONS, check_reduction
 
 # As of a block: far above anything published, and more would be asked of a machine than it has.
 MOST_DRAFT_TOKENS = 4096

@@ -14,8 +14,8 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
-from .chat import Conversation
-from .examples import template_inputs
+from .data.chat import Conversation
+from .data.examples import template_inputs
 from .rewriting import Answer, Rewrite, check_sampling
 from .row_sampling import HalfDone, Nucleus, RowNoise
 

@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 from .adapters import AdapterOptions
 from .arguments import DraftTrainingArguments
-from .objectives import OBJECTIVES
+from .losses.objectives import OBJECTIVES
 from .recipe import RECIPES, DrafterOptions, RunOptions, names_of, recipe_names
 
 # Of the hundred settings of transformers' Trainer, those that a first look should show.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..user_options import check_temperature
-from .examples import as_messages, from_sharegpt, without_nones
+from .data.examples import as_messages, from_sharegpt, without_nones
 
 SEED_BITS = 0x7FFFFFFF
 

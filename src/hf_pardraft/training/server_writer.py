@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabl
 
 from ..redaction import redacted
 from ..user_files import parse_json
-from .examples import template_inputs, without_nones
+from .data.examples import template_inputs, without_nones
 from .rewriting import Answer, Rewrite, check_sampling
 
 # Too early, too many, or the server's own trouble: another try may succeed.

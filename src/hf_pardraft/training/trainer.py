@@ -9,7 +9,7 @@ from transformers.trainer_utils import has_length
 
 from .adapters import adapted, base_drafter, check_base_is_named, is_adapted
 from .arguments import DraftTrainingArguments
-from .attention import training_attention
+from .batch_scorer import Learner
 from .checks import (
     check_arguments,
     check_in_one_place,
@@ -18,17 +18,13 @@ from .checks import (
     check_recomputing,
     check_spreading,
 )
-from .collators import COLLATORS
-from .data import chat_arguments, prepare_all, prepare_for_training, tokenizer_of
+from .data.dataset import chat_arguments, prepare_all, prepare_for_training, tokenizer_of
 from .drafter_files import DrafterFilesTrainer
-from .feature_store import StoredStatesCollator, store_for
-from .features import freeze
-from .forwards import documents_in
 from .held_out import held_out_prompts, tokens_and_rounds, whole_copy
-from .learner import Learner
-from .losses import gamma_after_epochs, linear_gamma
-from .metrics import DraftMetrics
-from .objectives import (
+from .layouts.attention import training_attention
+from .layouts.collators import COLLATORS
+from .layouts.forwards import documents_in
+from .losses.objectives import (
     OBJECTIVES,
     BlockScores,
     ObjectiveSettings,
@@ -37,8 +33,12 @@ from .objectives import (
     parse_objective,
     total_loss,
 )
+from .losses.sums import Sums, added, denominators_of, mean_of, with_denominators
+from .losses.terms import gamma_after_epochs, linear_gamma
+from .metrics import DraftMetrics
 from .run_identity import identity_of
-from .sums import Sums, added, denominators_of, mean_of, with_denominators
+from .target.feature_store import StoredStatesCollator, store_for
+from .target.features import freeze
 
 
 class DraftTrainer(DrafterFilesTrainer):
@@ -56,7 +56,7 @@ class DraftTrainer(DrafterFilesTrainer):
         train_dataset, eval_dataset: conversations (`messages`), `prompt` and `completion`, `text`, or `input_ids` and
             `labels` (-100 for tokens that are not learned) or TRL's `completion_mask` and `assistant_masks`: a `datasets` data
             set, a list of such rows, or a name or file;
-            see [`~hf_pardraft.training.data.prepare_data`]. All but the last need the tokenizer as `processing_class`.
+            see [`~hf_pardraft.training.data.dataset.prepare_data`]. All but the last need the tokenizer as `processing_class`.
         **kwargs: as for `Trainer`.
 
     Evaluation logs `eval_accuracy_k`, the accuracy of each draft position; `eval_expected_tau`, what it would be if positions

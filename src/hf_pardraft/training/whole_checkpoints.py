@@ -10,7 +10,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import SaveStrategy
 
 from ..outputs.folders import writing_folder
-from .checkpoints import (
+from .checkpointing import (
     UNFINISHED,
     StagedCheckpoint,
     check_no_other_run,

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from .loss_inputs import IGNORED
-from .masks import PADDING
+from ..layouts.masks import PADDING
+from ..losses.inputs import IGNORED
 
 # What TRL's tokenised rows have in place of labels: 1 for tokens of the completion, and of what the assistant wrote.
 TOKEN_MASKS = ("completion_mask", "assistant_masks")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .arguments import DraftTrainingArguments
-from .documents import (
+from ..arguments import DraftTrainingArguments
+from ..data.documents import (
     IGNORED,
     checked,
     document_starts,

@@ -19,12 +19,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
-from ..models.pairing import differing_weights
-from ..user_files import parse_json, read_json
-from .documents import split_documents
+from ...models.pairing import differing_weights
+from ...user_files import parse_json, read_json
+from ..data.documents import split_documents
+from ..layouts.masks import PADDING
 from .features import TargetReading
-from .masks import PADDING
-from .target_head import target_head
+from .head import target_head
 
 INDEX = "index.json"
 # Stores up to this size are read whole, and so checked, before training begins.

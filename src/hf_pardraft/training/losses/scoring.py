@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .losses import kl_divergences, label_log_probs
+from .terms import kl_divergences, label_log_probs
 
 
 class RowScorer:

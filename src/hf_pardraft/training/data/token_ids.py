@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .loss_inputs import IGNORED
+from ..losses.inputs import IGNORED
 
 COLUMNS = ("input_ids", "labels")
 ROWS_AT_ONCE = 1000

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from .losses import FIRST_ERROR_EPSILON
 from .sums import (
     Sums,
     acceptance_sums,
@@ -19,6 +18,7 @@ from .sums import (
     subtask_sums,
     weighted_sums,
 )
+from .terms import FIRST_ERROR_EPSILON
 from .weights import annealing_weights, position_weights
 
 

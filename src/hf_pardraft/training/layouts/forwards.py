@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.target_projection import one_place_behind
+from ...models.target_projection import one_place_behind
+from ..data.documents import IGNORED, documents_of, positions_in_documents
+from ..target.feature_store import STATES, reading_of_states
+from ..target.features import TargetReading, read_target
 from .attention import layout_mask
-from .documents import IGNORED, documents_of, positions_in_documents
-from .feature_store import STATES, reading_of_states
-from .features import TargetReading, read_target
+from .blocks import SupervisedRows
 from .masks import PADDING, BlockRows, PardRows
-from .rows import SupervisedRows
 
 # Called with an lm_head and the hidden states of the supervised rows, `(rows, hidden)`.
 RowReader = Callable[[nn.Module, torch.Tensor], Any]

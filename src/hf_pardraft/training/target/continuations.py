@@ -3,7 +3,7 @@
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from .rows import UNKNOWN
+from ..layouts.blocks import UNKNOWN
 
 
 class DrawnByUniforms(LogitsProcessor):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from .packed_reading import documents_apart, packed_inputs, put_together, takes_document_masks
-from .target_head import TargetHead, watching_base
+from .head import TargetHead, watching_base
+from .packed_forward import documents_apart, packed_inputs, put_together, takes_document_masks
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..models.draft_cache import RowColumns
-from ..models.row_masks import additive_masks, attention_windows
-from .attention import compute_dtype
-from .documents import document_starts, positions_in_documents
-from .masks import PADDING, document_mask
+from ...models.draft_cache import RowColumns
+from ...models.row_masks import additive_masks, attention_windows
+from ..data.documents import document_starts, positions_in_documents
+from ..layouts.attention import compute_dtype
+from ..layouts.masks import PADDING, document_mask
 
 MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 MASKED_ATTENTION = {"eager", "sdpa"}

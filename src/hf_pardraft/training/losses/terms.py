@@ -7,7 +7,7 @@ the rows scored chunk by chunk.
 import torch
 from torch.nn import functional
 
-from .loss_inputs import checked_blocks
+from .inputs import checked_blocks
 from .sums import (
     REDUCTIONS,
     Sums,

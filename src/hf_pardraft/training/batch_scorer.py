@@ -6,16 +6,16 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .attention import attending_with
-from .continuations import sample_continuations
-from .features import TargetReading
-from .forwards import FORWARDS, ROWS, target_reading, text_of
-from .losses import label_log_probs
-from .objectives import OBJECTIVES, BlockScores, reads_logits
-from .rows import UNKNOWN, SupervisedRows
-from .sampling import example_generator, some_of
-from .scoring import RowScorer
-from .weights import confidence_weights
+from .layouts.attention import attending_with
+from .layouts.blocks import UNKNOWN, SupervisedRows
+from .layouts.forwards import FORWARDS, ROWS, target_reading, text_of
+from .layouts.sampling import example_generator, some_of
+from .losses.objectives import OBJECTIVES, BlockScores, reads_logits
+from .losses.scoring import RowScorer
+from .losses.terms import label_log_probs
+from .losses.weights import confidence_weights
+from .target.continuations import sample_continuations
+from .target.features import TargetReading
 
 # Where a batch keeps what the target wrote for it.
 CONTINUATIONS = "target_continuations"

@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..models.pairing import public_name, target_fingerprint
-from ..outputs.failures import explained, free_bytes, told_size
-from ..outputs.folders import writing_folder
-from ..user_files import read_json
-from .documents import checked, split_documents
+from ...models.pairing import public_name, target_fingerprint
+from ...outputs.failures import explained, free_bytes, told_size
+from ...outputs.folders import writing_folder
+from ...user_files import read_json
+from ..data.documents import checked, split_documents
 from .feature_store import INDEX, FeatureSource, FeatureStore, ShardTable, checksum_of, text_key
 from .features import freeze, read_target
-from .target_head import target_head
+from .head import target_head
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOKENS_PER_SHARD = 1 << 16

@@ -10,12 +10,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 from transformers.utils import logging as transformers_logging
 
-from .arguments import DraftTrainingArguments
-from .data_sources import first_row, load_data, one_split, require_datasets
+from ..arguments import DraftTrainingArguments
 from .documents import IGNORED, TOKEN_MASKS, labels_of
 from .encoding import check_tokenizer
 from .examples import KINDS, ExampleEncoder, check_kind, example_kind
 from .packing import packed_examples
+from .sources import first_row, load_data, one_split, require_datasets
 from .token_ids import check_tokens, with_checked_tokens
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Examples: where they come from, as token ids with labels, packed."""
