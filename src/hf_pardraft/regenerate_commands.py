@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
+from .datagen.local_writer import LocalWriter
+from .datagen.prompt_writer import PromptSampling
+from .datagen.regenerate import Regeneration, Shard, check_output, regenerate
+from .datagen.rewriting import check_sampling
+from .datagen.self_prompts import SelfPrompting, write_dialogues
+from .datagen.server_writer import ServerWriter
+from .datagen.user_turns import UserTurns
 from .loading import load_models, load_tokenizer
 from .training.data.sources import load_data
-from .training.local_writer import LocalWriter
-from .training.prompt_writer import PromptSampling
-from .training.regenerate import Regeneration, Shard, check_output, regenerate
-from .training.rewriting import check_sampling
-from .training.self_prompts import SelfPrompting, write_dialogues
-from .training.server_writer import ServerWriter
-from .training.user_turns import UserTurns
 from .user_files import parse_json, quoted
 from .user_options import checked_device, checked_dtype
 

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from training.test_regenerate import conversations, read
 
 from hf_pardraft import AutoDrafter, NgramModel
+from hf_pardraft.datagen.local_writer import LocalWriter
+from hf_pardraft.datagen.regenerate import regenerate
 from hf_pardraft.hub.convert import convert
 from hf_pardraft.outputs.folders import stale_weights
 from hf_pardraft.outputs.locks import LOCK
 from hf_pardraft.training.checkpointing import checkpoints_in, incompleteness
-from hf_pardraft.training.local_writer import LocalWriter
-from hf_pardraft.training.regenerate import regenerate
 from hf_pardraft.training.target.feature_store import FeatureStore
 from hf_pardraft.training.target.feature_writing import cache_features
 from killing import kill_before_change, num_changes
 from published_checkpoints import LAYOUTS
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
-from training.test_regenerate import conversations, read
 from training.tiny_training import trainer_for, written_text
 
 KILLS = 4

@@ -12,8 +12,8 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from .data.sources import load_data
-from .journal import Journal, as_line
+from ..training.data.sources import load_data
+from .answer_file import Journal, as_line
 from .local_writer import LocalWriter
 from .rewriting import Rewrite
 from .server_writer import ServerWriter

@@ -10,17 +10,17 @@ from transformers import TopPLogitsWarper
 
 import in_process
 from hf_pardraft import regenerate_commands
-from hf_pardraft.training import local_writer, self_prompts
+from hf_pardraft.datagen import local_writer, self_prompts
+from hf_pardraft.datagen.answer_file import Journal
+from hf_pardraft.datagen.local_writer import LocalWriter
+from hf_pardraft.datagen.prompt_filters import gist, refusal
+from hf_pardraft.datagen.prompt_writer import PromptSampling, PromptWriter, UserTurn
+from hf_pardraft.datagen.regenerate import Shard
+from hf_pardraft.datagen.rewriting import Answer
+from hf_pardraft.datagen.sampling import Nucleus
+from hf_pardraft.datagen.self_prompts import Dialogue, write_dialogues
+from hf_pardraft.datagen.user_turns import TurnEnd, UserTurns
 from hf_pardraft.training.data.dataset import prepare_data
-from hf_pardraft.training.journal import Journal
-from hf_pardraft.training.local_writer import LocalWriter
-from hf_pardraft.training.prompt_filters import gist, refusal
-from hf_pardraft.training.prompt_writer import PromptSampling, PromptWriter, UserTurn
-from hf_pardraft.training.regenerate import Shard
-from hf_pardraft.training.rewriting import Answer
-from hf_pardraft.training.row_sampling import Nucleus
-from hf_pardraft.training.self_prompts import Dialogue, write_dialogues
-from hf_pardraft.training.user_turns import TurnEnd, UserTurns
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_blank_first_tokenizer, tiny_chat_tokenizer
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from .journal import Journal
+from .answer_file import Journal
 from .local_writer import LocalWriter
 from .prompt_filters import gist
 from .prompt_writer import Prompt, PromptSampling, PromptWriter, UserTurn

@@ -14,10 +14,10 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
-from .data.chat import Conversation
-from .data.examples import template_inputs
+from ..training.data.chat import Conversation
+from ..training.data.examples import template_inputs
 from .rewriting import Answer, Rewrite, check_sampling
-from .row_sampling import HalfDone, Nucleus, RowNoise
+from .sampling import HalfDone, Nucleus, RowNoise
 
 # How many batches' rows are sorted by length together.
 BATCHES_PER_WINDOW = 16

@@ -7,7 +7,7 @@ from typing import Any
 from .local_writer import LocalWriter
 from .prompt_filters import refusal
 from .rewriting import SEED_BITS, Answer, check_sampling
-from .row_sampling import RowNoise
+from .sampling import RowNoise
 from .user_turns import UserTurns, marks_of
 
 CUT_OFF = "cut off"

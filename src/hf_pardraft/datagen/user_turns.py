@@ -8,7 +8,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from .data.chat import Conversation, Message, special_tokens, unused_character
+from ..training.data.chat import Conversation, Message, special_tokens, unused_character
 
 # What users' messages may begin with, to see whether a tokenizer joins a blank before a message with it.
 BEGINNINGS = ("What", "how", "hello", "the", *string.ascii_letters)

@@ -15,8 +15,8 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
 from ..redaction import redacted
+from ..training.data.examples import template_inputs, without_nones
 from ..user_files import parse_json
-from .data.examples import template_inputs, without_nones
 from .rewriting import Answer, Rewrite, check_sampling
 
 # Too early, too many, or the server's own trouble: another try may succeed.

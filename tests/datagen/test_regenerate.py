@@ -17,12 +17,12 @@ import pytest
 import torch
 
 import in_process
+from hf_pardraft.datagen.answer_file import Journal
+from hf_pardraft.datagen.local_writer import LocalWriter, RowNoise
+from hf_pardraft.datagen.regenerate import Shard, regenerate
+from hf_pardraft.datagen.rewriting import Answer, Rewrite
+from hf_pardraft.datagen.server_writer import ServerWriter
 from hf_pardraft.training.data.dataset import prepare_data
-from hf_pardraft.training.journal import Journal
-from hf_pardraft.training.local_writer import LocalWriter, RowNoise
-from hf_pardraft.training.regenerate import Shard, regenerate
-from hf_pardraft.training.rewriting import Answer, Rewrite
-from hf_pardraft.training.server_writer import ServerWriter
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
 

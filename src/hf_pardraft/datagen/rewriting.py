@@ -4,8 +4,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
+from ..training.data.examples import as_messages, from_sharegpt, without_nones
 from ..user_options import check_temperature
-from .data.examples import as_messages, from_sharegpt, without_nones
 
 SEED_BITS = 0x7FFFFFFF
 

@@ -1,0 +1,1 @@
+"""The target writes what its drafter learns from: here, or through a server."""
