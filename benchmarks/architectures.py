@@ -34,7 +34,7 @@ from architecture_trials import CASES, try_variant
 from architecture_variants import variants_of
 from transformers.utils import logging
 
-from hf_pardraft.outputs.files import write_whole
+from hf_pardraft.checkpoints.atomic_files import write_whole
 
 RESULT = Path(__file__).parent / "results" / "architectures.json"
 PAGE = Path(__file__).parents[1] / "docs" / "supported_targets.md"

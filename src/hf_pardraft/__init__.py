@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import AutoConfig, AutoModel
 
 from .auto import AutoDrafter
+from .checkpoints.atomic_folders import finish_interrupted, replaced_files
 from .generation import hooks
 from .generation.candidate_generator import ParallelCandidateGenerator
 from .generation.stats import DecodeStats
@@ -23,7 +24,6 @@ from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
 from .ngram.model import NgramModel
-from .outputs.folders import finish_interrupted, replaced_files
 
 if TYPE_CHECKING:
     from .training.arguments import DraftTrainingArguments

@@ -8,14 +8,14 @@ from typing import Any
 from transformers import AutoModel, PreTrainedConfig
 from transformers.utils import cached_file
 
-from .hub.recognise import drafter_class_for, find_drafter_class
+from .checkpoints.atomic_folders import finish_interrupted
+from .checkpoints.recognise import drafter_class_for, find_drafter_class
 from .models.checked_loading import hub_arguments, with_resolved_revision
 from .models.checkpoint_files import check_beside, check_place, read_config_file, read_json
 from .models.config_checks import check_config_fields
 from .models.drafting import ParallelDrafter, load_generation_config
 from .models.modeling_pard import PardDrafter
 from .models.target_projection import with_subfolder
-from .outputs.folders import finish_interrupted
 
 __all__ = ["AutoDrafter", "drafter_class_for"]
 

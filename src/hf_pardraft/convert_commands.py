@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from .hub.convert import convert
-from .hub.layouts import LAYOUTS, NATIVE
+from .checkpoints.convert import convert
+from .checkpoints.layouts import LAYOUTS, NATIVE
 from .loading import naming
 
 LAYOUT_NAMES = (NATIVE, *LAYOUTS)

@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from .checkpoints.atomic_files import write_whole
 from .eval_facts import facts_of
 from .eval_models import assistant_tokenizers, load_drafter, load_target, new_drafter
 from .eval_plan import EvalRequest, Plan, make_plan
@@ -41,7 +42,6 @@ from .loading import load_config, load_tokenizer
 from .models.drafting import ParallelDrafter
 from .models.mask_token import special_token_ids
 from .models.pairing import public_name
-from .outputs.files import write_whole
 
 
 @dataclass(frozen=True)

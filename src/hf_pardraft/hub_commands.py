@@ -5,13 +5,13 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard
 
+from .checkpoints.atomic_folders import finish_interrupted
 from .demo.family_facts import family_facts
 from .hub.cards import FILE_NAME, CardFacts, card_gaps, make_card, save_card, update_card
 from .hub.push import Upload, check_publishable, check_repository, plan_upload, push, read_card
 from .hub.results import read_results
 from .loading import load_drafter as load_named_drafter
 from .models.drafting import ParallelDrafter
-from .outputs.folders import finish_interrupted
 from .user_files import check_file_to_write, read_text
 
 

@@ -11,14 +11,14 @@ import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from .checkpoints.atomic_files import write_whole
+from .checkpoints.atomic_folders import writing_folder
 from .loading import load_drafter, load_model, load_tokenizer
 from .models.drafting import ParallelDrafter
 from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
-from .outputs.files import write_whole
-from .outputs.folders import writing_folder
 from .training.arguments import DraftTrainingArguments
 from .training.checkpointing import check_no_other_run, checkpoint_to_resume, tidy
 from .training.checks import check_reporting

@@ -7,6 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
+from .checkpoints.atomic_folders import writing_folder
+from .checkpoints.locks import PATIENCE
+from .checkpoints.staging import check_destination
 from .eval_commands import Workbench, conditions_of, prepare, save_json, show
 from .eval_plan import EvalRequest, Plan, make_plan
 from .evaluation.entries import plain_entry
@@ -17,10 +20,7 @@ from .evaluation.tuning_tables import TUNING_LEGEND, acceptance_line, cost_table
 from .generation.cache import is_hybrid
 from .generation.settings import own_draft, settings_in
 from .generation.tuned import with_table
-from .hub.staging import check_destination
 from .models.drafting import ParallelDrafter
-from .outputs.folders import writing_folder
-from .outputs.locks import PATIENCE
 
 GENERATION_CONFIG = "generation_config.json"
 

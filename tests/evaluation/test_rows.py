@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from hf_pardraft.checkpoints.atomic_files import write_whole
 from hf_pardraft.evaluation.differences import Difference, first_difference, rounding, weigh
 from hf_pardraft.evaluation.entries import Entry, drafter_entries, plain_entry, settings_grid, stock_dflash_entries
 from hf_pardraft.evaluation.measurement import Condition, Measured, Run, Watched
@@ -22,7 +23,6 @@ from hf_pardraft.evaluation.report import (
 )
 from hf_pardraft.evaluation.rows import summarise
 from hf_pardraft.generation.stats import Proposal
-from hf_pardraft.outputs.files import write_whole
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 TEXTS = ((1, 2, 3, 4), (5, 6))

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from hf_pardraft import AutoDrafter, PardConfig, PardDrafter
-from hf_pardraft.hub.convert import convert
+from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.models.mask_token import check_mask_token_id, choose_mask_token_id, unused_token_ids
 from hf_pardraft.models.stock_assistant import draft_as_assistant

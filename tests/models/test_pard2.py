@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from hf_pardraft import AutoDrafter, PardConfig, PardDrafter
+from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.generation.candidate_generator import ParallelCandidateGenerator
-from hf_pardraft.hub.convert import convert
 from hf_pardraft.models.configuration_pard import PardQwen3Config, default_target_layers
 from hf_pardraft.models.draft_cache import GrowingCache
 from hf_pardraft.models.drafting import DraftContext, DraftState

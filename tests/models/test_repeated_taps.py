@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_pardraft import AutoDrafter
-from hf_pardraft.hub.convert import convert
-from hf_pardraft.hub.export import export_drafter
+from hf_pardraft.checkpoints.convert import convert
+from hf_pardraft.checkpoints.export import export_drafter
 from hf_pardraft.models.configuration_dflash import default_target_layer_ids
 from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.training.target.feature_writing import cache_features

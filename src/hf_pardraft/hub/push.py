@@ -10,8 +10,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers.dynamic_module_utils import get_relative_import_files
 
+from ..checkpoints.locks import LOCK
 from ..models.checkpoint_files import check_beside
-from ..outputs.locks import LOCK
 from ..redaction import redacted
 from ..user_files import read_json
 from .cards import FILE_NAME, card_gaps, has_measured_numbers

@@ -12,9 +12,9 @@ from huggingface_hub import HfApi
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
+from ..checkpoints.atomic_folders import writing_folder
+from ..checkpoints.write_errors import explained
 from ..models.pairing import tokenizer_hash
-from ..outputs.failures import explained
-from ..outputs.folders import writing_folder
 from .build import BuildOptions, build_store, checked_count
 from .dart_trie import convert_trie
 from .lookup import Lookup, NgramWalk

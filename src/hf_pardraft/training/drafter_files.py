@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.training_args import HubStrategy
 
+from ..checkpoints.atomic_folders import replaced_files
+from ..checkpoints.write_errors import NO_ROOM
 from ..models.checksums import check_checksums
 from ..models.drafting import ParallelDrafter
 from ..models.saving import CARD
-from ..outputs.failures import NO_ROOM
-from ..outputs.folders import replaced_files
 from .adapters import is_adapted, save_drafter_config, save_merged
 from .whole_checkpoints import WholeCheckpointTrainer
 

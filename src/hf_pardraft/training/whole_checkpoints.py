@@ -9,7 +9,7 @@ from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import SaveStrategy
 
-from ..outputs.folders import writing_folder
+from ..checkpoints.atomic_folders import writing_folder
 from .checkpointing import (
     UNFINISHED,
     StagedCheckpoint,

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ...checkpoints.atomic_folders import writing_folder
+from ...checkpoints.write_errors import explained, free_bytes, told_size
 from ...models.pairing import public_name, target_fingerprint
-from ...outputs.failures import explained, free_bytes, told_size
-from ...outputs.folders import writing_folder
 from ...user_files import read_json
 from ..data.documents import checked, split_documents
 from .feature_store import INDEX, FeatureSource, FeatureStore, ShardTable, checksum_of, text_key

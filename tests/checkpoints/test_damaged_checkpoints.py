@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_pardraft import AutoDrafter, DFlashDrafter
-from hf_pardraft.hub.convert import convert
+from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.models.checkpoint_files import describe_safetensors
 from hf_pardraft.models.checkpoint_weights import all_finite
 from hf_pardraft.models.checksums import METADATA_KEY, add_checksums

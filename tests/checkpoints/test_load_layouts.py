@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
-from hf_pardraft.hub.convert import convert
+from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.models.tap_indices import hidden_state_indices_to_layer_ids, layer_ids_to_hidden_state_indices
 from published_checkpoints import (
     FIXTURES,

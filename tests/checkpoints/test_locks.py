@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from hf_pardraft.outputs import locks
-from hf_pardraft.outputs.folders import writing_folder
-from hf_pardraft.outputs.locks import LOCK
+from hf_pardraft.checkpoints import locks
+from hf_pardraft.checkpoints.atomic_folders import writing_folder
+from hf_pardraft.checkpoints.locks import LOCK
 from training.processes import in_a_process
 
 

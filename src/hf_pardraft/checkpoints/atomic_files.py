@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from .failures import explained
 from .locks import PATIENCE, locked
+from .write_errors import explained
 
 
 def write_whole(path: str | Path, text: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from safetensors.torch import load_file
 
-from hf_pardraft.hub.export import export_drafter
+from hf_pardraft.checkpoints.export import export_drafter
 from tiny_models import tiny_drafter, tiny_target
 
 # What speculators takes from the verifier.

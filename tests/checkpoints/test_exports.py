@@ -8,10 +8,10 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from hf_pardraft import AutoDrafter, PardDrafter
+from hf_pardraft.checkpoints.convert import convert
+from hf_pardraft.checkpoints.export import config_and_weights, export_drafter
+from hf_pardraft.checkpoints.whitelists import check_whitelist
 from hf_pardraft.cli import app
-from hf_pardraft.hub.convert import convert
-from hf_pardraft.hub.export import config_and_weights, export_drafter
-from hf_pardraft.hub.whitelists import check_whitelist
 from published_checkpoints import FIXTURES, LAYOUTS, change_config, config_of
 from strict_readers import RefusedError, draft_hidden, read_pard, read_speculators, read_zlab
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target

@@ -8,9 +8,9 @@ import pytest
 from huggingface_hub import ModelCard
 from safetensors import SafetensorError
 
+from hf_pardraft.checkpoints import atomic_files as files
+from hf_pardraft.checkpoints.write_errors import explained, told_size
 from hf_pardraft.hub.cards import save_card
-from hf_pardraft.outputs import files
-from hf_pardraft.outputs.failures import explained, told_size
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])

@@ -12,10 +12,10 @@ from transformers import AutoModel, LlamaConfig
 from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantModel
 
 from hf_pardraft import AutoDrafter, PardDrafter
-from hf_pardraft.hub.convert import convert
-from hf_pardraft.hub.export import export_drafter
-from hf_pardraft.hub.layouts import LAYOUTS as WRITTEN
-from hf_pardraft.hub.staging import replaced_checkpoint
+from hf_pardraft.checkpoints.convert import convert
+from hf_pardraft.checkpoints.export import export_drafter
+from hf_pardraft.checkpoints.layouts import LAYOUTS as WRITTEN
+from hf_pardraft.checkpoints.staging import replaced_checkpoint
 from published_checkpoints import LAYOUTS, config_of, copy_fixture, in_shards
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 

@@ -13,7 +13,7 @@ from ..models.checkpoint_files import TensorFacts, check_beside, describe_tensor
 from ..models.config_checks import check_config_fields
 from ..models.drafting import ParallelDrafter
 from ..models.target_projection import find_projection, with_subfolder
-from ..outputs.folders import finish_interrupted
+from .atomic_folders import finish_interrupted
 from .export import check_export, export_drafter
 from .layouts import LAYOUTS, NATIVE
 from .recognise import drafter_class_for

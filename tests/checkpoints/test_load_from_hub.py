@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from hf_pardraft import AutoDrafter, DartDrafter, PardDrafter
-from hf_pardraft.hub.convert import convert
+from hf_pardraft.checkpoints.convert import convert
 from published_checkpoints import FIXTURES, LAYOUTS
 
 TOKEN = "hf_right"

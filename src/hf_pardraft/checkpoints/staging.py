@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from ..outputs.folders import (
+from .atomic_folders import (
     finish_interrupted,
     is_leftover,
     replaced_files,

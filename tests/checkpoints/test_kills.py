@@ -13,11 +13,11 @@ import pytest
 from training.test_regenerate import conversations, read
 
 from hf_pardraft import AutoDrafter, NgramModel
+from hf_pardraft.checkpoints.atomic_folders import stale_weights
+from hf_pardraft.checkpoints.convert import convert
+from hf_pardraft.checkpoints.locks import LOCK
 from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.regenerate import regenerate
-from hf_pardraft.hub.convert import convert
-from hf_pardraft.outputs.folders import stale_weights
-from hf_pardraft.outputs.locks import LOCK
 from hf_pardraft.training.checkpointing import checkpoints_in, incompleteness
 from hf_pardraft.training.target.feature_store import FeatureStore
 from hf_pardraft.training.target.feature_writing import cache_features
