@@ -34,8 +34,8 @@ from decode_report import print_runs, save_plots
 from transformers.utils import logging
 
 from hf_pardraft.checkpoints.atomic_files import write_whole
-from hf_pardraft.eval_facts import machine
 from hf_pardraft.evaluation.benchmark import PLAIN
+from hf_pardraft.evaluation.facts import machine
 
 RESULT = Path(__file__).parent / "results" / "decode.json"
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)

@@ -14,10 +14,10 @@ from true_shapes import CONFIGS, PUBLISHED, random_model, true_drafter
 from hf_pardraft import AutoDrafter, DFlashDrafter
 from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
 from hf_pardraft.demo.prompts import built_in_prompts
-from hf_pardraft.eval_models import chosen_device
 from hf_pardraft.evaluation.acceptance_profile import AcceptanceProfile
 from hf_pardraft.evaluation.encoding import random_prompts
 from hf_pardraft.evaluation.entries import Entry
+from hf_pardraft.evaluation.models import chosen_device
 from hf_pardraft.evaluation.simulation import Simulation, depth_of, fair_simulation, write_script
 from hf_pardraft.models.drafting import ParallelDrafter
 

@@ -11,7 +11,7 @@ from click.testing import Result
 from transformers.utils import logging
 from typer.testing import CliRunner
 
-from hf_pardraft.cli import app, main
+from hf_pardraft.cli.app import app, main
 
 
 @dataclass(frozen=True)

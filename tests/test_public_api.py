@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 import hf_pardraft
-from hf_pardraft.cli import app
+from hf_pardraft.cli.app import app
 
 # Renew it on purpose only (python tests/test_public_api.py): a name or an option that goes breaks somebody's script.
 RECORDED = Path(__file__).parent / "fixtures" / "public_api.json"

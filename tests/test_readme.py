@@ -12,7 +12,7 @@ import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_pardraft import AutoDrafter, PardDrafter
-from hf_pardraft.cli import app
+from hf_pardraft.cli.app import app
 from hf_pardraft.training.recipe import training_run
 
 ROOT = Path(__file__).parent.parent

@@ -1,5 +1,5 @@
 """`python -m hf_pardraft` is the `pardraft` command."""
 
-from .cli import main
+from .cli.app import main
 
 main()

@@ -11,7 +11,7 @@ from hf_pardraft import AutoDrafter, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.checkpoints.export import config_and_weights, export_drafter
 from hf_pardraft.checkpoints.whitelists import check_whitelist
-from hf_pardraft.cli import app
+from hf_pardraft.cli.app import app
 from published_checkpoints import FIXTURES, LAYOUTS, change_config, config_of
 from strict_readers import RefusedError, draft_hidden, read_pard, read_speculators, read_zlab
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target

@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_pardraft import AutoDrafter, DFlashDrafter, hub_commands
+from hf_pardraft import AutoDrafter, DFlashDrafter
 from hf_pardraft.checkpoints.atomic_folders import PLAN, replaced_files
 from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.checkpoints.locks import LOCK
+from hf_pardraft.cli import hub as hub_commands
 from killing import kill_before_change, num_changes
 from published_checkpoints import LAYOUTS
 from tiny_models import tiny_drafter, tiny_target

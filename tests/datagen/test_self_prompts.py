@@ -9,7 +9,7 @@ import torch
 from transformers import TopPLogitsWarper
 
 import in_process
-from hf_pardraft import regenerate_commands
+from hf_pardraft.cli import regenerate as regenerate_commands
 from hf_pardraft.datagen import local_writer, self_prompts
 from hf_pardraft.datagen.answer_file import Journal
 from hf_pardraft.datagen.local_writer import LocalWriter

@@ -8,7 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compiled_cases import compile_slowly
-from hf_pardraft import AutoDrafter, tune_commands
+from hf_pardraft import AutoDrafter
+from hf_pardraft.cli import tune as tune_commands
 from hf_pardraft.evaluation import tuning
 from hf_pardraft.evaluation.cost_model import Draft, Measurements, RoundCosts, RowAcceptance
 from hf_pardraft.evaluation.differences import Difference

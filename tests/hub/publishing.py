@@ -12,7 +12,7 @@ from transformers import AutoModel
 from typer.testing import CliRunner
 
 from hf_pardraft import AutoDrafter
-from hf_pardraft.cli import app
+from hf_pardraft.cli.app import app
 
 TOKEN = "hf_right"
 

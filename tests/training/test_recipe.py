@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from hf_pardraft.train_commands import new_drafter
+from hf_pardraft.cli.train import new_drafter
 from hf_pardraft.training.layouts.collators import SharedPrefixCollator
 from hf_pardraft.training.layouts.forwards import ROWS
 from hf_pardraft.training.losses.objectives import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checkpoints.locks import locked
 from ..checkpoints.write_errors import explained
-from ..user_files import parse_json, read_json
+from ..user_input.files import parse_json, read_json
 
 KEPT = "the rows in it are whole and stay. Make room, and run the same command again, which goes on there"
 

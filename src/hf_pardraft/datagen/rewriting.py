@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..training.data.examples import as_messages, from_sharegpt, without_nones
-from ..user_options import check_temperature
+from ..user_input.options import check_temperature
 
 SEED_BITS = 0x7FFFFFFF
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..loading import load_drafter, load_model, load_tokenizer
 from ..models.drafting import ParallelDrafter
+from ..user_input.models import load_drafter, load_model, load_tokenizer
 
 SHIPPED_FAMILY = Path(__file__).parent / "family"
 # Subfolders of a family, and what people call the drafter in it.

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ..hub.cards import CardFacts
-from ..user_files import read_json
+from ..user_input.files import read_json
 from .family import DRAFTER_NAMES
 
 RECORD = "family.json"

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from ..evaluation.benchmark import Contender, compare
 from ..evaluation.entries import COMPILED
 from ..evaluation.metrics import ComparisonRow
-from ..user_files import read_text
+from ..user_input.files import read_text
 from .display import RunStreamer, can_shade, results_table
 from .family import SHIPPED_FAMILY, Family, load_family
 from .prompts import built_in_prompts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..user_files import decode_text, parse_json, read_text
+from ..user_input.files import decode_text, parse_json, read_text
 from .prompts import BENCHMARKS, Benchmark, Question, alpaca, asked, turns
 
 TEXT_SUFFIXES = (".txt", ".md")

@@ -12,8 +12,8 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 from ..checkpoints.locks import LOCK
 from ..models.checkpoint_files import check_beside
-from ..redaction import redacted
-from ..user_files import read_json
+from ..user_input.files import read_json
+from ..user_input.redaction import redacted
 from .cards import FILE_NAME, card_gaps, has_measured_numbers
 
 # Folders and files that lie beside a drafter and are no part of it.

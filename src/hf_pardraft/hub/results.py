@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..user_files import read_json
+from ..user_input.files import read_json
 
 PLAIN = "plain"
 ROW_KEYS = ("name", "speedup", "tau")

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..user_data import check_json_files, reading_data
-from ..user_files import not_utf8
+from ..user_input.data import check_json_files, reading_data
+from ..user_input.files import not_utf8
 
 # Characters of a file that are read, and texts that are tokenised, at once. A fast tokenizer works on them in parallel.
 PIECE_CHARACTERS = 1 << 20

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments, get_scheduler
 
-from ..user_options import check_temperature
+from ..user_input.options import check_temperature
 from .layouts.attention import ATTENTIONS
 from .losses.objectives import OBJECTIVES, parse_objective
 from .losses.sums import REDUCTIONS, check_reduction

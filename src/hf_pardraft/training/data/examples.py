@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ...user_files import parse_json
+from ...user_input.files import parse_json
 from .chat import encode_chat, without_end
 from .encoding import encode_completion, encode_text
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ...user_data import check_json_files, reading_data
+from ...user_input.data import check_json_files, reading_data
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from ...models.pairing import differing_weights
-from ...user_files import parse_json, read_json
+from ...user_input.files import parse_json, read_json
 from ..data.documents import split_documents
 from ..layouts.masks import PADDING
 from .features import TargetReading

@@ -13,11 +13,12 @@ from transformers.utils import logging
 from typer.testing import CliRunner
 
 from conftest import SAMPLE_TEXT
-from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, train_commands
+from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter
 from hf_pardraft.checkpoints.atomic_folders import writing_folder
-from hf_pardraft.cli import app
-from hf_pardraft.eval_models import read_drafter
-from hf_pardraft.train_commands import FeatureOptions, cache_target_features, train_drafter
+from hf_pardraft.cli import train as train_commands
+from hf_pardraft.cli.app import app
+from hf_pardraft.cli.train import FeatureOptions, cache_target_features, train_drafter
+from hf_pardraft.evaluation.models import read_drafter
 from training.processes import in_a_process
 
 QUICK = (

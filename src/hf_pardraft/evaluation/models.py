@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from .loading import load_config, load_model, load_tokenizer
-from .loading import load_drafter as load_named_drafter
-from .models.config_checks import check_fresh_fields
-from .models.drafting import ParallelDrafter
-from .models.modeling_dart import DartDrafter
-from .models.modeling_dflare import DFlareDrafter
-from .models.modeling_dflash import DFlashDrafter
-from .models.modeling_pard import PardDrafter
-from .user_files import quoted
-from .user_options import DEVICE_MAPS
+from ..models.config_checks import check_fresh_fields
+from ..models.drafting import ParallelDrafter
+from ..models.modeling_dart import DartDrafter
+from ..models.modeling_dflare import DFlareDrafter
+from ..models.modeling_dflash import DFlashDrafter
+from ..models.modeling_pard import PardDrafter
+from ..user_input.files import quoted
+from ..user_input.models import load_config, load_model, load_tokenizer
+from ..user_input.models import load_drafter as load_named_drafter
+from ..user_input.options import DEVICE_MAPS
 
 NEW = "new:"
 NEW_KINDS = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}

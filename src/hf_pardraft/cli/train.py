@@ -1,4 +1,4 @@
-"""What the commands `pardraft train` and `pardraft cache-features` do; cli.py only reads their arguments."""
+"""What the commands `pardraft train` and `pardraft cache-features` do; cli/app.py only reads their arguments."""
 
 import sys
 from contextlib import nullcontext
@@ -11,24 +11,24 @@ import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from .checkpoints.atomic_files import write_whole
-from .checkpoints.atomic_folders import writing_folder
-from .loading import load_drafter, load_model, load_tokenizer
-from .models.drafting import ParallelDrafter
-from .models.modeling_dart import DartDrafter
-from .models.modeling_dflare import DFlareDrafter
-from .models.modeling_dflash import DFlashDrafter
-from .models.modeling_pard import PardDrafter
-from .training.arguments import DraftTrainingArguments
-from .training.checkpointing import check_no_other_run, checkpoint_to_resume, tidy
-from .training.checks import check_reporting
-from .training.data.dataset import prepare_for_training
-from .training.data.sources import load_data, split_off
-from .training.losses.objectives import parse_objective, reads_logits
-from .training.recipe import DrafterOptions, TrainingRun, config_fields, training_run
-from .training.target.feature_writing import DTYPES, cache_features, feature_bytes, texts_of
-from .training.trainer import DraftTrainer
-from .user_options import checked_dtype
+from ..checkpoints.atomic_files import write_whole
+from ..checkpoints.atomic_folders import writing_folder
+from ..models.drafting import ParallelDrafter
+from ..models.modeling_dart import DartDrafter
+from ..models.modeling_dflare import DFlareDrafter
+from ..models.modeling_dflash import DFlashDrafter
+from ..models.modeling_pard import PardDrafter
+from ..training.arguments import DraftTrainingArguments
+from ..training.checkpointing import check_no_other_run, checkpoint_to_resume, tidy
+from ..training.checks import check_reporting
+from ..training.data.dataset import prepare_for_training
+from ..training.data.sources import load_data, split_off
+from ..training.losses.objectives import parse_objective, reads_logits
+from ..training.recipe import DrafterOptions, TrainingRun, config_fields, training_run
+from ..training.target.feature_writing import DTYPES, cache_features, feature_bytes, texts_of
+from ..training.trainer import DraftTrainer
+from ..user_input.models import load_drafter, load_model, load_tokenizer
+from ..user_input.options import checked_dtype
 
 FRESH = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}
 # Another seed of training is not to change what is held out.

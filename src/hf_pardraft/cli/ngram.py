@@ -1,12 +1,12 @@
-"""What the commands `pardraft ngram build`, `convert` and `info` do; cli.py only reads their arguments."""
+"""What the commands `pardraft ngram build`, `convert` and `info` do; cli/app.py only reads their arguments."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .loading import load_tokenizer, naming
-from .ngram.model import NgramModel, check_no_store
-from .ngram.sources import texts_of_dataset, texts_of_files
+from ..ngram.model import NgramModel, check_no_store
+from ..ngram.sources import texts_of_dataset, texts_of_files
+from ..user_input.models import load_tokenizer, naming
 
 
 @dataclass

@@ -7,15 +7,15 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from .eval_models import DrafterSource, Placement, read_drafters, read_value, read_values
-from .evaluation.acceptance_profile import AcceptanceProfile, read_profile
-from .evaluation.plots import check_matplotlib
-from .evaluation.prompt_sources import load_questions, read_source
-from .evaluation.prompts import Question
-from .generation.settings import DraftSettings
-from .loading import check_generation_settings
-from .user_files import check_file_to_write
-from .user_options import check_temperature, checked_device, checked_dtype
+from ..generation.settings import DraftSettings
+from ..user_input.files import check_file_to_write
+from ..user_input.models import check_generation_settings
+from ..user_input.options import check_temperature, checked_device, checked_dtype
+from .acceptance_profile import AcceptanceProfile, read_profile
+from .models import DrafterSource, Placement, read_drafters, read_value, read_values
+from .plots import check_matplotlib
+from .prompt_sources import load_questions, read_source
+from .prompts import Question
 
 RANDOM_PROMPTS = "random"
 RANDOM_LENGTH = 128

@@ -122,10 +122,10 @@ def evaluate_drafters(
 ) -> None:
     """Measure drafters beside plain generate. Options with something to try take several values: --batch-size 1 4 8."""
     # Only this command has a use for them.
-    from .eval_commands import evaluate
-    from .eval_models import Placement
-    from .eval_plan import EvalRequest
-    from .tune_commands import tune_drafter
+    from ..evaluation.models import Placement
+    from ..evaluation.plan import EvalRequest
+    from .eval import evaluate
+    from .tune import tune_drafter
 
     request = EvalRequest(
         target,

@@ -1,18 +1,18 @@
-"""What the commands `pardraft card` and `pardraft push` do; cli.py only reads their arguments."""
+"""What the commands `pardraft card` and `pardraft push` do; cli/app.py only reads their arguments."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from huggingface_hub import ModelCard
 
-from .checkpoints.atomic_folders import finish_interrupted
-from .demo.family_facts import family_facts
-from .hub.cards import FILE_NAME, CardFacts, card_gaps, make_card, save_card, update_card
-from .hub.push import Upload, check_publishable, check_repository, plan_upload, push, read_card
-from .hub.results import read_results
-from .loading import load_drafter as load_named_drafter
-from .models.drafting import ParallelDrafter
-from .user_files import check_file_to_write, read_text
+from ..checkpoints.atomic_folders import finish_interrupted
+from ..demo.family_facts import family_facts
+from ..hub.cards import FILE_NAME, CardFacts, card_gaps, make_card, save_card, update_card
+from ..hub.push import Upload, check_publishable, check_repository, plan_upload, push, read_card
+from ..hub.results import read_results
+from ..models.drafting import ParallelDrafter
+from ..user_input.files import check_file_to_write, read_text
+from ..user_input.models import load_drafter as load_named_drafter
 
 
 @dataclass

@@ -17,13 +17,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from .auto import AutoDrafter
-from .command_end import is_out_of_memory
-from .models.checkpoint_files import check_generation_config, describe_safetensors
-from .models.drafting import ParallelDrafter
-from .user_files import read_json
-from .user_options import checked_device, checked_dtype
+from ..auto import AutoDrafter
+from ..models.checkpoint_files import check_generation_config, describe_safetensors
+from ..models.drafting import ParallelDrafter
+from .files import read_json
+from .options import checked_device, checked_dtype
 
+# How an allocation that fails is told where it is an ordinary RuntimeError.
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 # What settings of `generate` may hold, in a file that somebody else wrote.
 WHOLE = (
     "max_new_tokens max_length min_length min_new_tokens top_k num_beams num_return_sequences no_repeat_ngram_size "
@@ -165,3 +166,8 @@ def damaged_file(folder: Path) -> str | None:
         except (OSError, ValueError) as error:
             return str(error)
     return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    is_torch = isinstance(error, RuntimeError) and any(text in str(error).lower() for text in OUT_OF_MEMORY)
+    return isinstance(error, MemoryError) or is_torch

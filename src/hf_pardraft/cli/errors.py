@@ -9,7 +9,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from .redaction import known_secrets, redacted
+from ..user_input.models import is_out_of_memory
+from ..user_input.redaction import known_secrets, redacted
 
 DEBUG_VARIABLE = "PARDRAFT_DEBUG"
 # Errors of input, of files and networks, and of what is not installed.
@@ -26,8 +27,6 @@ EXPECTED_OF_LIBRARIES = {
     "zlib.error": "a broken compressed file",
     "zipfile.BadZipFile": "a broken zip file",
 }
-# How an allocation that fails is told where it is an ordinary RuntimeError.
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 # Whose recursion is the input's.
 PARSERS = ("json", "yaml")
 LONGEST_MESSAGE = 1000
@@ -72,11 +71,6 @@ def describe(error: Exception) -> str:
     )
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    is_torch = isinstance(error, RuntimeError) and any(text in str(error).lower() for text in OUT_OF_MEMORY)
-    return isinstance(error, MemoryError) or is_torch
-
-
 def innermost_package(error: BaseException) -> str:
     """The package, below site-packages or the standard library, that an error was raised in."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
@@ -85,7 +79,7 @@ def innermost_package(error: BaseException) -> str:
 
 def place_of(error: BaseException) -> str:
     """The last line of this package that an error came through."""
-    here = Path(__file__).parent
+    here = Path(__file__).parent.parent
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(here)]
     if not own:
         return "outside of its own code"

@@ -4,18 +4,20 @@ import platform
 import shlex
 import sys
 from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from .commands import DISTRIBUTIONS, installed_version
-from .eval_models import DrafterSource
-from .eval_plan import EvalRequest, Plan
-from .generation.settings import settings_in
-from .models.drafting import ParallelDrafter
-from .models.pairing import public_name
+from ..generation.settings import settings_in
+from ..models.drafting import ParallelDrafter
+from ..models.pairing import public_name
+from .models import DrafterSource
+from .plan import EvalRequest, Plan
+
+DISTRIBUTIONS = ("hf-pardraft", "torch", "transformers", "tokenizers", "accelerate", "datasets")
 
 
 def facts_of(
@@ -35,7 +37,7 @@ def facts_of(
         "machine": machine(target.device),
         "command": shlex.join(["pardraft", *sys.argv[1:]]),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "versions": {name: installed_version(name) for name in DISTRIBUTIONS},
+        "versions": installed_versions(),
         "target": public_name(target) or Path(request.target).resolve().name,
         "random_weights": request.random_weights,
         "dtype": str(target.dtype).removeprefix("torch."),
@@ -70,3 +72,14 @@ def machine(device: torch.device) -> str:
         if device.type == "cpu"
         else f"{device.type} ({platform.machine()}), {threads}"
     )
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions of what a measurement or a bug depends on."""
+    installed = {}
+    for name in DISTRIBUTIONS:
+        try:
+            installed[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            installed[name] = "not installed"
+    return installed

@@ -1,19 +1,16 @@
-"""What the commands `pardraft generate` and `pardraft env` do; cli.py only reads their arguments."""
+"""What the commands `pardraft generate` and `pardraft env` do; cli/app.py only reads their arguments."""
 
 import platform
 import sys
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, TextStreamer
 
-from .loading import load_models
-from .user_files import decode_text, read_text
-from .user_options import available_devices, check_temperature
-
-DISTRIBUTIONS = ("hf-pardraft", "torch", "transformers", "tokenizers", "accelerate", "datasets")
+from ..user_input.files import decode_text, read_text
+from ..user_input.models import load_models
+from ..user_input.options import available_devices, check_temperature
 
 
 @dataclass
@@ -110,17 +107,12 @@ def read_stdin() -> str:
 
 def describe_environment() -> dict[str, str]:
     """What a bug report should say about this machine."""
+    from ..evaluation.facts import installed_versions
+
     return {
-        **{name: installed_version(name) for name in DISTRIBUTIONS},
+        **installed_versions(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": str(torch.get_num_threads()),
         "devices": ", ".join(available_devices()),
     }
-
-
-def installed_version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -1,4 +1,4 @@
-"""What the command `pardraft eval` does; cli.py only reads its arguments."""
+"""What the command `pardraft eval` does; cli/app.py only reads its arguments."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -7,13 +7,10 @@ import torch
 from rich.console import Console
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .checkpoints.atomic_files import write_whole
-from .eval_facts import facts_of
-from .eval_models import assistant_tokenizers, load_drafter, load_target, new_drafter
-from .eval_plan import EvalRequest, Plan, make_plan
-from .evaluation.benchmark import end_of_text_ids
-from .evaluation.encoding import Chat, encode_all, random_prompts, room_for_prompts
-from .evaluation.entries import (
+from ..checkpoints.atomic_files import write_whole
+from ..evaluation.benchmark import end_of_text_ids
+from ..evaluation.encoding import Chat, encode_all, random_prompts, room_for_prompts
+from ..evaluation.entries import (
     Entry,
     assisted_entry,
     drafter_entries,
@@ -22,9 +19,12 @@ from .evaluation.entries import (
     stock_dflash_entries,
     with_compiled,
 )
-from .evaluation.measurement import Around, Condition, call, generation_config, new_texts
-from .evaluation.plots import save_plots
-from .evaluation.report import (
+from ..evaluation.facts import facts_of
+from ..evaluation.measurement import Around, Condition, call, generation_config, new_texts
+from ..evaluation.models import assistant_tokenizers, load_drafter, load_target, new_drafter
+from ..evaluation.plan import EvalRequest, Plan, make_plan
+from ..evaluation.plots import save_plots
+from ..evaluation.report import (
     LEGEND,
     Report,
     as_json,
@@ -34,14 +34,14 @@ from .evaluation.report import (
     screen_table,
     skipped_line,
 )
-from .evaluation.runner import evaluate_conditions
-from .evaluation.simulation import Simulation, depth_of, write_script
-from .generation.settings import read_settings
-from .generation.tuned import is_readable
-from .loading import load_config, load_tokenizer
-from .models.drafting import ParallelDrafter
-from .models.mask_token import special_token_ids
-from .models.pairing import public_name
+from ..evaluation.runner import evaluate_conditions
+from ..evaluation.simulation import Simulation, depth_of, write_script
+from ..generation.settings import read_settings
+from ..generation.tuned import is_readable
+from ..models.drafting import ParallelDrafter
+from ..models.mask_token import special_token_ids
+from ..models.pairing import public_name
+from ..user_input.models import load_config, load_tokenizer
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the command `pardraft regenerate` does; cli.py only reads its arguments."""
+"""What the command `pardraft regenerate` does; cli/app.py only reads its arguments."""
 
 import os
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
-from .datagen.local_writer import LocalWriter
-from .datagen.prompt_writer import PromptSampling
-from .datagen.regenerate import Regeneration, Shard, check_output, regenerate
-from .datagen.rewriting import check_sampling
-from .datagen.self_prompts import SelfPrompting, write_dialogues
-from .datagen.server_writer import ServerWriter
-from .datagen.user_turns import UserTurns
-from .loading import load_models, load_tokenizer
-from .training.data.sources import load_data
-from .user_files import parse_json, quoted
-from .user_options import checked_device, checked_dtype
+from ..datagen.local_writer import LocalWriter
+from ..datagen.prompt_writer import PromptSampling
+from ..datagen.regenerate import Regeneration, Shard, check_output, regenerate
+from ..datagen.rewriting import check_sampling
+from ..datagen.self_prompts import SelfPrompting, write_dialogues
+from ..datagen.server_writer import ServerWriter
+from ..datagen.user_turns import UserTurns
+from ..training.data.sources import load_data
+from ..user_input.files import parse_json, quoted
+from ..user_input.models import load_models, load_tokenizer
+from ..user_input.options import checked_device, checked_dtype
 
 
 @dataclass

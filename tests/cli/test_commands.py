@@ -11,7 +11,7 @@ import pytest
 import in_process
 from hf_pardraft import AutoDrafter
 
-TRIE = Path(__file__).parent / "fixtures" / "trees" / "ngram_plain2.trie"
+TRIE = Path(__file__).parent.parent / "fixtures" / "trees" / "ngram_plain2.trie"
 
 
 def pardraft(*arguments, **options) -> subprocess.CompletedProcess:

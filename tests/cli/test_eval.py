@@ -5,9 +5,9 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from hf_pardraft import eval_commands
-from hf_pardraft.eval_models import read_drafters, read_new_drafter
+from hf_pardraft.cli import eval as eval_commands
 from hf_pardraft.evaluation import measurement
+from hf_pardraft.evaluation.models import read_drafters, read_new_drafter
 from in_process import pardraft as invoke
 
 

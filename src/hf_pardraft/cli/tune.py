@@ -1,4 +1,4 @@
-"""What `pardraft eval --tune` does; cli.py only reads its arguments."""
+"""What `pardraft eval --tune` does; cli/app.py only reads its arguments."""
 
 import os
 import tempfile
@@ -7,20 +7,20 @@ from typing import Any
 
 from rich.console import Console
 
-from .checkpoints.atomic_folders import writing_folder
-from .checkpoints.locks import PATIENCE
-from .checkpoints.staging import check_destination
-from .eval_commands import Workbench, conditions_of, prepare, save_json, show
-from .eval_plan import EvalRequest, Plan, make_plan
-from .evaluation.entries import plain_entry
-from .evaluation.measurement import is_compiled
-from .evaluation.report import Report
-from .evaluation.tuning import Tuning, plan_search, table_of, tune, tuning_facts
-from .evaluation.tuning_tables import TUNING_LEGEND, acceptance_line, cost_tables, speed_table, verdict_lines
-from .generation.cache import is_hybrid
-from .generation.settings import own_draft, settings_in
-from .generation.tuned import with_table
-from .models.drafting import ParallelDrafter
+from ..checkpoints.atomic_folders import writing_folder
+from ..checkpoints.locks import PATIENCE
+from ..checkpoints.staging import check_destination
+from ..evaluation.entries import plain_entry
+from ..evaluation.measurement import is_compiled
+from ..evaluation.plan import EvalRequest, Plan, make_plan
+from ..evaluation.report import Report
+from ..evaluation.tuning import Tuning, plan_search, table_of, tune, tuning_facts
+from ..evaluation.tuning_tables import TUNING_LEGEND, acceptance_line, cost_tables, speed_table, verdict_lines
+from ..generation.cache import is_hybrid
+from ..generation.settings import own_draft, settings_in
+from ..generation.tuned import with_table
+from ..models.drafting import ParallelDrafter
+from .eval import Workbench, conditions_of, prepare, save_json, show
 
 GENERATION_CONFIG = "generation_config.json"
 

@@ -9,14 +9,14 @@ import transformers
 import typer
 from rich.console import Console
 
-from .command_end import DEBUG_VARIABLE, finish
-from .commands import Completion, complete, describe_environment, read_prompt
-from .convert_commands import LAYOUT_NAMES, convert_drafter
-from .demo.family import SHIPPED_FAMILY
-from .demo.show import DemoOptions, demo_json, show_demo
+from ..demo.family import SHIPPED_FAMILY
+from ..demo.show import DemoOptions, demo_json, show_demo
+from .convert import LAYOUT_NAMES, convert_drafter
+from .errors import DEBUG_VARIABLE, finish
 from .eval_arguments import ManyValues, evaluate_drafters
-from .hub_commands import CardRequest, PushRequest, push_folder, write_card
-from .ngram_commands import NgramBuild, build_ngram, convert_ngram, describe_ngram
+from .generate import Completion, complete, describe_environment, read_prompt
+from .hub import CardRequest, PushRequest, push_folder, write_card
+from .ngram import NgramBuild, build_ngram, convert_ngram, describe_ngram
 
 # Commands that hand their settings on, so that each is described in one place.
 ANY_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -156,7 +156,7 @@ def regenerate(
     an end, empty, very short, repetitive or known ones, and such with special or control characters are left out.
     """
     # Data sets and the training room take a second to import, which no other command has to wait for.
-    from .regenerate_commands import RegenerateRequest, describe_regeneration, regenerate_dataset
+    from .regenerate import RegenerateRequest, describe_regeneration, regenerate_dataset
 
     request = RegenerateRequest(
         dataset=dataset,
@@ -202,8 +202,8 @@ def train(
 ) -> None:
     """Train a drafter by a recipe, evaluate it and save it."""
     # Training pulls in accelerate and the Trainer, which other commands have no use for.
-    from .train_commands import train_drafter
-    from .training.recipe_help import help_text
+    from ..training.recipe_help import help_text
+    from .train import train_drafter
 
     if show_help or show_all or not context.args:
         print(help_text(everything=show_all))
@@ -219,7 +219,7 @@ def cache_features(
     batch_size: Annotated[int, typer.Option(min=1, help="Texts that the target reads at once.")] = 8,
 ) -> None:
     """Store the target's hidden states, for `pardraft train --features-folder`; all other settings are those of train."""
-    from .train_commands import FeatureOptions, cache_target_features
+    from .train import FeatureOptions, cache_target_features
 
     print_facts(cache_target_features(context.args, FeatureOptions(folder, dtype, batch_size)))
 

@@ -1,11 +1,11 @@
-"""What the command `pardraft convert` does; cli.py only reads its arguments."""
+"""What the command `pardraft convert` does; cli/app.py only reads its arguments."""
 
 from pathlib import Path
 from typing import Any
 
-from .checkpoints.convert import convert
-from .checkpoints.layouts import LAYOUTS, NATIVE
-from .loading import naming
+from ..checkpoints.convert import convert
+from ..checkpoints.layouts import LAYOUTS, NATIVE
+from ..user_input.models import naming
 
 LAYOUT_NAMES = (NATIVE, *LAYOUTS)
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from conftest import SAMPLE_TEXT
-from hf_pardraft.redaction import redacted
+from hf_pardraft.user_input.redaction import redacted
 from in_process import ended
 
 pytest.importorskip("datasets")
@@ -547,10 +547,10 @@ def test_a_bug_says_that_it_is_one_and_shows_where_on_demand(monkeypatch):
     def broken(*_):
         return {}["missing"]
 
-    monkeypatch.setattr("hf_pardraft.cli.describe_environment", broken)
+    monkeypatch.setattr("hf_pardraft.cli.app.describe_environment", broken)
     done = ended("env")
     assert "this is a bug in hf_pardraft" in done.error
-    assert "KeyError: 'missing' (cli.py, line " in done.error
+    assert "KeyError: 'missing' (cli/app.py, line " in done.error
     assert "Traceback" not in done.err
     for debugging in (ended("--debug", "env"), ended("env", PARDRAFT_DEBUG="1")):
         assert debugging.code == 1
@@ -563,7 +563,7 @@ def test_a_lack_of_memory_is_no_bug(error, monkeypatch):
     def exhausted():
         raise error
 
-    monkeypatch.setattr("hf_pardraft.cli.describe_environment", exhausted)
+    monkeypatch.setattr("hf_pardraft.cli.app.describe_environment", exhausted)
     assert "error: not enough memory" in ended("env").error
 
 

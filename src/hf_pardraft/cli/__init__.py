@@ -1,0 +1,1 @@
+"""The `pardraft` command: app, and one file per command."""
