@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 import hf_pardraft
 from hf_pardraft import DartDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
-from hf_pardraft.models.drafting import ParallelDrafter
+from hf_pardraft.models.base import ParallelDrafter
 
 DEPTH = 5
 NEW_TOKENS = 16

@@ -19,7 +19,7 @@ from hf_pardraft.evaluation.encoding import random_prompts
 from hf_pardraft.evaluation.entries import Entry
 from hf_pardraft.evaluation.models import chosen_device
 from hf_pardraft.evaluation.simulation import Simulation, depth_of, fair_simulation, write_script
-from hf_pardraft.models.drafting import ParallelDrafter
+from hf_pardraft.models.base import ParallelDrafter
 
 TRAINED = ("PARD", "DFlash", "DFlare", "DART")
 RANDOM_PROMPT = 128

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from hf_pardraft.generation.compiled import steps as pieces
 from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.tree.token_tree import TokenTree
-from hf_pardraft.models.drafting import ParallelDrafter
+from hf_pardraft.models.base import ParallelDrafter
 
 # CUDA graphs are recorded in a function's first calls.
 WARM_UP = 4

@@ -86,7 +86,7 @@ class Setting:
 
 
 def ladder(*terms: str, **arguments: Any) -> Setting:
-    """A DFlash drafter with the loss of left_to_right.txt, eq. 13, its sums divided as the equations say."""
+    """A DFlash drafter with the loss of arXiv 2606.11552, eq. 13, its sums divided as the equations say."""
     objective = "+".join(("cross_entropy", *terms))
     return Setting("DFlash", {"objective": objective, "loss_reduction": "paper", **arguments})
 
@@ -135,14 +135,14 @@ class Claim:
 
 UNIFORM, DECAYED, FOCUSED, CHAINED = list(SETTINGS)[:4]
 LADDER, ALONE, ANNEALED, SHIFTED = (
-    "left_to_right.txt, table 2",
-    "left_to_right.txt, table 4",
-    "dart.txt, table 4",
-    "dart.txt, table 3",
+    "arXiv 2606.11552, table 2",
+    "arXiv 2606.11552, table 4",
+    "arXiv 2601.19278, table 4",
+    "arXiv 2601.19278, table 3",
 )
-FOUR, EIGHT, LONGER = "PARD COD, K = 4", "PARD COD", "pard.txt, figure 5b"
+FOUR, EIGHT, LONGER = "PARD COD, K = 4", "PARD COD", "arXiv 2504.18583, figure 5b"
 CLAIMS = (
-    Claim("a", "pard.txt, figure 5a", "COD loses no tau (K = 4)", FOUR, "PARD all masks, K = 4", "tau 4"),
+    Claim("a", "arXiv 2504.18583, figure 5a", "COD loses no tau (K = 4)", FOUR, "PARD all masks, K = 4", "tau 4"),
     Claim("b", LADDER, "decay helps", DECAYED, UNIFORM),
     Claim("b", LADDER, "the focal loss helps beside decay", FOCUSED, DECAYED),
     Claim("b", LADDER, "the chain reward helps beside both", CHAINED, FOCUSED),
@@ -158,9 +158,9 @@ CLAIMS = (
     Claim("c", SHIFTED, "shifted logits help token 1", "DART gamma 1.0", "DART unshifted", "accuracy_1"),
     Claim("c", SHIFTED, "and token 6", "DART gamma 1.0", "DART unshifted", "accuracy_6"),
     Claim("c", SHIFTED, "and tau", "DART gamma 1.0", "DART unshifted"),
-    Claim("d", "dflare.txt, section 4.3", "a growing gamma helps", "DFlare gamma 4.5 to 9.5", "DFlare gamma 4.5"),
-    Claim("e", "pard.txt, section 1", "one drafter serves a second target", EIGHT, 1.0, "tau on the other"),
-    Claim("f", "pard.txt, section 4.3", "a shared mask beats distinct ones", EIGHT, "PARD distinct masks"),
+    Claim("d", "arXiv 2606.02091, section 4.3", "a growing gamma helps", "DFlare gamma 4.5 to 9.5", "DFlare gamma 4.5"),
+    Claim("e", "arXiv 2504.18583, section 1", "one drafter serves a second target", EIGHT, 1.0, "tau on the other"),
+    Claim("f", "arXiv 2504.18583, section 4.3", "a shared mask beats distinct ones", EIGHT, "PARD distinct masks"),
     Claim("g", LONGER, "trained on 8: drafting 12 beats 8", EIGHT, EIGHT, "tau 12", "tau 8"),
     Claim("g", LONGER, "trained on 4: drafting 8 beats 4", FOUR, FOUR, "tau 8", "tau 4"),
     Claim("g", LONGER, "drafting 8: trained on 8 beats 4", EIGHT, FOUR, "tau 8"),

@@ -40,7 +40,7 @@ from hf_pardraft import (
     PardDrafter,
 )
 from hf_pardraft.evaluation.benchmark import Contender, compare, padded_batch, timed_run
-from hf_pardraft.models.drafting import ParallelDrafter
+from hf_pardraft.models.base import ParallelDrafter
 
 RESULT = Path(__file__).parent / "results" / "stories260k.json"
 PROMPT_TOKENS = 24

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 
 from hf_pardraft import DartDrafter, DFlareDrafter, PardDrafter
 from hf_pardraft.evaluation.acceptance_profile import AcceptanceProfile
-from hf_pardraft.models.drafting import ParallelDrafter
+from hf_pardraft.models.base import ParallelDrafter
 
 QWEN3 = {
     "vocab_size": 151936,
@@ -40,9 +40,9 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-PARD_MASK = 128020  # pard.txt, table 4
+PARD_MASK = 128020  # arXiv 2504.18583, table 4
 QWEN_MASK = 151669
-# dart.txt, appendix D: 59 nodes, the 20 best prefixes of a level, 25 tokens behind each.
+# arXiv 2601.19278, appendix D: 59 nodes, the 20 best prefixes of a level, 25 tokens behind each.
 DART_TREE = {"tree_budget": 59, "tree_beam_width": 20, "tree_top_k": 25, "tree_scoring": "dart"}
 
 
@@ -96,33 +96,33 @@ PUBLISHED = {
     ("llama-3.1-8b", "PARD"): Published(
         falling(PARD_FIRST, (4 * PARD_FOUR - PARD_FIRST) / 3, 8),
         8,
-        "pard.txt, table 2 (section 4.2): means of HumanEval and GSM8K of 1-alpha (0.905) and 4-alpha (0.875), read as the mean "
-        "rate of the first four positions given those before them; table 4 has K = 8",
-        "4.00x plain Transformers+ (compiled, A100): pard.txt, table 7 (appendix F), average",
+        "arXiv 2504.18583, table 2 (section 4.2): means of HumanEval and GSM8K of 1-alpha (0.905) and 4-alpha (0.875), as the "
+        "mean rate of the first four positions given those before them; table 4 has K = 8",
+        "4.00x plain Transformers+ (compiled, A100): arXiv 2504.18583, table 7 (appendix F), average",
         {},
     ),
     ("qwen3-4b", "DFlare"): Published(
         AcceptanceProfile(tau=7.47),
         15,
-        "dflare.txt, table 1: Qwen3-4B, temperature 0, average tau 7.47; no rates by position, so a "
+        "arXiv 2606.02091, table 1: Qwen3-4B, temperature 0, average tau 7.47; no rates by position, so a "
         "geometric profile of that tau",
-        "5.52x plain (H20): dflare.txt, table 1, average",
+        "5.52x plain (H20): arXiv 2606.02091, table 1, average",
         {},
     ),
     ("qwen3-8b", "DFlare"): Published(
         AcceptanceProfile(tau=7.33),
         15,
-        "dflare.txt, table 1: Qwen3-8B, temperature 0, average tau 7.33; no rates by position, so a "
+        "arXiv 2606.02091, table 1: Qwen3-8B, temperature 0, average tau 7.33; no rates by position, so a "
         "geometric profile of that tau",
-        "5.46x plain (H20): dflare.txt, table 1, average",
+        "5.46x plain (H20): arXiv 2606.02091, table 1, average",
         {},
     ),
     ("qwen3-4b", "DART"): Published(
         AcceptanceProfile(tau=3.87),
         8,
-        "dart.txt, table 1: Qwen3-4B, temperature 0, mean tau 3.87, which is that of its trees, so that a geometric profile of "
-        "that tau stands for the best path of a tree (no n-gram model is looked up); as a chain it is less often right than this",
-        "2.87x plain (H20-3e): dart.txt, table 1, mean",
+        "arXiv 2601.19278, table 1: Qwen3-4B, temperature 0, mean tau 3.87, which is that of its trees, so a geometric profile "
+        "of that tau stands for the best path of a tree (no n-gram model is looked up); as a chain it is right less often",
+        "2.87x plain (H20-3e): arXiv 2601.19278, table 1, mean",
         DART_TREE,
     ),
 }

@@ -1,4 +1,4 @@
-"""Checkpoints as others publish them, made from formats.md and the fixtures, and none of our writers."""
+"""Checkpoints as others publish them, made from docs/formats.md and the fixtures, and none of our writers."""
 
 import json
 import shutil

@@ -1,7 +1,7 @@
-"""Readers of the served layouts as strict as a server ought to be, written from formats.md: no import from the package.
+"""Readers of the served layouts as strict as a server ought to be, written from docs/formats.md: no import from the package.
 
-Each takes a folder and refuses what formats.md does not say: another field where one is needed, a weight too many or too few, a
-shape or dtype that differs. Where a server computes, `draft_hidden` computes too, in plain tensor arithmetic.
+Each takes a folder and refuses what docs/formats.md does not say: another field where one is needed, a weight too many or too
+few, a shape or dtype that differs. Where a server computes, `draft_hidden` computes too, in plain tensor arithmetic.
 """
 
 import json

@@ -43,7 +43,7 @@ HUB_SAFE_PACKAGES = {"torch", "transformers", "safetensors"}
 
 @dataclass(frozen=True)
 class Import:
-    """One import statement: `module` is absolute (`hf_pardraft.models.drafting`); `dots` is 0 unless it was relative."""
+    """One import statement: `module` is absolute (`hf_pardraft.models.base`); `dots` is 0 unless it was relative."""
 
     module: str
     names: tuple[str, ...]
@@ -140,7 +140,7 @@ def test_every_import_follows_the_design(path):
         ("models.modeling_x", "from ..generation.tree.token_tree import TokenTree"),
         ("models.modeling_x", "from . import drafting"),
         ("models.modeling_x", "from .. import auto"),
-        ("models.modeling_x", "from hf_pardraft.models.drafting import DraftState"),
+        ("models.modeling_x", "from hf_pardraft.models.base import DraftState"),
         ("models.modeling_x", "import hf_pardraft"),
         ("models.modeling_x", "from .sub.layers import Layer"),
         ("models.sub.layers", "import torch"),

@@ -183,7 +183,7 @@ def make_lasting_oracle(
     truth = torch.stack([padded[:, 1 + k : 1 + k + longest] for k in range(depth)], dim=2)
     chances = torch.rand(2, *truth.shape, generator=generator)
     lift = torch.where(chances[0] < torch.tensor(rates), 40.0, torch.where(chances[1] < runner_up, 3.0, 0.0))
-    real_draft, real_draft_news, real_new_state = drafter.draft, drafter.draft_news, drafter.new_draft_state
+    real_draft, real_draft_news, real_new_state = drafter.draft, drafter.draft_static, drafter.new_draft_state
 
     def new_draft_state(target):
         state = real_new_state(target)
@@ -201,7 +201,7 @@ def make_lasting_oracle(
     drafter.draft = lambda context, state, depth: lifted(
         real_draft(context, state, depth), state, context.new_positions[:, -1]
     )
-    drafter.draft_news = lambda news, state, lengths, depth: lifted(
+    drafter.draft_static = lambda news, state, lengths, depth: lifted(
         real_draft_news(news, state, lengths, depth), state, news.last(news.positions)[:, 0]
     )
     return drafter

@@ -14,11 +14,11 @@ from .checkpoints.atomic_folders import finish_interrupted, replaced_files
 from .generation import hooks
 from .generation.candidate_generator import ParallelCandidateGenerator
 from .generation.stats import DecodeStats
+from .models.base import ParallelDrafter
 from .models.configuration_dart import DartConfig
 from .models.configuration_dflare import DFlareConfig
 from .models.configuration_dflash import DFlashConfig
 from .models.configuration_pard import PardConfig
-from .models.drafting import ParallelDrafter
 from .models.modeling_dart import DartDrafter
 from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter

@@ -10,10 +10,10 @@ from transformers.utils import cached_file
 
 from .checkpoints.atomic_folders import finish_interrupted
 from .checkpoints.recognise import drafter_class_for, find_drafter_class
+from .models.base import ParallelDrafter, load_generation_config
 from .models.checked_loading import hub_arguments, with_resolved_revision
 from .models.checkpoint_files import check_beside, check_place, read_config_file, read_json
 from .models.config_checks import check_config_fields
-from .models.drafting import ParallelDrafter, load_generation_config
 from .models.modeling_pard import PardDrafter
 from .models.target_projection import with_subfolder
 

@@ -127,7 +127,7 @@ def caching(target, text) -> Operation:
     return Operation(work, found, check=check)
 
 
-def counting() -> Operation:
+def cached_arange() -> Operation:
     def build(seed):
         return lambda folder: NgramModel.from_token_stream(
             [random.Random(seed).choices(range(9), k=60)], vocab_size=9, save_directory=folder
@@ -173,7 +173,7 @@ def operations(tmp_path_factory) -> dict[str, Operation]:
     text = written_text(target, rows=4, length=20)
     chatty = tiny_target("qwen3", vocab_size=len(tiny_chat_tokenizer()), max_position_embeddings=512)
     source = LAYOUTS["zlab"](tmp_path_factory.mktemp("source") / "drafter")
-    made = training(target, text), regenerating(chatty), caching(target, text), counting(), saving(target)
+    made = training(target, text), regenerating(chatty), caching(target, text), cached_arange(), saving(target)
     return dict(zip(NAMES, (*made, converting(target, source)), strict=True))
 
 

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_pardraft.generation.candidate_generator import rows_of
-from hf_pardraft.models.drafting import DraftContext
+from hf_pardraft.models.base import DraftInputs
 from tiny_models import every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
@@ -297,7 +297,7 @@ def test_no_time_leaves_one_token_a_row(budget):
 def test_rows_that_stay_bring_no_padding_of_those_that_left():
     """A row that is left alone is drafted without a mask."""
     ids, features = torch.arange(12).view(3, 4), torch.arange(24.0).view(3, 4, 2)
-    context = DraftContext(ids, ids + 100, features[:, 1:], ids[:, 1:] + 100, [1, 4, 3], [1, 3, 3])
+    context = DraftInputs(ids, ids + 100, features[:, 1:], ids[:, 1:] + 100, [1, 4, 3], [1, 3, 3])
     alone = rows_of(context, [0])
     assert (alone.new_ids.tolist(), alone.new_positions.tolist(), alone.new_counts) == ([[3]], [[103]], None)
     assert (alone.features.tolist(), alone.feature_counts) == (features[:1, 3:].tolist(), None)

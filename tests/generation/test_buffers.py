@@ -13,9 +13,9 @@ from hf_pardraft.generation.compiled.static_cache import SMALLEST, capacity_for,
 from hf_pardraft.generation.compiled.static_inputs import moved_cache, moved_news
 from hf_pardraft.generation.compiled.tensor_pool import LastingTensors
 from hf_pardraft.generation.tree.token_tree import build_tree
-from hf_pardraft.models.draft_cache import GrowingCache
-from hf_pardraft.models.drafting import DraftContext
-from hf_pardraft.models.row_masks import buffer_columns, buffer_masks
+from hf_pardraft.models.base import DraftInputs
+from hf_pardraft.models.cache import GrowingCache
+from hf_pardraft.models.masks import buffer_columns, buffer_masks
 from tiny_models import tiny_target
 
 CAPACITY = 16
@@ -179,7 +179,7 @@ def test_what_a_window_has_dropped_leaves_its_columns_empty():
 
 def test_news_come_to_the_left_with_the_states_of_the_token_before():
     """Features end beside the newest token, and may begin later than the tokens."""
-    context = DraftContext(
+    context = DraftInputs(
         torch.tensor([[0, 7, 8], [4, 5, 6]]),
         torch.tensor([[0, 10, 11], [3, 4, 5]]),
         features=torch.tensor([[[70.0], [80.0]], [[50.0], [60.0]]]),

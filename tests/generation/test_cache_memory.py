@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from hf_pardraft.generation import decoder as decode
-from hf_pardraft.models.draft_cache import GrowingLayer
+from hf_pardraft.models.cache import GrowingLayer
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 BUDGET = 12

@@ -137,7 +137,7 @@ def test_trees_of_bad_levels_are_trees(bad, level, scoring):
 
 def spoiled(drafter, bad: str, positions=slice(1, None)):
     """`drafter`, whose logits are bad at some positions of each draft."""
-    draft, draft_news = drafter.draft, drafter.draft_news
+    draft, draft_static = drafter.draft, drafter.draft_static
 
     def spoil(logits):
         logits = logits.clone()
@@ -145,7 +145,7 @@ def spoiled(drafter, bad: str, positions=slice(1, None)):
         return logits
 
     drafter.draft = lambda *args: spoil(draft(*args))
-    drafter.draft_news = lambda *args: spoil(draft_news(*args))
+    drafter.draft_static = lambda *args: spoil(draft_static(*args))
     return drafter
 
 
@@ -249,7 +249,7 @@ def test_a_target_without_a_law_where_nothing_is_committed_is_no_matter(uncompil
     texts = written(target, prompts)
     token = next(t for t in range(64) if t not in texts)
     drafter, options = drafter_of(target, texts, name)
-    draft, draft_news = drafter.draft, drafter.draft_news
+    draft, draft_static = drafter.draft, drafter.draft_static
 
     def propose(logits):
         logits = logits.clone()
@@ -257,7 +257,7 @@ def test_a_target_without_a_law_where_nothing_is_committed_is_no_matter(uncompil
         return logits
 
     drafter.draft = lambda *args: propose(draft(*args))
-    drafter.draft_news = lambda *args: propose(draft_news(*args))
+    drafter.draft_static = lambda *args: propose(draft_static(*args))
     lawless_after(target, token)
     assert torch.equal(written(target, prompts, assistant_model=drafter, **options), texts)
 

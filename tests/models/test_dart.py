@@ -13,8 +13,8 @@ from transformers import DynamicCache
 from hf_pardraft import AutoDrafter, DartConfig, DartDrafter, NgramModel
 from hf_pardraft.generation import decoder as decode
 from hf_pardraft.generation.candidate_generator import joined
+from hf_pardraft.models.base import DraftInputs
 from hf_pardraft.models.configuration_dart import default_tapped_hidden_states
-from hf_pardraft.models.drafting import DraftContext
 from tiny_models import StandIn, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -32,12 +32,12 @@ def fixture_files(name: str) -> tuple[dict, dict]:
     return inputs, load_file(folder / "expected.safetensors")
 
 
-def call_context(inputs: dict, call: str) -> DraftContext:
+def call_context(inputs: dict, call: str) -> DraftInputs:
     """A call of the fixtures as our contract has it: the features of what was read, and the tokens behind each."""
     features, next_ids = inputs[f"{call}.aux_hidden"], inputs[f"{call}.next_ids"]
     start = 0 if call == "full" else int(inputs[f"{call}.cache_len"])
     positions = torch.arange(start, start + features.shape[1])[None]
-    return DraftContext(next_ids, positions + 1, features, positions)
+    return DraftInputs(next_ids, positions + 1, features, positions)
 
 
 @torch.no_grad()
@@ -73,20 +73,20 @@ def test_dart_equals_the_reference_at_once_and_in_rounds(name, norm):
         assert state.cache.get_seq_length() == before + context.features.shape[1]
 
 
-def random_context(lengths: list[int], first: int, target, seed: int = 0) -> DraftContext:
-    """News of rows padded on the left, whose prefixes are `first` tokens long before; `lengths` are what was read."""
+def random_context(lengths: list[int], first: int, target, seed: int = 0) -> DraftInputs:
+    """Inputs of batch items padded on the left, whose prefixes are `first` tokens long before; `lengths` are what was read."""
     generator = torch.Generator().manual_seed(seed)
     batch, read = len(lengths), max(lengths)
     ids = torch.randint(0, 60, (batch, read), generator=generator)
     features = torch.randn(batch, read, 3 * target.config.hidden_size, generator=generator)
     positions = torch.tensor([[first + i - (read - n) for i in range(read)] for n in lengths])
     counts = None if min(lengths) == read else lengths
-    return DraftContext(ids, positions + 1, features, positions, counts, counts)
+    return DraftInputs(ids, positions + 1, features, positions, counts, counts)
 
 
-def one_row(context: DraftContext, row: int, length: int) -> DraftContext:
+def one_row(context: DraftInputs, row: int, length: int) -> DraftInputs:
     tensors = (context.new_ids, context.new_positions, context.features, context.feature_positions)
-    return DraftContext(*(tensor[row : row + 1, -length:] for tensor in tensors))
+    return DraftInputs(*(tensor[row : row + 1, -length:] for tensor in tensors))
 
 
 def by_hand(drafter, target, features, next_ids, depth: int) -> torch.Tensor:
@@ -188,14 +188,14 @@ def test_rounds_without_a_draft_and_a_prompt_join_to_one_call():
     target = tiny_target("llama")
     drafter = tiny_drafter("dart", target)
     context = random_context([7], 0, target)
-    prompt = DraftContext(torch.cat([torch.tensor([[9]]), context.new_ids[:, :3]], 1), torch.arange(4)[None])
-    read = DraftContext(
+    prompt = DraftInputs(torch.cat([torch.tensor([[9]]), context.new_ids[:, :3]], 1), torch.arange(4)[None])
+    read = DraftInputs(
         context.new_ids[:, 3:4],
         context.new_positions[:, 3:4],
         context.features[:, :4],
         context.feature_positions[:, :4],
     )
-    undrafted = DraftContext(
+    undrafted = DraftInputs(
         context.new_ids[:, 4:], context.new_positions[:, 4:], context.features[:, 4:], context.feature_positions[:, 4:]
     )
     found = drafter.draft(joined([prompt, read, undrafted]), drafter.new_draft_state(target), 4)

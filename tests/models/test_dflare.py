@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from hf_pardraft import AutoDrafter, DFlareConfig, DFlareDrafter, DFlashDrafter
-from hf_pardraft.models.drafting import DraftContext
+from hf_pardraft.models.base import DraftInputs
 from hf_pardraft.training.layouts.collators import BlockCollator
 from hf_pardraft.training.layouts.forwards import block_forward, block_rows, target_reading
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_target
@@ -62,7 +62,7 @@ def draft_in_rounds(drafter, target, dtype=torch.float32, batch=2):
         positions = (lengths + num_new + torch.arange(-new, 0)).clamp(min=0)
         lengths = lengths + num_new
         anchors = torch.randint(3, 60, (batch, 1), generator=generator)
-        context = DraftContext(anchors, lengths, features, positions, feature_counts=counts)
+        context = DraftInputs(anchors, lengths, features, positions, feature_counts=counts)
         logits.append(drafter.draft(context, state, 4))
     return logits
 

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from hf_pardraft import AutoDrafter, PardConfig, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
-from hf_pardraft.models.drafting import DraftContext
+from hf_pardraft.models.base import DraftInputs
 from hf_pardraft.models.mask_token import check_mask_token_id, choose_mask_token_id, unused_token_ids
 from hf_pardraft.models.stock_assistant import draft_as_assistant
 from tiny_models import random_prompt, tiny_target
@@ -48,7 +48,7 @@ def test_each_place_has_its_own_mask_in_the_first_round_and_later_ones(architect
     for start, end, depth in ((0, 6, 4), (5, 8, 3), (7, 11, 4), (10, 11, 1)):
         positions = torch.arange(start, end)[None]
         with torch.no_grad():
-            found = drafter.draft(DraftContext(text[:, start:end], positions), state, depth)
+            found = drafter.draft(DraftInputs(text[:, start:end], positions), state, depth)
         assert torch.allclose(found, from_scratch(drafter, text[:, :end], MASKS[: depth - 1]), atol=1e-4)
         state.cache.forget_from(end - 1)
 
@@ -87,7 +87,7 @@ def test_drafting_deeper_than_the_masks_reach_is_refused_before_any_work():
     drafter.generation_config.num_assistant_tokens = 9
     with pytest.raises(ValueError, match=r"between 1 and 4 .*got 9"):
         target.generate(prompt, assistant_model=drafter)
-    context = DraftContext(prompt, torch.arange(5)[None])
+    context = DraftInputs(prompt, torch.arange(5)[None])
     with pytest.raises(ValueError, match=r"3 mask token ids, .*at most 4 tokens .*got 5"):
         drafter.draft(context, drafter.new_draft_state(tiny_target()), 5)
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from hf_pardraft import AutoDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
+from hf_pardraft.models.base import DraftInputs, DraftState
+from hf_pardraft.models.cache import GrowingCache
 from hf_pardraft.models.configuration_dflash import default_target_layer_ids
-from hf_pardraft.models.draft_cache import GrowingCache
-from hf_pardraft.models.drafting import DraftContext, DraftState
 from hf_pardraft.models.tap_indices import layer_ids_to_hidden_state_indices
 from tiny_models import StandIn
 
@@ -36,7 +36,7 @@ def test_block_drafters_equal_the_reference_at_once_and_in_rounds(kind):
             state = drafter.new_draft_state(target)
         features, positions = inputs[f"{call}.target_hidden"], inputs[f"{call}.position_ids"]
         new = features.shape[1]
-        context = DraftContext(
+        context = DraftInputs(
             inputs[f"{call}.block_ids"][:, :1], positions[:, new : new + 1], features, positions[:, :new]
         )
         before = state.cache.get_seq_length()
@@ -80,7 +80,7 @@ def test_pard_equals_the_reference_in_single_calls():
     for case in json.loads((FIXTURES / "pard" / "cases.json").read_text())["cases"]:
         ids = inputs[f"case{case['case']}.input_ids"][:, : case["n"]]
         state = DraftState(GrowingCache())
-        logits = drafter.draft(DraftContext(ids, torch.arange(case["n"])[None]), state, case["K"])
+        logits = drafter.draft(DraftInputs(ids, torch.arange(case["n"])[None]), state, case["K"])
         assert_close(logits, expected[f"case{case['case']}.logits"])
         assert state.cache.get_seq_length() == case["n"]
 
@@ -93,7 +93,7 @@ def test_pard_equals_the_reference_in_rounds():
     for case in json.loads((FIXTURES / "pard" / "cases.json").read_text())["rounds"]:
         name, new = f"round{case['round']}", case["new_tokens"]
         assert state.cache.get_seq_length() == case["cache_len"]
-        context = DraftContext(inputs[f"{name}.input_ids"][:, :new], inputs[f"{name}.position_ids"][:, :new])
+        context = DraftInputs(inputs[f"{name}.input_ids"][:, :new], inputs[f"{name}.position_ids"][:, :new])
         logits = drafter.draft(context, state, case["K"])
         assert_close(logits, expected[f"{name}.logits"])
         assert torch.equal(logits.argmax(-1), expected[f"{name}.draft_ids"])

@@ -20,9 +20,9 @@ from transformers import (
 from hf_pardraft import AutoDrafter, PardConfig, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.generation.candidate_generator import ParallelCandidateGenerator
+from hf_pardraft.models.base import DraftInputs, DraftState
+from hf_pardraft.models.cache import GrowingCache
 from hf_pardraft.models.configuration_pard import PardQwen3Config, default_target_layers
-from hf_pardraft.models.draft_cache import GrowingCache
-from hf_pardraft.models.drafting import DraftContext, DraftState
 from hf_pardraft.models.modeling_pard import PardQwen3
 from hf_pardraft.models.target_projection import features_behind, one_place_behind
 from tiny_models import MASK_TOKEN_ID, make_oracle, random_prompt, tiny_drafter, tiny_target
@@ -81,7 +81,7 @@ def test_single_calls_equal_the_reference(published):
         ids, positions = inputs[f"{name}.input_ids"][:, :n], torch.arange(n)[None]
         # The last token is the anchor, which the target has not read when the drafter drafts.
         features = inputs[f"{name}.target_hidden"][:, :-1]
-        context = DraftContext(ids, positions, features, positions[:, :-1])
+        context = DraftInputs(ids, positions, features, positions[:, :-1])
         state = DraftState(GrowingCache())
         logits = drafter.draft(context, state, case["K"])
         assert_close(logits, expected[f"{name}.logits"])
@@ -106,7 +106,7 @@ def test_rounds_equal_the_reference(published, published_target):
         positions = torch.arange(before, before + new)[None]
         read = torch.arange(num_read, before + new - 1)
         num_read = before + new - 1
-        context = DraftContext(text[:, before : before + new], positions, features[:, read], read[None])
+        context = DraftInputs(text[:, before : before + new], positions, features[:, read], read[None])
         assert_close(features_behind(context), inputs[f"{name}.target_feat"][:, :new])
         logits = drafter.draft(context, state, case["K"])
         assert_close(logits, expected[f"{name}.logits"])
@@ -169,7 +169,7 @@ def test_without_features_it_is_the_pard_drafter_of_its_weights(published):
     pard = PardDrafter(PardConfig(**{**fields, "spd_type": "pard"})).eval()
     pard.load_state_dict({n: w for n, w in drafter.state_dict().items() if not n.startswith("target_proj")})
     ids = inputs["case1.input_ids"][:, :7]
-    context = DraftContext(ids, torch.arange(7)[None])
+    context = DraftInputs(ids, torch.arange(7)[None])
     found, expected = (model.draft(context, DraftState(GrowingCache()), 5) for model in (drafter, pard))
     assert torch.equal(found, expected)
 
@@ -232,7 +232,7 @@ def test_each_round_drafts_what_a_single_forward_over_the_text_drafts(architectu
     assert len(drafts) > 3
     for rows, anchors, logits in drafts:
         for index, (row, anchor) in enumerate(zip(rows, anchors, strict=True)):
-            context = DraftContext(
+            context = DraftInputs(
                 texts[row][None, : anchor + 1],
                 torch.arange(anchor + 1)[None],
                 states[row][:, :anchor],
@@ -244,7 +244,7 @@ def test_each_round_drafts_what_a_single_forward_over_the_text_drafts(architectu
 
 def test_a_row_with_less_to_tell_gets_zeros_where_nothing_is_known():
     features = torch.arange(1.0, 7).view(2, 3, 1)
-    context = DraftContext(
+    context = DraftInputs(
         torch.zeros(2, 4, dtype=torch.long), torch.arange(4).expand(2, -1), features, feature_counts=[3, 1]
     )
     assert features_behind(context)[:, :, 0].tolist() == [[0, 1, 2, 3], [0, 0, 0, 6]]
@@ -439,8 +439,8 @@ def test_a_fresh_projection_adds_nothing(target):
     assert (drafter.config.pard2_target_layers, drafter.config.pard2_target_dim) == ([-1, -2, -3], 96)
     ids, positions = random_prompt(6), torch.arange(6)[None]
     features = torch.randn(1, 5, 96, generator=torch.Generator().manual_seed(0))
-    found = drafter.draft(DraftContext(ids, positions, features, positions[:, :-1]), DraftState(GrowingCache()), 4)
-    assert torch.equal(found, pard.draft(DraftContext(ids, positions), DraftState(GrowingCache()), 4))
+    found = drafter.draft(DraftInputs(ids, positions, features, positions[:, :-1]), DraftState(GrowingCache()), 4)
+    assert torch.equal(found, pard.draft(DraftInputs(ids, positions), DraftState(GrowingCache()), 4))
 
 
 def test_a_trained_pard_drafter_gains_features_and_keeps_its_mask(target):
@@ -515,7 +515,7 @@ def test_a_target_that_gives_no_states_is_refused_unless_the_call_reads_none(tar
 
 
 def test_features_of_the_wrong_size_are_refused(target):
-    context = DraftContext(random_prompt(2), torch.arange(2)[None], torch.zeros(1, 1, 64))
+    context = DraftInputs(random_prompt(2), torch.arange(2)[None], torch.zeros(1, 1, 64))
     with pytest.raises(ValueError, match=r"size 96 .*got 64"):
         tiny_drafter("pard2", target).draft(context, DraftState(GrowingCache()), 3)
 

@@ -8,8 +8,8 @@ import torch
 from hf_pardraft import AutoDrafter
 from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.checkpoints.export import export_drafter
+from hf_pardraft.models.base import DraftInputs
 from hf_pardraft.models.configuration_dflash import default_target_layer_ids
-from hf_pardraft.models.drafting import DraftContext
 from hf_pardraft.training.target.feature_writing import cache_features
 from published_checkpoints import change_config, config_of
 from tiny_models import random_prompt, tiny_drafter, tiny_target
@@ -63,7 +63,7 @@ def test_a_checkpoint_without_layer_numbers_drafts_as_the_one_it_is_without(kind
     hidden = target(prompt, output_hidden_states=True).hidden_states
     features = torch.cat([hidden[layer + 1] for layer in REPEATED], dim=-1)[:, :-1]
     positions = torch.arange(9)[None]
-    context = DraftContext(prompt, positions, features, positions[:, :-1])
+    context = DraftInputs(prompt, positions, features, positions[:, :-1])
     found, expected = (each.draft(context, each.new_draft_state(target), 4) for each in (drafter, written))
     assert torch.equal(found, expected)
     # In generate the same states arrive, whichever loop asks for them.

@@ -95,9 +95,7 @@ def test_a_folder_to_publish_carries_the_code_that_loads_it(target, tmp_path, ki
 
 
 @pytest.mark.parametrize("kind", ["dflash", "pard2"])
-@pytest.mark.parametrize(
-    "step", ["hf_pardraft.models.drafting.write_code", "transformers.modeling_utils.safe_save_file"]
-)
+@pytest.mark.parametrize("step", ["hf_pardraft.models.base.write_code", "transformers.modeling_utils.safe_save_file"])
 def test_a_save_that_fails_leaves_the_folder_as_it_was(target, tmp_path, monkeypatch, kind, step):
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_pardraft import PardDrafter
-from hf_pardraft.models.draft_cache import GrowingCache
-from hf_pardraft.models.drafting import DraftContext
+from hf_pardraft.models.base import DraftInputs
+from hf_pardraft.models.cache import GrowingCache
 from hf_pardraft.models.stock_assistant import draft_as_assistant
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_drafter, tiny_target
 
@@ -46,7 +46,7 @@ def draft(drafter, target, ids, states) -> torch.Tensor:
     positions = torch.arange(ids.shape[1])[None]
     taps = drafter.tapped_hidden_states
     features = torch.cat([states[i] for i in taps], dim=-1) if taps else None
-    context = DraftContext(ids, positions, features, positions[:, :-1])
+    context = DraftInputs(ids, positions, features, positions[:, :-1])
     return drafter.draft(context, drafter.new_draft_state(target), DEPTH)
 
 

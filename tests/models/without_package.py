@@ -34,15 +34,22 @@ def sibling(model, name: str):
     return importlib.import_module(f"{type(model).__module__.rpartition('.')[0]}.{name}")
 
 
+def draft_inputs_class(model) -> type:
+    """What its `draft` takes; drafters that were pushed with earlier code call it otherwise."""
+    try:
+        return sibling(model, "base").DraftInputs
+    except ModuleNotFoundError:
+        return sibling(model, "drafting").DraftContext
+
+
 @torch.no_grad()
 def draft(model, target, inputs) -> torch.Tensor:
     """One round's marginal logits, from the context in `inputs`."""
-    drafting = sibling(model, "drafting")
     positions = torch.arange(inputs["ids"].shape[1])[None]
     features = None
     if model.tapped_hidden_states:
         features = torch.cat([inputs["states"][i] for i in model.tapped_hidden_states], dim=-1)
-    context = drafting.DraftContext(inputs["ids"], positions, features, positions[:, :-1])
+    context = draft_inputs_class(model)(inputs["ids"], positions, features, positions[:, :-1])
     return model.draft(context, model.new_draft_state(target), DEPTH)
 
 

@@ -1,4 +1,4 @@
-"""COD's rows by hand: how many each subtask keeps, and where a chain of them ends (pard.txt, algorithm 1)."""
+"""COD's rows by hand: how many each subtask keeps, and where a chain of them ends (arXiv 2504.18583, algorithm 1)."""
 
 import itertools
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_pardraft import DartDrafter, PardDrafter
-from hf_pardraft.models.drafting import DraftContext
+from hf_pardraft.models.base import DraftInputs
 from hf_pardraft.training.layouts.blocks import UNKNOWN
 from hf_pardraft.training.layouts.collators import BlockCollator, PardCollator, SharedPrefixCollator
 from hf_pardraft.training.layouts.forwards import (
@@ -195,7 +195,7 @@ def test_pard_training_rows_equal_inference_with_the_same_prefix(retention):
     for position, (sample, row) in enumerate(where):
         block, index = int(batch["row_block"][sample, row]), int(batch["row_index"][sample, row])
         prefix = torch.tensor([samples[sample]["input_ids"][: index - block + 1]])
-        context = DraftContext(prefix, torch.arange(prefix.shape[1])[None])
+        context = DraftInputs(prefix, torch.arange(prefix.shape[1])[None])
         drafted = drafter.draft(context, drafter.new_draft_state(target), 5)
         torch.testing.assert_close(logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
         assert int(rows.labels[position]) == samples[sample]["input_ids"][index + 1]
@@ -215,7 +215,7 @@ def test_pard_rows_see_the_windows_that_they_see_at_inference(num_full):
     for position, (_, row) in enumerate((batch["labels"] != -100).nonzero().tolist()):
         block, index = int(batch["row_block"][0, row]), int(batch["row_index"][0, row])
         prefix = torch.tensor([sample["input_ids"][: index - block + 1]])
-        context = DraftContext(prefix, torch.arange(prefix.shape[1])[None])
+        context = DraftInputs(prefix, torch.arange(prefix.shape[1])[None])
         drafted = drafter.draft(context, drafter.new_draft_state(None), 4)
         torch.testing.assert_close(logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
 
@@ -242,7 +242,7 @@ def test_pard2_training_rows_equal_inference_with_the_same_prefix(retention):
         # What the target has read: all but the anchor.
         hidden = target(prefix, output_hidden_states=True).hidden_states
         features = torch.cat([hidden[tap] for tap in drafter.tapped_hidden_states], dim=-1)[:, :-1]
-        context = DraftContext(prefix, positions, features, positions[:, :-1])
+        context = DraftInputs(prefix, positions, features, positions[:, :-1])
         drafted = drafter.draft(context, drafter.new_draft_state(target), 5)
         torch.testing.assert_close(logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
 
@@ -273,7 +273,7 @@ def test_anchored_training_blocks_equal_inference_with_the_same_prefix(architect
         positions = torch.arange(anchor + 1)[None]
         read = prefix[:, :-1]
         features = tapped_features(target, drafter.tapped_hidden_states, read, torch.ones_like(read))
-        context = DraftContext(prefix, positions, features, positions[:, :-1])
+        context = DraftInputs(prefix, positions, features, positions[:, :-1])
         drafted = drafter.draft(context, drafter.new_draft_state(target), 4)
         torch.testing.assert_close(logits[position], drafted[0, k], rtol=1e-4, atol=1e-4)
         assert int(rows.labels[position]) == samples[sample]["input_ids"][anchor + 1 + k]
@@ -306,7 +306,7 @@ def test_dart_training_rows_equal_inference_with_the_same_prefix(architecture, s
         prefix, positions = text[:, : anchor + 1], torch.arange(anchor + 1)[None]
         read = prefix[:, :-1]
         features = tapped_features(target, drafter.tapped_hidden_states, read, torch.ones_like(read))
-        context = DraftContext(prefix, positions, features, positions[:, :-1])
+        context = DraftInputs(prefix, positions, features, positions[:, :-1])
         drafted = drafter.draft(context, drafter.new_draft_state(target), depth)[0, t - 1]
         expected = drafted if rows.vocabulary is None else drafted[rows.vocabulary]
         torch.testing.assert_close(logits[position], expected, rtol=1e-4, atol=1e-4)

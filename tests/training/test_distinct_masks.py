@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_pardraft import AutoDrafter, PardDrafter
-from hf_pardraft.models.drafting import DraftContext
+from hf_pardraft.models.base import DraftInputs
 from hf_pardraft.training.layouts.collators import PardCollator
 from hf_pardraft.training.layouts.forwards import pard_forward
 from hf_pardraft.training.recipe import training_run
@@ -17,7 +17,7 @@ MASKS = [63, 40, 52]
 
 
 def rows_by_hand(ids, labels, documents, masks) -> set[tuple]:
-    """What each row is fed, where it is and what it predicts: what inference feeds (pard.txt, eq. 7); nothing dropped."""
+    """What each row is fed, where it is and what it predicts: what inference feeds (arXiv 2504.18583, eq. 7); nothing dropped."""
     rows = set()
     for place in range(len(ids)):
         inside = place + 1 < len(ids) and documents[place + 1] == documents[place] and labels[place + 1] != -100
@@ -68,7 +68,7 @@ def test_training_sees_what_drafting_sees():
         found = pard_forward(drafter, drafter, None, batch, None, lambda head, states: head(states))
     block, index = (batch[name][batch["labels"] != -100] for name in ("row_block", "row_index"))
     for anchor in range(12 - 4):
-        context = DraftContext(ids[:, : anchor + 1], torch.arange(anchor + 1)[None])
+        context = DraftInputs(ids[:, : anchor + 1], torch.arange(anchor + 1)[None])
         with torch.no_grad():
             drafted = drafter.draft(context, drafter.new_draft_state(None), 4)[0]
         rows = [int(((block == j) & (index == anchor + j)).nonzero()) for j in range(4)]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch.nn.attention.flex_attention import flex_attention
 
 from hf_pardraft import AutoDrafter
-from hf_pardraft.models.row_masks import additive
+from hf_pardraft.models.masks import additive
 from hf_pardraft.models.target_projection import one_place_behind
 from hf_pardraft.training.data.documents import documents_of
 from hf_pardraft.training.layouts.collators import BlockCollator, PardCollator, SharedPrefixCollator
@@ -94,7 +94,7 @@ def test_the_block_mask_is_context_before_the_anchor_and_the_own_block(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_shared_prefix_mask_is_three_causal_parts(seed):
-    """Figure 4 of dart.txt: the prompt is causal, a group of masks sees its prefix, and is causal in itself."""
+    """Figure 4 of arXiv 2601.19278: the prompt is causal, a group of masks sees its prefix, and is causal in itself."""
     rng = random.Random(seed)
     examples = [random_example(rng, packed=seed % 4 < 2) for _ in range(3)]
     examples[0] = {

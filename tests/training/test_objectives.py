@@ -8,7 +8,7 @@ from datasets import Dataset
 from transformers import HfArgumentParser
 
 from hf_pardraft import DartDrafter, DraftTrainer, DraftTrainingArguments
-from hf_pardraft.models.drafting import DraftContext
+from hf_pardraft.models.base import DraftInputs
 from hf_pardraft.training import batch_scorer as learner_module
 from hf_pardraft.training.batch_scorer import prefix_in
 from hf_pardraft.training.layouts.collators import PardCollator
@@ -93,7 +93,7 @@ def drafted_by_hand(kind, drafter, target, rows):
             hidden = target(prefix, output_hidden_states=True).hidden_states
             taps = drafter.taps_for(target)
             features = torch.cat([hidden[tap] for tap in taps], dim=-1)[:, :-1] if taps else None
-            context = DraftContext(prefix, positions, features, positions[:, :-1])
+            context = DraftInputs(prefix, positions, features, positions[:, :-1])
             blocks["drafts"].append(drafter.draft(context, drafter.new_draft_state(target), DEPTH)[0])
             ahead = ids[0, anchor + 1 : anchor + 1 + DEPTH]
             missing = DEPTH - len(ahead)

@@ -24,7 +24,7 @@ from hf_pardraft.training.recipe_help import help_text
 from tiny_models import random_prompt, tiny_target
 
 NEEDED = ["--target", "t", "--dataset", "d", "--output", "o"]
-# From pard.txt (table 4), left_to_right.txt (section 5), dflare.txt (A.1) and dart.txt (B.2).
+# From arXiv 2504.18583 (table 4), arXiv 2606.11552 (section 5), arXiv 2606.02091 (A.1) and arXiv 2601.19278 (B.2).
 PUBLISHED = {
     "pard": {
         "draft_tokens": 8,

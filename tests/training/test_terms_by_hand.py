@@ -94,7 +94,7 @@ def test_a_term_is_what_its_positions_add_up_to(name):
 
 
 def test_weights_of_a_first_error_far_from_the_anchor_vanish_beside_epsilon():
-    """left_to_right.txt, eq. 10: a block that errs at the last of 15 positions only weighs exp(-14), as much as epsilon."""
+    """arXiv 2606.11552, eq. 10: a block that errs at the last of 15 positions only weighs exp(-14), as much as epsilon."""
     shape = (1, 15)
     everywhere, is_right = torch.ones(shape, dtype=torch.bool), torch.ones(shape, dtype=torch.bool)
     is_right[0, 14] = False

@@ -8,7 +8,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from hf_pardraft import AutoDrafter, DartDrafter, DraftTrainer, DraftTrainingArguments
-from hf_pardraft.models.drafting import DraftContext
+from hf_pardraft.models.base import DraftInputs
 from hf_pardraft.training.losses.terms import annealed_kl
 from tiny_models import tiny_drafter
 from training.tiny_training import losses, trainer_for
@@ -199,7 +199,7 @@ def test_the_loss_is_the_annealed_kl_to_the_target(target, text, tmp_path):
         valid = torch.zeros(length - 5, 4, dtype=torch.bool)
         for block, anchor in enumerate(range(4, length - 1)):
             positions = torch.arange(anchor + 1)[None]
-            context = DraftContext(ids[:, : anchor + 1], positions, states[:, :anchor], positions[:, :-1])
+            context = DraftInputs(ids[:, : anchor + 1], positions, states[:, :anchor], positions[:, :-1])
             drafts.append(drafter.draft(context, drafter.new_draft_state(target), 4)[0])
             laws.append(torch.nn.functional.pad(outputs.logits[0, anchor : anchor + 4], (0, 0, 0, 4))[:4])
             valid[block, : length - 1 - anchor] = True

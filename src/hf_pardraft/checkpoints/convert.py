@@ -8,10 +8,10 @@ from typing import Any
 
 from transformers.utils import cached_file
 
+from ..models.base import ParallelDrafter
 from ..models.checked_loading import describe_checkpoint, hub_arguments, match_weights, with_resolved_revision
 from ..models.checkpoint_files import TensorFacts, check_beside, describe_tensors, read_config_file, read_tensors
 from ..models.config_checks import check_config_fields
-from ..models.drafting import ParallelDrafter
 from ..models.target_projection import find_projection, with_subfolder
 from .atomic_folders import finish_interrupted
 from .export import check_export, export_drafter

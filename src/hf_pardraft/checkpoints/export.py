@@ -8,8 +8,8 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from transformers import PreTrainedConfig
 
+from ..models.base import ParallelDrafter
 from ..models.checksums import add_checksums
-from ..models.drafting import ParallelDrafter
 from .layouts import NATIVE, layout_for
 from .whitelists import check_whitelist
 

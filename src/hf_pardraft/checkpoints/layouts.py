@@ -7,10 +7,10 @@ from typing import Any
 from transformers import Qwen3Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from ..models.base import ParallelDrafter
 from ..models.configuration_dart import published_tapped_hidden_states
 from ..models.configuration_dflare import ANGELSLIM_ARCHITECTURE
 from ..models.configuration_pard import BASE_ARCHITECTURES
-from ..models.drafting import ParallelDrafter
 from ..models.published_dflash import MUSE_GLIMMER, SPECULATORS_TYPE
 from ..models.tap_indices import layer_ids_to_hidden_state_indices
 
@@ -81,7 +81,7 @@ def block_drafter_config(fields: Fields, architecture: str) -> Fields:
 
 
 def zlab_config(drafter: ParallelDrafter, fields: Fields) -> Fields:
-    """The layout of z-lab and SpecForge (formats.md)."""
+    """The layout of z-lab and SpecForge (docs/formats.md)."""
     expect_target(fields, "z-lab")
     config = block_drafter_config(fields, "DFlashDraftModel")
     # Left unsaid, vLLM and SGLang take a layer with a window for a causal one.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from ..models.modeling_dart import DartDrafter
 from ..models.modeling_dflare import DFlareDrafter
 from ..models.modeling_dflash import DFlashDrafter

@@ -1,4 +1,4 @@
-"""The weights that each kind of checkpoint holds, by name and shape, written down from formats.md and not read off a model."""
+"""The weights that each kind of checkpoint holds, by name and shape, as docs/formats.md has them and not read off a model."""
 
 from typing import Any
 

@@ -10,7 +10,7 @@ from ..demo.family_facts import family_facts
 from ..hub.cards import FILE_NAME, CardFacts, card_gaps, make_card, save_card, update_card
 from ..hub.push import Upload, check_publishable, check_repository, plan_upload, push, read_card
 from ..hub.results import read_results
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from ..user_input.files import check_file_to_write, read_text
 from ..user_input.models import load_drafter as load_named_drafter
 

@@ -13,7 +13,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from ..checkpoints.atomic_files import write_whole
 from ..checkpoints.atomic_folders import writing_folder
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from ..models.modeling_dart import DartDrafter
 from ..models.modeling_dflare import DFlareDrafter
 from ..models.modeling_dflash import DFlashDrafter

@@ -19,7 +19,7 @@ from ..evaluation.tuning_tables import TUNING_LEGEND, acceptance_line, cost_tabl
 from ..generation.cache import is_hybrid
 from ..generation.settings import own_draft, settings_in
 from ..generation.tuned import with_table
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from .eval import Workbench, conditions_of, prepare, save_json, show
 
 GENERATION_CONFIG = "generation_config.json"

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from ..user_input.models import load_drafter, load_model, load_tokenizer
 
 SHIPPED_FAMILY = Path(__file__).parent / "family"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from .metrics import ComparisonRow, TimedRun, summarise
 
 PLAIN = "plain"

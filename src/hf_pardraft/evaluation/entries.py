@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from .benchmark import PLAIN
 
 # What the shorter names on the command line are called in a generation config.

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..generation.settings import settings_in
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from ..models.pairing import public_name
 from .models import DrafterSource
 from .plan import EvalRequest, Plan

@@ -8,7 +8,7 @@ from statistics import median
 import torch
 from transformers import PreTrainedModel
 
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from .benchmark import WARM_UP_TOKENS, padded_batch
 from .cost_model import Draft, RoundCosts, RowAcceptance
 from .entries import Entry, plain_entry

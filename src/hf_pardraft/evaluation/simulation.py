@@ -125,7 +125,7 @@ class Simulation:
     def _guessers_for(self, drafter: PreTrainedModel, depth: int) -> dict[str, Any]:
         """What takes the place of the two ways to draft: in rounds of any shape, and in compiled ones."""
         rates = torch.tensor(self.profile.rates(depth), device=drafter.device)
-        draft, draft_news = drafter.draft, drafter.draft_news
+        draft, draft_static = drafter.draft, drafter.draft_static
 
         def guess_instead(context, state, depth):
             logits = draft(context, state, depth)
@@ -134,9 +134,9 @@ class Simulation:
         def guess_news_instead(news, state, lengths, depth):
             # The news are none any more once they are drafted from.
             anchors = news.last(news.positions)
-            return self._guess(draft_news(news, state, lengths, depth), anchors, rates)
+            return self._guess(draft_static(news, state, lengths, depth), anchors, rates)
 
-        return {"draft": guess_instead, "draft_news": guess_news_instead}
+        return {"draft": guess_instead, "draft_static": guess_news_instead}
 
     def _guess(self, logits: torch.Tensor, anchors: torch.LongTensor, rates: torch.Tensor) -> torch.Tensor:
         """Prefer in `logits (batch, depth, vocab)` what the simulated drafter says behind anchors `(batch, 1)`; in place."""

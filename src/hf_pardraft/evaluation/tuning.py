@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from .benchmark import PLAIN
 from .cost_model import Draft, Measurements, best, predict, predict_plain
 from .differences import Difference

@@ -1,4 +1,4 @@
-"""The target's key/value cache: what comes in from an earlier call, and what is handed back. See models/draft_cache.py."""
+"""The target's key/value cache: what comes in from an earlier call, and what is handed back. See models/cache.py."""
 
 import copy
 
@@ -6,7 +6,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
 from transformers.cache_utils import DummyLayer, LinearAttentionLayer, get_layer_types_and_kwargs
 
-from ..models.draft_cache import GrowingCache, GrowingLayer, RowColumns, WindowedLayer
+from ..models.cache import GrowingCache, GrowingLayer, RowColumns, WindowedLayer
 
 ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Layers whose state has no entry per token: what they have read can only be forgotten by going back to a snapshot.

@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator
 
-from ..models.drafting import DraftContext, ParallelDrafter, take_rows
+from ..models.base import DraftInputs, ParallelDrafter, take_rows
 from .rope import RopeChanges, longest_text, rope_changes
 from .settings import DraftSettings, read_settings
 from .stats import DecodeStats, Proposal
@@ -45,7 +45,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self.target_config = target.config.get_text_config(decoder=True)
         self.state = drafter.new_draft_state(target)
         self.stats = DecodeStats()
-        self._pending: list[DraftContext] = []
+        self._pending: list[DraftInputs] = []
         self._num_seen = 0
         self._first_unread = 0
         self._last_depth = 0
@@ -56,7 +56,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         """Where the target's rotary frequencies change; our own loop knows it already."""
         return rope_changes(self.target_config)
 
-    def observe(self, context: DraftContext) -> None:
+    def observe(self, context: DraftInputs) -> None:
         """Note newly committed tokens, and the tapped states of what the target has read."""
         self._pending.append(context)
 
@@ -75,7 +75,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         """How many tokens, at most, the drafter has yet to read."""
         return sum(context.new_ids.shape[1] for context in self._pending)
 
-    def take_unread(self) -> DraftContext:
+    def take_unread(self) -> DraftInputs:
         """All that was observed since the last draft."""
         context, self._pending = joined(self._pending), []
         return context
@@ -145,7 +145,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
             features = self.tapped(model_outputs.hidden_states, slice(0, read.stop - read.start))
             features = features[:, real[read].to(features.device)]
             feature_positions = positions[:, read][:, real[read]]
-        self.observe(DraftContext(input_ids[:, is_new], positions[:, is_new], features, feature_positions))
+        self.observe(DraftInputs(input_ids[:, is_new], positions[:, is_new], features, feature_positions))
         if model_outputs is not None:
             self._first_unread = input_ids.shape[1] - 1
         self._num_seen = input_ids.shape[1]
@@ -162,14 +162,14 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self.stats.add_round([self._last_depth], [num_matches], [num_matches + 1])
 
 
-def joined(contexts: list[DraftContext]) -> DraftContext:
+def joined(contexts: list[DraftInputs]) -> DraftInputs:
     """Several rounds' news as one. Rows stay padded on the left, so padding between the parts moves to the front."""
     if len(contexts) == 1:
         return contexts[0]
     ids, positions, counts = _joined_columns(
         [(context.new_ids, context.new_positions) for context in contexts], [context.new_counts for context in contexts]
     )
-    result = DraftContext(ids, positions, new_counts=counts)
+    result = DraftInputs(ids, positions, new_counts=counts)
     read = [context for context in contexts if context.features is not None]
     if read:
         result.features, result.feature_positions, result.feature_counts = _joined_columns(
@@ -203,10 +203,10 @@ def _joined_columns(
     return first[rows, order], second[rows.to(second.device), order.to(second.device)], totals
 
 
-def rows_of(context: DraftContext, rows: list[int]) -> DraftContext:
+def rows_of(context: DraftInputs, rows: list[int]) -> DraftInputs:
     """Only some rows of what was observed, without the columns that are padding in all of them."""
     ids, positions, counts = _rows_of_columns(context.new_ids, context.new_positions, context.new_counts, rows)
-    result = DraftContext(ids, positions, new_counts=counts)
+    result = DraftInputs(ids, positions, new_counts=counts)
     if context.features is not None:
         result.features, result.feature_positions, result.feature_counts = _rows_of_columns(
             context.features, context.feature_positions, context.feature_counts, rows

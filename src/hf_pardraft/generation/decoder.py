@@ -8,7 +8,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.generation.streamers import BaseStreamer
 
-from ..models.drafting import DraftContext, counting, last_columns
+from ..models.base import DraftInputs, cached_arange, last_columns
 from .adaptive_depth import DepthSchedule
 from .cache import Entries, Snapshot, attended_layers
 from .candidate_generator import ParallelCandidateGenerator
@@ -178,7 +178,7 @@ class SpeculativeDecoding:
         counts = [len(path) for path in paths]
         most, device = max(counts), self.texts.device
         uneven = None if min(counts) == most else counts
-        ahead = counting(1, most + 1, device)
+        ahead = cached_arange(1, most + 1, device)
         if uneven is None:
             new_ids = tokens[:, :most]
         else:
@@ -186,7 +186,7 @@ class SpeculativeDecoding:
             ahead = ahead - (most - torch.tensor(counts, device=device)[:, None])
             new_ids = tokens.gather(1, (ahead - 1).clamp(min=0))
         new_positions = self.unread.root_positions + ahead
-        context = DraftContext(new_ids, new_positions, new_counts=uneven)
+        context = DraftInputs(new_ids, new_positions, new_counts=uneven)
         if self.candidates.taps:
             self._add_features(context, outputs, nodes)
         self.candidates.observe(context)
@@ -202,7 +202,7 @@ class SpeculativeDecoding:
             self.reader.token_types = types[:, -1:]
         self.prompt_text, self.columns = prompt.text, prompt.columns
         text = prompt.text
-        self.candidates.observe(DraftContext(text.ids, text.positions, new_counts=text.counts))
+        self.candidates.observe(DraftInputs(text.ids, text.positions, new_counts=text.counts))
         if self.inputs.rope.any:
             # A batch is rotated by its longest text, and of that padding is no part.
             longest = longest_text(self.model_kwargs.get("position_ids"), self.prompt_length)
@@ -314,7 +314,7 @@ class SpeculativeDecoding:
                 Proposal(self.rows[index], num_before, tuple(tokens), tuple(depths), accepted[index], counts[index])
             )
 
-    def _add_features(self, context: DraftContext, outputs: Any, nodes: list[list[int]]) -> None:
+    def _add_features(self, context: DraftInputs, outputs: Any, nodes: list[list[int]]) -> None:
         """Add the tapped states of what the target has just read, and where it stands."""
         length, num_reread = self.unread.ids.shape[1], self.unread.num_reread
         if len(nodes) == 1 and nodes[0] == list(range(len(nodes[0]))):
@@ -332,7 +332,7 @@ class SpeculativeDecoding:
             # What is read ends one place before the newest token. A prompt has positions of its own.
             last = context.new_positions[:, -1:]
             is_prompt = length - num_reread > 1
-            positions = self.unread.positions if is_prompt else last + counting(-most, 0, last.device)
+            positions = self.unread.positions if is_prompt else last + cached_arange(-most, 0, last.device)
         context.features = self.candidates.tapped(outputs.hidden_states, rows)
         context.feature_positions = positions
 

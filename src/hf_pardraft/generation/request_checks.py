@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..models.row_masks import attention_windows
+from ..models.masks import attention_windows
 from .cache import check_cache, check_can_roll_back, is_hybrid
 from .pending import TOKEN_TYPES, first_inputs
 from .probing import check_reads_alike

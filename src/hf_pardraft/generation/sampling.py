@@ -133,7 +133,7 @@ def draw_chain(draft_logits: torch.Tensor, processors: LogitsProcessorList, text
 def keep_or_redraw(scores: torch.Tensor, drawn: DrawnChain) -> torch.LongTensor:
     """The target's choice by speculative sampling: the drawn token with probability min(1, p / q), else one of the residual.
 
-    With p the target's law and q the drafter's, the residual is max(p - q, 0), normalised (left_to_right.txt, eq. 1-2), so
+    With p the target's law and q the drafter's, the residual is max(p - q, 0), normalised (arXiv 2606.11552, eq. 1-2), so
     that the choice has the law p, and equals the drawn token as often as it can.
 
     Args:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..models.drafting import are_real, input_device, last_columns
-from ..models.row_masks import additive_masks, attention_windows, causal_row_masks
+from ..models.base import are_real, input_device, last_columns
+from ..models.masks import additive_masks, attention_windows, causal_row_masks
 from .cache import TargetCache, is_hybrid
 from .pending import ENCODED_MEDIA, HANDLED, TOKEN_TYPES, Prompt, Unread
 from .tree.token_tree import TokenTree

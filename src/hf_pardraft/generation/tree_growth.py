@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from ..ngram.model import NgramModel
 from .sequences import Texts
 from .settings import DraftSettings
 from .tree.token_tree import DART_SCORING, LOG_PROBABILITY, TokenTree, TreeScoring, build_tree
 
-# DART's widths (dart.txt, appendix D): every prefix of a level looks its tokens up, so a level is kept small.
+# DART's widths (arXiv 2601.19278, appendix D): every prefix of a level looks its tokens up, so a level is kept small.
 NGRAM_BEAM_WIDTH = 20
 NGRAM_TOP_K = 25
 

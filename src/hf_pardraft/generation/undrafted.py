@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from .stats import DecodeStats
 
 

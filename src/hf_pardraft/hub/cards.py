@@ -14,7 +14,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..checkpoints.atomic_files import write_whole
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from .results import PLAIN, MeasuredRow, Results, rows_of
 
 TEMPLATES = Path(__file__).parent.parent / "model_cards"

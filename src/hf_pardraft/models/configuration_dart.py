@@ -1,4 +1,4 @@
-"""Configuration of a DART drafter: one Llama-like layer that reads a target's hidden states (dart.txt, section 3.2)."""
+"""Configuration of a DART drafter: one Llama-like layer that reads a target's hidden states (arXiv 2601.19278, section 3.2)."""
 
 from typing import Any, ClassVar
 
@@ -9,7 +9,7 @@ from .pairing import PairedConfig
 
 def published_tapped_hidden_states(num_target_layers: int) -> list[int]:
     """Which of a target's hidden states a published drafter reads, as indices into `hidden_states`: what enters layers 2, L//2
-    and L - 3 (dart.txt, appendix B counts the layers that these come out of). Below seven layers some coincide.
+    and L - 3 (arXiv 2601.19278, appendix B counts the layers that these come out of). Below seven layers some coincide.
 
     Raises:
         ValueError: if the target has fewer than three layers, which don't have all of them.
@@ -53,7 +53,7 @@ class DartConfig(PairedConfig, LlamaConfig):
         tapped_hidden_states: indices into the target's `hidden_states`; `None` follows
             [`published_tapped_hidden_states`] for whatever target the drafter is used with, as the published layout does.
         double_norm: apply the final norm twice before the lm_head, as the published implementation does.
-        shifted: whether a row predicts the token behind its own place, or the one at its place (dart.txt, table 3).
+        shifted: whether a row predicts the token behind its own place, or the one at its place (arXiv 2601.19278, table 3).
         **kwargs: as for [`PairedConfig`], what it was trained with, and for the base configuration.
     """
 

@@ -1,4 +1,4 @@
-"""Configuration of a DFlare drafter: that of a DFlash drafter, and how its layers read the target (dflare.txt, section 4)."""
+"""Configuration of a DFlare drafter: that of a DFlash drafter, and how layers read the target (arXiv 2606.02091, section 4)."""
 
 from typing import ClassVar
 

@@ -25,7 +25,7 @@ class PardConfig(PairedConfig):
 
     Args:
         pard_token: id of the mask token that stands for every token not yet known.
-        pard_tokens: one mask id for each place instead, m_0 to m_{K-2} (pard.txt, 4.3 compares the two strategies); then the
+        pard_tokens: one mask id for each place instead, m_0 to m_{K-2} (arXiv 2504.18583, section 4.3); then the
             drafter drafts at most one token more than there are. `pard_token`, all that other readers know of, is m_0.
             `None`, and not in config.json, where one id is shared.
         spd_type: "pard" or "pard2", as the published checkpoints have it.

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .drafting import DraftContext, ParallelDrafter, input_device
+from .base import DraftInputs, ParallelDrafter, input_device
 
 # What the unlikeliest token may cost at first, in nats, above the ln V of a blind guess. The mean is far nearer to it: 6.5 for
 # the 6.2 of stories260K. A norm that is smaller still has a longer way to go in training.
@@ -47,7 +47,7 @@ def first_logits(drafter: ParallelDrafter, target: PreTrainedModel) -> torch.Ten
     ids = torch.randint(drafter.config.vocab_size, (1, NUM_TOKENS + 1), generator=generator)
     features = torch.randn(1, NUM_TOKENS, width, generator=generator)
     positions = torch.arange(NUM_TOKENS + 1)[None]
-    context = DraftContext(
+    context = DraftInputs(
         *(tensor.to(input_device(target)) for tensor in (ids, positions, features, positions[:, :-1]))
     )
     return drafter.draft(context, drafter.new_draft_state(target), drafter.max_draft_depth)[0]

@@ -1,4 +1,4 @@
-"""DART: one causal layer over a target's hidden states and masks, which drafts all positions at once (dart.txt, section 3)."""
+"""DART: one causal layer over the target's states and masks, which drafts all positions at once (arXiv 2601.19278, section 3)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -20,13 +20,22 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
+from .base import (
+    DraftInputs,
+    DraftState,
+    StaticDraftInputs,
+    are_real,
+    cached_arange,
+    input_device,
+    last_columns,
+    scoring,
+)
+from .cache import GrowingCache
 from .config_checks import fresh_config
 from .configuration_dart import DartConfig, default_tapped_hidden_states, published_tapped_hidden_states
-from .draft_cache import GrowingCache
-from .drafting import DraftContext, DraftState, News, are_real, counting, input_device, last_columns, scoring
 from .fresh_start import start_as_a_blind_guess
+from .masks import buffer_masks, causal_row_masks
 from .pairing import describe_target
-from .row_masks import buffer_masks, causal_row_masks
 from .tap_checks import num_layer_outputs
 from .target_bound import TargetBoundDrafter, architecture_like
 
@@ -83,7 +92,7 @@ class DartAttention(nn.Module):
 
 
 class DartLayer(GradientCheckpointingLayer):
-    """The one decoder layer, and the learned representation of a mask (dart.txt, section 3.2, "Draft model architecture").
+    """The one decoder layer, and the learned representation of a mask (arXiv 2601.19278, section 3.2).
 
     A row of the prefix is its token's successor's embedding beside the fused hidden states, each normalised; what is added
     to is the fused states as they are. A mask row is `mask_rep`, which is not normalised, and added to is its first half.
@@ -247,7 +256,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         """`(draft_vocab_size,)`, the target's id of each column of the lm_head; `None` if they are the same."""
         if not self.has_reduced_vocabulary:
             return None
-        return self.d2t + counting(0, len(self.d2t), self.d2t.device)
+        return self.d2t + cached_arange(0, len(self.d2t), self.d2t.device)
 
     def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:
         """See [`TargetBoundDrafter.check_target`]; there must be as many taps as the drafter fuses."""
@@ -262,7 +271,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
     def new_draft_state(self, target: PreTrainedModel) -> DraftState:
         return DraftState(GrowingCache(), target.get_input_embeddings())
 
-    def draft(self, context: DraftContext, state: DraftState, depth: int) -> torch.Tensor:
+    def draft(self, context: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
         """Feed the newly read prefix and the masks behind it; the last `depth` rows score the draft.
 
         Shapes as in [`ParallelDrafter.draft`]. Rows see what lies before them only, so masks that are not asked for are not
@@ -273,7 +282,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         # Beside the features of token i stands the embedding of token i + 1. Both end with the newest: the features of the
         # last token that was read, and the anchor behind it.
         next_ids = context.new_ids[:, -num_read:].to(state.embed_device)
-        ahead = counting(1, num_masks + 1, context.feature_positions.device)
+        ahead = cached_arange(1, num_masks + 1, context.feature_positions.device)
         positions = torch.cat([context.feature_positions, context.feature_positions[:, -1:] + ahead], dim=1)
         start = state.cache.get_seq_length()
         logits = self(
@@ -288,8 +297,10 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         state.cache.keep(start, last_columns(context.feature_counts, batch, num_read))
         return self.over_target_vocabulary(logits)
 
-    def draft_news(self, news: News, state: DraftState, lengths: torch.LongTensor, depth: int) -> torch.Tensor:
-        """See [`ParallelDrafter.draft_news`]."""
+    def draft_static(
+        self, news: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
+    ) -> torch.Tensor:
+        """See [`ParallelDrafter.draft_static`]."""
         batch, width = news.ids.shape
         num_masks, device, cache = (depth - 1 if self.config.shifted else depth), news.ids.device, state.cache
         num_rows = width + num_masks
@@ -326,7 +337,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         scattered = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
         return scattered.index_copy_(-1, self.draft_token_ids, logits)
 
-    def _row_masks(self, context: DraftContext, state: DraftState, num_masks: int) -> torch.Tensor:
+    def _row_masks(self, context: DraftInputs, state: DraftState, num_masks: int) -> torch.Tensor:
         """The mask for rows of different lengths: a row sees its own prefix, and is causal."""
         batch, num_read = context.features.shape[:2]
         real = are_real(context.feature_counts, batch, num_read, self.device)

@@ -1,4 +1,4 @@
-"""DFlare: a DFlash drafter each of whose layers has its own view of the target's hidden states (dflare.txt, section 4)."""
+"""DFlare: a DFlash drafter each of whose layers has its own view of the target's hidden states (arXiv 2606.02091, section 4)."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from .base import DraftState
 from .configuration_dflare import DFlareConfig
-from .drafting import DraftState
 from .modeling_dflash import DFlashAttention, DFlashDrafter, DFlashLayer
 
 FUSIONS = ("softmax", "linear", "fc")
@@ -28,7 +28,7 @@ def initial_preferences(num_layers: int, num_taps: int) -> torch.Tensor:
 
 
 class DFlareAttention(DFlashAttention):
-    """Context rows and block rows answer through projections of their own (dflare.txt, eq. 4); `k_norm` is shared."""
+    """Context rows and block rows answer through projections of their own (arXiv 2606.02091, eq. 4); `k_norm` is shared."""
 
     def __init__(self, config: DFlareConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -1,4 +1,4 @@
-"""DFlash: a block-diffusion drafter that reads a target's hidden states as keys and values (dflare.txt, section 3)."""
+"""DFlash: a block-diffusion drafter that reads a target's hidden states as keys and values (arXiv 2606.02091, section 3)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,31 +19,31 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
-from .config_checks import fresh_config
-from .configuration_dflash import DFlashConfig
-from .draft_cache import GrowingLayer, RowEntries
-from .drafting import (
-    DraftContext,
+from .base import (
+    DraftInputs,
     DraftState,
-    News,
+    StaticDraftInputs,
     are_real,
-    counting,
+    cached_arange,
     input_device,
     last_columns,
     mask_ids,
 )
+from .cache import GrowingLayer, RowEntries
+from .config_checks import fresh_config
+from .configuration_dflash import DFlashConfig
 from .fresh_start import start_as_a_blind_guess
 from .mask_token import choose_mask_token_id, find_tokenizer
+from .masks import additive, additive_in_graphs, buffer_columns, token_indices, visible_columns
 from .pairing import describe_target, tokenizer_hash
 from .published_dflash import IGNORED_WEIGHTS, RENAMED_WEIGHTS
-from .row_masks import additive, additive_in_graphs, buffer_columns, token_indices, visible_columns
 from .tap_checks import num_layer_outputs, text_fact
 from .tap_indices import layer_ids_to_hidden_state_indices
 from .target_bound import TargetBoundDrafter, architecture_like
 
 
 class DFlashAttention(nn.Module):
-    """Block rows ask; context rows and block rows answer, through the same projections (dflare.txt, eq. 2)."""
+    """Block rows ask; context rows and block rows answer, through the same projections (arXiv 2606.02091, eq. 2)."""
 
     def __init__(self, config: DFlashConfig, layer_idx: int) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         super().check_target(target, taps)
 
     def add_fusion(self) -> None:
-        """The modules that make context features of tapped hidden states (dflare.txt, eq. 1)."""
+        """The modules that make context features of tapped hidden states (arXiv 2606.02091, eq. 1)."""
         config = self.config
         num_features = len(config.target_layer_ids) * config.target_hidden_size
         self.fc = nn.Linear(num_features, config.hidden_size, bias=False)
@@ -261,13 +261,13 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
     def new_draft_state(self, target: PreTrainedModel) -> DraftState:
         return DraftState(BlockCache(), target.get_input_embeddings(), target.get_output_embeddings())
 
-    def draft(self, context: DraftContext, state: DraftState, depth: int) -> torch.Tensor:
+    def draft(self, context: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
         """Denoise one block after the anchor. The whole block is always run, as in training; see [`ParallelDrafter.draft`]."""
         anchor, block_size = context.new_ids[:, -1:], self.config.block_size
         batch, num_read = context.features.shape[:2]
         device, dtype = self.device, self.dtype
         masks = mask_ids(self.config.mask_token_id, batch, block_size - 1, anchor.device)
-        block_positions = context.new_positions[:, -1:] + counting(0, block_size, context.new_positions.device)
+        block_positions = context.new_positions[:, -1:] + cached_arange(0, block_size, context.new_positions.device)
         state.cache.set_previous_accepted_tokens(num_read)
         start = state.cache.get_seq_length()
         block_ids = torch.cat([anchor, masks], dim=1).to(state.embed_device)
@@ -282,8 +282,10 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         state.cache.keep(start, last_columns(context.feature_counts, batch, num_read))
         return state.lm_head(hidden_states[:, 1 : depth + 1].to(state.head_device, state.head_dtype))
 
-    def draft_news(self, news: News, state: DraftState, lengths: torch.LongTensor, depth: int) -> torch.Tensor:
-        """See [`ParallelDrafter.draft_news`]."""
+    def draft_static(
+        self, news: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
+    ) -> torch.Tensor:
+        """See [`ParallelDrafter.draft_static`]."""
         batch, width = news.ids.shape
         block_size, device, cache = self.config.block_size, news.ids.device, state.cache
         masks = torch.full((batch, block_size - 1), self.config.mask_token_id, device=device)
@@ -303,7 +305,9 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         ).last_hidden_state
         return state.lm_head(hidden_states[:, 1 : depth + 1].to(state.head_dtype))
 
-    def _buffer_masks(self, news: News, lengths: torch.LongTensor, capacity: int) -> dict[str, torch.Tensor]:
+    def _buffer_masks(
+        self, news: StaticDraftInputs, lengths: torch.LongTensor, capacity: int
+    ) -> dict[str, torch.Tensor]:
         """[`_row_masks`] over a whole buffer."""
         block_size = self.config.block_size
         within = news.real(block_size)[:, None].expand(-1, block_size, -1)
@@ -315,7 +319,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
             masks["sliding_attention"] = visible & (distance <= self.config.sliding_window)
         return {name: additive_in_graphs(seen, self.dtype) for name, seen in masks.items()}
 
-    def _row_masks(self, context: DraftContext, state: DraftState) -> dict[str, torch.Tensor]:
+    def _row_masks(self, context: DraftInputs, state: DraftState) -> dict[str, torch.Tensor]:
         """Masks for rows of different lengths: a block sees all of its row's context, and all of itself."""
         batch, num_read = context.features.shape[:2]
         block_size, columns = self.config.block_size, state.cache.row_columns()

@@ -22,6 +22,20 @@ from transformers import (
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import slice_logits_to_keep
 
+from .base import (
+    DraftInputs,
+    DraftState,
+    ParallelDrafter,
+    StaticDraftInputs,
+    are_real,
+    cached_arange,
+    distinct_mask_ids,
+    hub_arguments,
+    last_columns,
+    mask_ids,
+    scoring,
+    take_rows,
+)
 from .checked_loading import with_resolved_revision
 from .config_checks import check_config_fields
 from .configuration_pard import (
@@ -32,23 +46,9 @@ from .configuration_pard import (
     PardQwen3Config,
     config_class_of,
 )
-from .drafting import (
-    DraftContext,
-    DraftState,
-    News,
-    ParallelDrafter,
-    are_real,
-    counting,
-    distinct_mask_ids,
-    hub_arguments,
-    last_columns,
-    mask_ids,
-    scoring,
-    take_rows,
-)
 from .mask_token import check_mask_token_ids, choose_mask_token_id, find_tokenizer
+from .masks import attention_windows, buffer_masks, causal_row_masks
 from .pairing import other_weights_reason, tokenizer_hash
-from .row_masks import attention_windows, buffer_masks, causal_row_masks
 from .stock_assistant import draft_as_assistant
 from .tap_checks import text_fact
 from .target_projection import (
@@ -193,7 +193,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         Args:
             model_or_path: the model (its weights are copied), or where to load it from. A PARD drafter keeps its mask token.
             mask_token_id: an unused token id, which all masks share; `None` picks one. A list gives each mask an id of its own,
-                m_0 to m_{K-2} for K drafted tokens (pard.txt, section 4.3, found this a little slower);
+                m_0 to m_{K-2} for K drafted tokens (arXiv 2504.18583, section 4.3, found this a little slower);
                 [`~hf_pardraft.models.mask_token.unused_token_ids`] finds them. Such a drafter can't draft more than K tokens.
             tokenizer: says which ids are in use; by default the one saved beside the model.
             target: makes a PARD-2 drafter, which reads this model's hidden states. Until it is trained they add nothing.
@@ -331,7 +331,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             () if end_ids is None else end_ids if isinstance(end_ids, list) else (end_ids,),
         )
 
-    def draft(self, context: DraftContext, state: DraftState, depth: int) -> torch.Tensor:
+    def draft(self, context: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
         """Feed the new tokens and `depth - 1` masks (eq. 7); the last `depth` rows are the candidates' logits.
 
         `depth` may exceed the K of training if all masks share one id. Shapes as in [`ParallelDrafter.draft`]. Features, if
@@ -339,7 +339,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         """
         batch, num_new = context.new_ids.shape
         masks = self._mask_ids(batch, depth - 1, context.new_ids.device)
-        ahead = counting(1, depth, context.new_positions.device)
+        ahead = cached_arange(1, depth, context.new_positions.device)
         start = state.cache.get_seq_length()
         outputs = self(
             input_ids=torch.cat([context.new_ids, masks], dim=1).to(self.device),
@@ -355,8 +355,10 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         state.cache.keep(start, last_columns(context.new_counts, batch, num_new))
         return outputs.logits
 
-    def draft_news(self, news: News, state: DraftState, lengths: torch.LongTensor, depth: int) -> torch.Tensor:
-        """See [`ParallelDrafter.draft_news`]."""
+    def draft_static(
+        self, news: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
+    ) -> torch.Tensor:
+        """See [`ParallelDrafter.draft_static`]."""
         batch, width = news.ids.shape
         num_masks, device = depth - 1, news.ids.device
         masks = self._mask_ids(batch, num_masks, device)
@@ -442,7 +444,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             return mask_ids(self.config.pard_token, batch, count, device)
         return distinct_mask_ids(tuple(self.config.pard_tokens), batch, count, device)
 
-    def _row_masks(self, context: DraftContext, state: DraftState, depth: int) -> Any:
+    def _row_masks(self, context: DraftInputs, state: DraftState, depth: int) -> Any:
         """Masks for rows of different lengths: a row sees its own committed text, and is causal behind it."""
         batch, num_new = context.new_ids.shape
         real = torch.nn.functional.pad(

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from .draft_cache import GrowingCache
-from .drafting import DraftContext, DraftState, ParallelDrafter
+from .base import DraftInputs, DraftState, ParallelDrafter
+from .cache import GrowingCache
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ def draft_as_assistant(
     start = min(cache.get_seq_length(), text.shape[1] - 1)
     cache.forget_from(start)
     positions = torch.arange(start, text.shape[1], device=text.device)[None]
-    logits = drafter.draft(DraftContext(text[:, start:], positions), DraftState(cache), num_tokens)
+    logits = drafter.draft(DraftInputs(text[:, start:], positions), DraftState(cache), num_tokens)
     sequences, scores = input_ids, []
     for row in with_a_law(logits.float()).unbind(1):
         for processor in logits_processor:

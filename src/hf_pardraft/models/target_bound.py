@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NoReturn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from .drafting import ParallelDrafter, load_generation_config
+from .base import ParallelDrafter, load_generation_config
 from .pairing import other_weights_reason
 from .tap_checks import check_borrowed, check_can_be_tapped, check_tapped_states, text_fact
 

@@ -14,11 +14,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import safe_save_file
 from transformers.utils import cached_file
 
+from .base import DraftInputs, StaticDraftInputs, are_real, cached_arange, hub_arguments
 from .checkpoint_files import check_beside, describe_tensors, find_weight_files, is_safetensors, read_tensors
 from .checkpoint_weights import all_finite
 from .checksums import add_checksums, check_checksums
 from .configuration_pard import PardConfig, default_target_layers
-from .drafting import DraftContext, News, are_real, counting, hub_arguments
 from .pairing import describe_target
 from .tap_checks import check_can_be_tapped, check_tapped_states, check_taps, num_layer_outputs, text_fact
 
@@ -78,7 +78,7 @@ def one_place_behind(features: torch.Tensor) -> torch.Tensor:
     return nn.functional.pad(features, (0, 0, 1, -1))
 
 
-def features_behind(context: DraftContext) -> torch.Tensor:
+def features_behind(context: DraftInputs) -> torch.Tensor:
     """What enters the projection at each new token of a round: `(batch, new, dim)`, zero where no features are known.
 
     Features end just before the anchor, so that, both aligned on the right, each new token meets its predecessor's. None are
@@ -92,7 +92,7 @@ def features_behind(context: DraftContext) -> torch.Tensor:
     return nn.functional.pad(features, (0, 0, context.new_ids.shape[1] - num_read, 0))
 
 
-def feature_inputs(context: DraftContext, depth: int, config: PardConfig) -> dict[str, torch.Tensor]:
+def feature_inputs(context: DraftInputs, depth: int, config: PardConfig) -> dict[str, torch.Tensor]:
     """What a forward over the new tokens and `depth - 1` masks needs of the target's features; nothing if there are none.
 
     Raises:
@@ -107,11 +107,11 @@ def feature_inputs(context: DraftContext, depth: int, config: PardConfig) -> dic
         )
     batch, num_new = context.new_ids.shape
     # Masks take what the anchor takes, the last of the new tokens.
-    rows = counting(0, num_new + depth - 1, context.features.device).clamp(max=num_new - 1)
+    rows = cached_arange(0, num_new + depth - 1, context.features.device).clamp(max=num_new - 1)
     return {"target_features": features_behind(context), "feature_rows": rows.expand(batch, -1)}
 
 
-def feature_rows_of(news: News, num_masks: int) -> dict[str, torch.Tensor]:
+def feature_rows_of(news: StaticDraftInputs, num_masks: int) -> dict[str, torch.Tensor]:
     """[`feature_inputs`] for rounds of fixed shapes."""
     if news.features is None:
         return {}

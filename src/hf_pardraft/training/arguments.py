@@ -110,12 +110,14 @@ class DraftTrainingArguments(TrainingArguments):
     )
     loss_gamma_end: float | None = field(
         default=None,
-        metadata={"help": "Let gamma grow linearly with the steps, from loss_gamma to this value (dflare.txt, eq. 5)."},
+        metadata={
+            "help": "Let gamma grow linearly with the steps, from loss_gamma to this value (arXiv 2606.02091, eq. 5)."
+        },
     )
     loss_gamma_epoch_step: float | None = field(
         default=None,
         metadata={
-            "help": "Let gamma grow by this much after each epoch, from loss_gamma on (dflare.txt, section A.1)."
+            "help": "Let gamma grow by this much after each epoch, from loss_gamma on (arXiv 2606.02091, section A.1)."
         },
     )
     kl_gamma: float = field(

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
-from ..models.drafting import ParallelDrafter
+from ..models.base import ParallelDrafter
 from .arguments import DraftTrainingArguments, is_tau
 
 # Arguments of a Trainer that need what this one never has: a model's own loss, or the logits of whole batches.

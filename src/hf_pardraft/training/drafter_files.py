@@ -13,8 +13,8 @@ from transformers.training_args import HubStrategy
 
 from ..checkpoints.atomic_folders import replaced_files
 from ..checkpoints.write_errors import NO_ROOM
+from ..models.base import ParallelDrafter
 from ..models.checksums import check_checksums
-from ..models.drafting import ParallelDrafter
 from ..models.saving import CARD
 from .adapters import is_adapted, save_drafter_config, save_merged
 from .whole_checkpoints import WholeCheckpointTrainer

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig
 
-from ...models.drafting import DraftContext
+from ...models.base import DraftInputs
 from ..cache import Entries
 from ..decoder import SpeculativeDecoding
 from ..host import HostCopy, paths_of
@@ -137,7 +137,7 @@ class CompiledDecoding(SpeculativeDecoding):
         self.num_news = 0
         return Draft(draft_logits, draft_logits.argmax(dim=-1)) if depth else None
 
-    def _switch(self, context: DraftContext) -> None:
+    def _switch(self, context: DraftInputs) -> None:
         """Move what the first rounds left into buffers, and what the drafter read last, or has yet to read."""
         state, batch = self.candidates.state, len(self.rows)
         cache, self.row_lengths = moved_cache(self.reader.cache, batch, self.most_slots, self.tensors, "target")

@@ -2,8 +2,8 @@
 
 import torch
 
-from ...models.draft_cache import GrowingLayer, RowEntries
-from ...models.drafting import DraftContext, News, take_rows
+from ...models.base import DraftInputs, StaticDraftInputs, take_rows
+from ...models.cache import GrowingLayer, RowEntries
 from ..pending import Unread
 from .static_cache import Buffers, capacity_for, new_buffers
 from .steps import Standing
@@ -33,7 +33,7 @@ def _laid_out(layer: GrowingLayer, lengths: list[int]) -> tuple[torch.Tensor, to
     return tuple(parts)
 
 
-def moved_news(context: DraftContext, width: int, tensors: LastingTensors) -> tuple[News, int]:
+def moved_news(context: DraftInputs, width: int, tensors: LastingTensors) -> tuple[StaticDraftInputs, int]:
     """What the drafter has not read yet, padded on the right to `width`; and how much that is in the longest row."""
     batch, most = context.new_ids.shape
     counts = context.new_counts or [most] * batch
@@ -47,7 +47,7 @@ def moved_news(context: DraftContext, width: int, tensors: LastingTensors) -> tu
         missing = most - features.shape[1]
         features = torch.nn.functional.pad(features, (0, 0, missing, 0)) if missing > 0 else features[:, -most:]
         features = take_rows(features, order)
-    news = News(
+    news = StaticDraftInputs(
         tensors.copy("news: ids", context.new_ids.gather(1, order)),
         tensors.copy("news: positions", context.new_positions.gather(1, order)),
         tensors.copy("news: counts", held),

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ...models.drafting import DraftState, News, ParallelDrafter, take_rows
-from ...models.row_masks import buffer_masks
+from ...models.base import DraftState, ParallelDrafter, StaticDraftInputs, take_rows
+from ...models.masks import buffer_masks
 from ..host import for_host
 from ..target_forward import root_and_nodes
 from ..tree.token_tree import TokenTree, build_tree
@@ -76,7 +76,7 @@ class DrafterSide:
 
     model: ParallelDrafter
     state: DraftState
-    news: News
+    news: StaticDraftInputs
     depth: int
 
 
@@ -104,7 +104,7 @@ def changing(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
     for value in arguments:
         owner = value.standing if isinstance(value, TargetSide) else value
         owner = owner.news if isinstance(owner, DrafterSide) else owner
-        if isinstance(owner, (Standing, News)):
+        if isinstance(owner, (Standing, StaticDraftInputs)):
             found += [tensor for tensor in vars(owner).values() if tensor is not None]
     return found
 
@@ -112,7 +112,7 @@ def changing(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
 def draft(drafter: DrafterSide, standing: Standing) -> Draft:
     """A draft of the whole batch, without a tree; the news are none any more."""
     news, state = drafter.news, drafter.state
-    logits = drafter.model.draft_news(news, state, standing.draft_lengths, drafter.depth)
+    logits = drafter.model.draft_static(news, state, standing.draft_lengths, drafter.depth)
     state.cache.columns = None
     standing.draft_lengths.add_(news.counts * standing.growing)
     news.counts.zero_()
@@ -168,7 +168,7 @@ def read(target: TargetSide, tree: TokenTree) -> tuple[torch.Tensor, torch.Tenso
 
 
 def commit(
-    target: TargetSide, tree: TokenTree, choices: torch.LongTensor, states: torch.Tensor | None, news: News
+    target: TargetSide, tree: TokenTree, choices: torch.LongTensor, states: torch.Tensor | None, news: StaticDraftInputs
 ) -> torch.LongTensor:
     """Accept, keep the accepted part of the buffers, and say what is new.
 
@@ -213,7 +213,7 @@ def commit(
     return for_host(acceptance)
 
 
-def read_and_commit(target: TargetSide, tree: TokenTree, news: News) -> torch.LongTensor:
+def read_and_commit(target: TargetSide, tree: TokenTree, news: StaticDraftInputs) -> torch.LongTensor:
     """[`read`] and [`commit`] in one, where the target's choice is its likeliest token."""
     logits, states = read(target, tree)
     return commit(target, tree, logits.argmax(dim=-1), states, news)

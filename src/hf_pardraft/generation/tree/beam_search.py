@@ -11,7 +11,7 @@ from .continuity import Walk
 
 @dataclass(frozen=True)
 class TreeScoring:
-    """How much a drafted token adds to the score of its prefix (dart.txt, appendix D, eq. Combine).
+    """How much a drafted token adds to the score of its prefix (arXiv 2601.19278, appendix D, eq. Combine).
 
     At level 0, 1, ... (level 0 is the first drafted token), with p the drafter's probability and g the n-gram model's:
 

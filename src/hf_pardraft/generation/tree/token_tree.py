@@ -103,9 +103,9 @@ def build_tree(
     """The best `budget` prefixes of the drafter's factorised law, by level-wise beam search.
 
     Every level extends the `beam_width` best prefixes of the level above by the `top_k` most probable tokens; the tree
-    is the best `budget` of all extensions (dart.txt, algorithm 1). A prefix never scores higher than its parent, so
+    is the best `budget` of all extensions (arXiv 2601.19278, algorithm 1). A prefix never scores higher than its parent, so
     ancestors are always in the tree, and with `beam_width >= budget`, `top_k >= budget` and no n-gram the tree is exactly
-    the `budget` most probable prefixes (DDTree; left_to_right.txt, section 6.4).
+    the `budget` most probable prefixes (DDTree; arXiv 2606.11552, section 6.4).
 
     Args:
         draft_logits: `(batch, depth, vocab)`, marginal logits.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ...models.row_masks import additive, attention_windows
+from ...models.masks import additive, attention_windows
 from .masks import BlockRows, PardRows, dense_mask, flex_mask
 
 FLEX = "flex_attention"

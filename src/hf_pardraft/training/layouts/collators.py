@@ -134,7 +134,7 @@ class PardCollator:
 
 
 class BlockCollator:
-    """Anchored blocks: sequences for the target, and blocks of an anchor and masks (dflare.txt, section 3.3).
+    """Anchored blocks: sequences for the target, and blocks of an anchor and masks (arXiv 2606.02091, section 3.3).
 
     A batch holds `input_ids` and `attention_mask` `(batch, length)`, and `document_ids` beside them if a row is packed;
     `anchors (batch, blocks)`, `PADDING` where an example has fewer; `block_ids (batch, blocks, block_size)`; and `labels
@@ -185,7 +185,7 @@ class BlockCollator:
 
 
 class SharedPrefixCollator:
-    """Rows for DART: every token of a sequence but the last, and masks behind many of its prefixes (dart.txt, section 3.3).
+    """For DART: every token of a sequence but the last, and masks after many of its prefixes (arXiv 2601.19278, section 3.3).
 
     Row i of the prefix reads the target's states at i and the embedding of token i + 1, so the prefix that ends there is
     followed by the anchor i + 1, and its draft by the tokens behind that. All such rows share one prefix, and each group of

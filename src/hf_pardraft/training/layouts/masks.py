@@ -101,9 +101,9 @@ class BlockRows:
 def pard_attends(query_block, query_index, query_document, key_block, key_index, key_document):
     """Whether a PARD row sees another: its prefix of real tokens, and the masks between that prefix and itself.
 
-    Row (j, p) stands j masks behind the prefix that ends at its anchor a = p - j, as at inference (pard.txt, eq. 7 and
+    Row (j, p) stands j masks behind the prefix that ends at its anchor a = p - j, as at inference (arXiv 2504.18583, eq. 7 and
     figure 4b): it sees real tokens up to a, and of the masks those of the same anchor, up to its own. DART's prefix-shared
-    rows see the same (dart.txt, section 3.3, figure 4): prompt causal, mask preceding, mask causal.
+    rows see the same (arXiv 2601.19278, section 3.3, figure 4): prompt causal, mask preceding, mask causal.
     """
     anchor = query_index - query_block
     sees_token = (key_block == 0) & (key_index <= anchor)
@@ -112,7 +112,7 @@ def pard_attends(query_block, query_index, query_document, key_block, key_index,
 
 
 def block_attends_context(anchor, document, context_index, context_document):
-    """Whether a block row sees a context position: strictly before its anchor (dflare.txt, section 3.3), in its document."""
+    """Whether a block sees a context position: strictly before its anchor (arXiv 2606.02091, section 3.3), in its document."""
     return (context_index < anchor) & (context_document == document)
 
 

@@ -45,7 +45,7 @@ def some_of(candidates: torch.LongTensor, most: int | None, generator: torch.Gen
 def conditional_drop(
     predicts: torch.BoolTensor, num_tokens: int, retention: float, min_retention: float, generator: torch.Generator
 ) -> list[torch.LongTensor]:
-    """COD: which positions each subtask keeps (pard.txt, section 3.2.2 and algorithm 1).
+    """COD: which positions each subtask keeps (arXiv 2504.18583, section 3.2.2 and algorithm 1).
 
     Block 0 keeps every position that predicts something. Block j keeps N max(r^j, r_min) of those whose left neighbour
     block j - 1 kept, so the masks before a kept row are all there: its keys and values are whole. N counts supervised

@@ -77,7 +77,7 @@ def subtask_sums(log_probs: torch.Tensor, weights: torch.Tensor, valid: torch.Bo
 def first_error_sums(
     log_probs: torch.Tensor, is_right: torch.BoolTensor, weights: torch.Tensor, valid: torch.BoolTensor
 ) -> Sums:
-    """Cross-entropy of each block's first wrong position alone, weighted (left_to_right.txt, eq. 10).
+    """Cross-entropy of each block's first wrong position alone, weighted (arXiv 2606.11552, eq. 10).
 
     Args:
         is_right: `(blocks, positions)`, whether the drafter's likeliest token is the label. Which position is the first wrong
@@ -93,7 +93,7 @@ def prefix_probabilities(log_probs: torch.Tensor, valid: torch.BoolTensor) -> to
 
 
 def chain_sums(log_probs: torch.Tensor, valid: torch.BoolTensor, reduction: str = "weight_sum") -> Sums:
-    """Sum of the prefix probabilities (left_to_right.txt, eq. 12), over the valid positions, or ("paper") over all positions of
+    """Sum of the prefix probabilities (arXiv 2606.11552, eq. 12), over the valid positions, or ("paper") over all positions of
     the blocks that have a valid one."""
     check_reduction(reduction)
     total = prefix_probabilities(log_probs, valid).sum()
@@ -102,7 +102,7 @@ def chain_sums(log_probs: torch.Tensor, valid: torch.BoolTensor, reduction: str 
 
 
 def streak_sums(log_probs: torch.Tensor, valid: torch.BoolTensor, reduction: str = "weight_sum") -> Sums:
-    """Sum of the prefix probabilities of the target's own continuations (SpecDiff-2, left_to_right.txt, section 6.5), over the
+    """Sum of the prefix probabilities of the target's own continuations (SpecDiff-2, arXiv 2606.11552, section 6.5), over the
     valid positions, or ("paper") over the prefixes: then it is the expected streak in tokens."""
     check_reduction(reduction)
     total = prefix_probabilities(log_probs, valid).sum()

@@ -52,7 +52,7 @@ __all__ = [
     "weighted_distillation",
 ]
 
-# epsilon of left_to_right.txt, eq. 10.
+# epsilon of arXiv 2606.11552, eq. 10.
 FIRST_ERROR_EPSILON = 1e-6
 
 
@@ -134,7 +134,7 @@ def block_cross_entropy(
     gamma: float | None = None,
     reduction: str = "weight_sum",
 ) -> torch.Tensor:
-    """Cross-entropy with position decay: sum over k of w_k (-log p_k), w_k = exp(-(k - 1) / gamma) (left_to_right.txt, eq. 9).
+    """Cross-entropy with position decay: sum over k of w_k (-log p_k), w_k = exp(-(k - 1) / gamma) (arXiv 2606.11552, eq. 9).
 
     Args:
         draft_logits: `(blocks, positions, vocab)`, positions counted from the first drafted token.
@@ -159,7 +159,7 @@ def block_cross_entropy(
 def subtask_cross_entropy(
     draft_logits: torch.Tensor, labels: torch.LongTensor, valid: torch.BoolTensor, gamma: float | None = None
 ) -> torch.Tensor:
-    """PARD's objective: L_k = mean over the rows of subtask k of -log p_k (pard.txt, eq. 8), averaged over the subtasks.
+    """PARD's objective: L_k = mean over the rows of subtask k of -log p_k (arXiv 2504.18583, eq. 8), averaged over the subtasks.
 
     Each subtask is averaged by itself, so those that COD thins out weigh as much as the first. Subtasks without a valid row are
     left out.
@@ -180,7 +180,7 @@ def first_error_loss(
     valid: torch.BoolTensor,
     gamma: float | None = None,
 ) -> torch.Tensor:
-    """Cross-entropy at the position that breaks each block's chain (left_to_right.txt, eq. 10).
+    """Cross-entropy at the position that breaks each block's chain (arXiv 2606.11552, eq. 10).
 
     k* is the first valid position whose likeliest token is not the label (on ties the lowest id is the likeliest), a constant
     for the gradient: sum over blocks of w_k* (-log p_k*), divided by the sum of w_k* + 1e-6. Blocks without an error add
@@ -199,7 +199,7 @@ def first_error_loss(
 def chain_reward(
     draft_logits: torch.Tensor, labels: torch.LongTensor, valid: torch.BoolTensor, reduction: str = "weight_sum"
 ) -> torch.Tensor:
-    """A surrogate of the accepted length: the mean over k of rho_k = prod over j <= k of p_j (left_to_right.txt, eq. 12).
+    """A surrogate of the accepted length: the mean over k of rho_k = prod over j <= k of p_j (arXiv 2606.11552, eq. 12).
 
     It is a reward, in [0, 1]: a loss subtracts it. An invalid position has a factor of 1 and no term.
 
@@ -218,7 +218,7 @@ def chain_reward(
 def streak_reward(
     draft_logits: torch.Tensor, continuations: torch.LongTensor, valid: torch.BoolTensor, reduction: str = "weight_sum"
 ) -> torch.Tensor:
-    """Streak distillation: sum over m of prod over j <= m of q_j(x_j), on x sampled from the target (left_to_right.txt, 6.5).
+    """Streak distillation: sum over m of prod over j <= m of q_j(x_j), on x sampled from the target (arXiv 2606.11552, 6.5).
 
     It is a reward: a loss subtracts it.
 
@@ -258,7 +258,7 @@ def annealed_kl(
     gamma: float = 0.6,
     reduction: str = "weight_sum",
 ) -> torch.Tensor:
-    """Sum over t of gamma^(t - 1) KL(target || draft) over the whole vocabulary (dart.txt, section 3.3).
+    """Sum over t of gamma^(t - 1) KL(target || draft) over the whole vocabulary (arXiv 2601.19278, section 3.3).
 
     Args:
         draft_logits: `(blocks, positions, vocab)`, positions counted from the first drafted token.

@@ -6,7 +6,7 @@ import torch
 def position_weights(
     num_positions: int, gamma: float | None, device: torch.device | None = None, dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
-    """Weights w_k = exp(-(k - 1) / gamma) of draft positions k = 1..num_positions (left_to_right.txt, eq. 8).
+    """Weights w_k = exp(-(k - 1) / gamma) of draft positions k = 1..num_positions (arXiv 2606.11552, eq. 8).
 
     Args:
         num_positions: how many positions, counted from the first drafted token.
@@ -23,7 +23,7 @@ def position_weights(
 
 
 def linear_gamma(step: int, num_steps: int, start: float, end: float) -> float:
-    """The decay constant gamma(s) that grows from `start` before the first step to `end` behind the last (dflare.txt, eq. 5).
+    """The decay constant gamma(s), which grows from `start` before the first step to `end` at last (arXiv 2606.02091, eq. 5).
 
     Args:
         step: s, optimiser steps that are done.
@@ -33,7 +33,7 @@ def linear_gamma(step: int, num_steps: int, start: float, end: float) -> float:
 
 
 def gamma_after_epochs(epochs: float, start: float, growth: float) -> float:
-    """The decay constant that grows from `start` by `growth` after each whole epoch (dflare.txt, section A.1).
+    """The decay constant that grows from `start` by `growth` after each whole epoch (arXiv 2606.02091, section A.1).
 
     Args:
         epochs: epochs that are done, a started one in part.
@@ -44,7 +44,7 @@ def gamma_after_epochs(epochs: float, start: float, growth: float) -> float:
 def annealing_weights(
     num_positions: int, gamma: float, device: torch.device | None = None, dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
-    """Weights lambda_t = gamma^(t - 1) of draft positions t = 1..num_positions (dart.txt, section 3.3).
+    """Weights lambda_t = gamma^(t - 1) of draft positions t = 1..num_positions (arXiv 2601.19278, section 3.3).
 
     Args:
         num_positions: how many positions, counted from the first drafted token.

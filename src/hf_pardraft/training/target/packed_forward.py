@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ...models.draft_cache import RowColumns
-from ...models.row_masks import additive_masks, attention_windows
+from ...models.cache import RowColumns
+from ...models.masks import additive_masks, attention_windows
 from ..data.documents import document_starts, positions_in_documents
 from ..layouts.attention import compute_dtype
 from ..layouts.masks import PADDING, document_mask

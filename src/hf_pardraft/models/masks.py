@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from .draft_cache import RowColumns
+from .cache import RowColumns
 
 
 def visible_columns(columns: RowColumns, within: torch.BoolTensor) -> torch.BoolTensor:

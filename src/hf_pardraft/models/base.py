@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from .cache import GrowingCache
 from .checked_loading import hub_arguments, load_checked
 from .checksums import add_checksums
-from .draft_cache import GrowingCache
 from .exact_frequencies import exact_frequencies
 from .pairing import note_pairing, warn_if_other_target
 from .saving import CARD, PUSH_ARGUMENTS, push_drafter, set_auto_map, staged, write_code
@@ -24,7 +24,7 @@ from .tap_checks import check_taps, text_fact
 
 
 @dataclass
-class DraftContext:
+class DraftInputs:
     """What has happened since the drafter's last call: the newly committed text, and what the target thought of it.
 
     The last of `new_ids` is the *anchor*: committed, but not yet read by the target. On the first call `new_ids` holds
@@ -49,8 +49,8 @@ class DraftContext:
 
 
 @dataclass
-class News:
-    """What a round of fixed shapes tells the drafter: a [`DraftContext`] whose rows are padded on the right to one width.
+class StaticDraftInputs:
+    """What a round of fixed shapes tells the drafter: a [`DraftInputs`] whose rows are padded on the right to one width.
 
     Attributes:
         ids, positions: `(batch, width)`, the tokens committed since the last draft, and their positions.
@@ -90,7 +90,7 @@ class News:
 
 
 @lru_cache(maxsize=256)
-def counting(first: int, end: int, device: torch.device) -> torch.LongTensor:
+def cached_arange(first: int, end: int, device: torch.device) -> torch.LongTensor:
     """The numbers from `first` to before `end`, `(numbers,)`, made once and never to be written to."""
     # A call under inference_mode would otherwise make tensors that no later autograd user may touch.
     with torch.inference_mode(False):
@@ -289,7 +289,7 @@ class ParallelDrafter:
         """An empty cache, and references to what the drafter borrows from `target`."""
         return DraftState(cache=GrowingCache())
 
-    def draft(self, context: DraftContext, state: DraftState, depth: int) -> torch.Tensor:
+    def draft(self, context: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
         """Marginal logits of the next `depth` tokens, in one forward.
 
         Afterwards `state.cache` holds the real context and nothing of the mask or block rows.
@@ -299,7 +299,9 @@ class ParallelDrafter:
         """
         raise NotImplementedError(f"{type(self).__name__} must implement draft()")
 
-    def draft_news(self, news: News, state: DraftState, lengths: torch.LongTensor, depth: int) -> torch.Tensor:
+    def draft_static(
+        self, news: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
+    ) -> torch.Tensor:
         """[`draft`] with shapes that are the same in every round, to be compiled.
 
         Args:
@@ -312,7 +314,7 @@ class ParallelDrafter:
         Returns:
             As [`draft`].
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement draft_news()")
+        raise NotImplementedError(f"{type(self).__name__} must implement draft_static()")
 
     def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:
         """Raise a `ValueError` if this drafter can't draft for `target`, and warn if it was trained for another one.
