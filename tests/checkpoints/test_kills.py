@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training.test_regenerate import conversations, read
 
+from datagen.test_regenerate import conversations, read
 from hf_pardraft import AutoDrafter, NgramModel
 from hf_pardraft.checkpoints.atomic_folders import stale_weights
 from hf_pardraft.checkpoints.convert import convert
