@@ -202,7 +202,7 @@ class CompiledForwards:
             if piece is WHOLE and is_now:
                 target, drafter, tree, _, _ = arguments
                 verify = forward_of(run, pieces.read_and_commit, shape, (target, tree, drafter.news))
-                watcher.repeat([verify, forward_of(run, pieces.draft, shape, (drafter, target.standing))])
+                watcher.repeat([verify, forward_of(run, pieces.draft, shape, (drafter, target.decode_state))])
             watcher.rounds += piece in (pieces.read_and_commit, WHOLE)
             return original(compiler, piece, shape, *arguments)
 

@@ -25,7 +25,7 @@ CASES = [
 
 
 def texts(count: int, first_seed: int = 0) -> Dataset:
-    """Texts of different lengths, of which different parts are learned."""
+    """TokenBuffer of different lengths, of which different parts are learned."""
     rows = []
     for seed in range(first_seed, first_seed + count):
         ids = random_prompt(9 + 3 * (seed % 4), seed)[0].tolist()

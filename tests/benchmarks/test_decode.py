@@ -81,14 +81,14 @@ def test_shapes_have_as_many_weights_as_the_published_models(name, billions):
 
 
 @pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
-@pytest.mark.parametrize("compiled", [False, "in one piece", "in several pieces"])
+@pytest.mark.parametrize("compiled", [False, "in one step", "in several steps"])
 def test_forwards_are_repeated_in_turns_in_the_middle_of_a_text_that_stays_the_same(monkeypatch, kind, compiled):
     from decode_limits import CompiledForwards, EagerForwards
 
-    monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
-    if compiled == "in several pieces":
+    monkeypatch.setattr(torch, "compile", lambda step, **options: step)
+    if compiled == "in several steps":
         # As on an accelerator.
-        settle(monkeypatch, is_one_piece=lambda decoding: False)
+        settle(monkeypatch, is_one_step=lambda decoding: False)
     target = tiny_target("qwen3")
     drafter = make_lasting_oracle(tiny_drafter(kind, target), texts_of(target, batch := batch_of((6,))), [0.8] * 4, 0.0)
     how = {"cache_implementation": "static"} if compiled else {}

@@ -174,9 +174,9 @@ def test_bad_drafts_leave_greedy_text_alone(bad, loop):
 
 @pytest.fixture
 def uncompiled(monkeypatch):
-    """Compiled rounds run as they are, and as they would on an accelerator."""
+    """Compiled rounds run as they are, in several steps as on an accelerator."""
     monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
-    settle(monkeypatch, is_one_piece=lambda decoding: False, runs_ahead=lambda decoding: True)
+    settle(monkeypatch, is_one_step=lambda decoding: False)
 
 
 CALLS = {

@@ -25,7 +25,7 @@ READING = ("pard2", "dflash", "dflare", "dart")
 
 @pytest.fixture(scope="module")
 def text(target):
-    """Texts of different lengths, so that batches are padded."""
+    """TokenBuffer of different lengths, so that batches are padded."""
     rows = written_text(target)
     return rows.map(lambda row, index: {name: row[name][: 32 - index] for name in row}, with_indices=True)
 

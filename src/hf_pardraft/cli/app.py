@@ -216,7 +216,7 @@ def cache_features(
     context: typer.Context,
     folder: Annotated[str, typer.Option("--output", help="Folder for the states.")],
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts that the target reads at once.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="TokenBuffer that the target reads at once.")] = 8,
 ) -> None:
     """Store the target's hidden states, for `pardraft train --features-folder`; all other settings are those of train."""
     from .train import FeatureOptions, cache_target_features

@@ -15,7 +15,7 @@ from .benchmark import WARM_UP_TOKENS, end_of_text_ids, padded_batch, wait_for_d
 from .entries import Entry
 from .utilisation import Proposal
 
-Texts = tuple[tuple[int, ...], ...]
+TokenBuffer = tuple[tuple[int, ...], ...]
 Around = Callable[[Entry], AbstractContextManager[None]]
 
 
@@ -53,7 +53,7 @@ class Condition:
 class Run:
     """One timed `generate` call: the new tokens of each row, and wall-clock seconds, the prompt's own forward included."""
 
-    texts: Texts
+    texts: TokenBuffer
     seconds: float
 
     @property
@@ -73,7 +73,7 @@ class Watched:
         seconds: spent in draft, tree, verify and commit; empty if a loop does not tell.
     """
 
-    texts: Texts
+    texts: TokenBuffer
     rounds: int
     tokens_per_round: tuple[int, ...]
     proposals: tuple[Proposal, ...] = ()
@@ -227,7 +227,7 @@ def call(
     )
 
 
-def new_texts(target: PreTrainedModel, batch: dict[str, torch.LongTensor], output_ids: torch.LongTensor) -> Texts:
+def new_texts(target: PreTrainedModel, batch: dict[str, torch.LongTensor], output_ids: torch.LongTensor) -> TokenBuffer:
     """What was added to each row, without padding."""
     ends = end_of_text_ids(target)
     rows = output_ids[:, batch["input_ids"].shape[1] :].tolist()

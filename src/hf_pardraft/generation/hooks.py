@@ -9,11 +9,10 @@ from transformers.utils import logging
 from ..models.pairing import warn_if_other_text
 from .cache import has_attention_only, is_hybrid
 from .candidate_generator import ParallelCandidateGenerator
-from .loops import decoding_for
+from .loops import decoding_for, write_undrafted
 from .request_checks import check_request
 from .settings import REQUESTED_DEPTH, read_settings
 from .tree_growth import check_ngram_model
-from .undrafted import write_undrafted
 
 logger = logging.get_logger(__name__)
 
@@ -198,7 +197,8 @@ def _assisted_decoding(
     )
     if streamer is not None and input_ids.shape[0] > 1:
         raise ValueError(
-            f"a streamer shows one sequence, got a batch of {input_ids.shape[0]}: call generate for each row, or without streamer"
+            f"a streamer shows one sequence, got a batch of {input_ids.shape[0]}: call generate for each sequence, or without "
+            "streamer"
         )
     decoding = decoding_for(
         self,

@@ -2,19 +2,22 @@
 
 from typing import Any
 
+import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.utils import logging
 
+from ..models.base import ParallelDrafter
 from .aligned import AlignedDecoding, see_the_batch
 from .cache import is_hybrid
 from .compiled.decoder import CompiledDecoding
 from .decoder import SpeculativeDecoding
-from .pending import TOKEN_TYPES
+from .request_checks import check_takes_masks, told_by_hooks
 from .rope import longest_text
+from .sequences import StopChecks
 from .settings import wants_compiled
-from .stopping import StopChecks
-from .target_checks import check_takes_masks, told_by_hooks
+from .stats import DecodeStats
+from .target_forward import TOKEN_TYPES
 
 logger = logging.get_logger(__name__)
 
@@ -65,7 +68,7 @@ def reason_against(
     drafter, model_kwargs = arguments["candidates"].drafter, arguments["model_kwargs"]
     config = target.config.get_text_config(decoder=True)
     if is_hybrid(config):
-        return "the state of recurrent layers can't be held in buffers"
+        return "the state of recurrent layers can't be held in a static cache"
     if "dummy" in get_layer_types_and_kwargs(config)[0]:
         return "layers of the target share the entries of others"
     if changes_on_the_way(arguments):
@@ -88,9 +91,47 @@ def reason_against(
         and arguments["batch"] > 1
         and StopChecks(arguments["stopping_criteria"]).others
     ):
-        return "rows of a batch without an end-of-text token go on where a stopping criterion has cut them"
+        return "items of a batch without an end-of-text token go on where a stopping criterion has cut them"
     try:
         check_takes_masks(target, model_kwargs)
     except ValueError as error:
         return str(error)
     return None
+
+
+def write_undrafted(
+    target: PreTrainedModel,
+    drafter: ParallelDrafter,
+    input_ids: torch.LongTensor,
+    generation_config: GenerationConfig,
+    **arguments: Any,
+) -> Any:
+    """Continue `input_ids (batch, length)` by plain `generate`; returns what that returns.
+
+    Args:
+        target, input_ids, generation_config: as `generate` prepared them.
+        drafter: drafts nothing; its `last_stats` say so.
+        **arguments: the others that `generate` prepared.
+    """
+    result = target._sample(input_ids, generation_config=generation_config, **arguments)
+    sequences = result if isinstance(result, torch.Tensor) else result.sequences
+    drafter.last_stats = undrafted_stats(sequences[:, input_ids.shape[1] :], generation_config._eos_token_tensor)
+    return result
+
+
+def undrafted_stats(new_ids: torch.LongTensor, end_tokens: torch.LongTensor | None) -> DecodeStats:
+    """The statistics of rounds that commit one token each.
+
+    Args:
+        new_ids: `(batch, new)`; after the token that ends its text, an item is padded.
+        end_tokens: `(ends,)`.
+    """
+    over = torch.zeros_like(new_ids, dtype=torch.bool)
+    if end_tokens is not None:
+        over = torch.isin(new_ids, end_tokens.to(new_ids.device))
+    # An item's last token is the one that ends it.
+    live = (over.cumsum(dim=1) - over.long() == 0).sum(dim=0)
+    stats = DecodeStats()
+    for count in live.tolist():
+        stats.add_round([0] * count, [0] * count, [1] * count)
+    return stats

@@ -40,7 +40,7 @@ class DraftSettings:
 
     Attributes:
         depth: tokens to draft a round (`num_assistant_tokens`, by default what the drafter was trained for).
-        tree_budget: nodes of the token tree besides the root; 0 drafts a chain.
+        tree_budget: nodes of the token tree besides the anchor; 0 drafts a chain.
         tree_beam_width: prefixes that are extended at each level; by default the budget, or 20 with an n-gram model.
         tree_top_k: tokens by which each is extended; by default the budget, or 25 with an n-gram model.
         tree_scoring: what a prefix is worth. "probability": its probability; "dart": DART's weights, which favour depth; by
@@ -62,9 +62,9 @@ class DraftSettings:
         tuned_drafting: depth and tree budget by batch size, which `pardraft eval --tune` writes: `{"by_batch_size": {"8":
             {"num_assistant_tokens": 4, "tree_budget": 16}}}`; a depth of 0 leaves the text to plain `generate`. A call takes
             the entry of the size nearest to its batch, unless it asks for a depth or a budget itself, for rejection or for
-            transformers' loop. Where `"instead_of"` names the drafter's own depth and budget of then, setting one of them
-            later goes before the table; where `"measured_on"` names a `device_type`, the table is for that type only. Under
-            `"compiled"` there may be such a table for compiled rounds (`cache_implementation="static"`).
+            transformers' loop. Where `"instead_of"` names the drafter's own depth and budget of then, setting one of
+            them later takes precedence over the table; where `"measured_on"` names a `device_type`, the table is for
+            that type only. Under `"compiled"` there may be such a table for compiled rounds (`cache_implementation="static"`).
     """
 
     depth: int
@@ -98,7 +98,7 @@ def read_settings(
         drafter: its `generation_config` holds its own settings, under the names of [`DraftSettings`] (the depth under
             `num_assistant_tokens`); a generation config keeps attributes that it doesn't know, and saves them.
         generation_config: that of the `generate` call, whose attributes of these names take precedence.
-        batch: rows of the call; `None` leaves `tuned_drafting` out of account.
+        batch: items of the call; `None` leaves `tuned_drafting` out of account.
         device_type: of the target, as in `torch.device.type`; needed with `batch`.
 
     Returns:

@@ -1,5 +1,6 @@
-"""The target's side of a round: one forward over the unread text and a tree, on a cache that can roll back."""
+"""The target's side of a round: one forward over the pending text and a tree, on a cache that can roll back."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -8,8 +9,124 @@ from transformers import PreTrainedModel
 from ..models.base import are_real, input_device, last_columns
 from ..models.masks import additive_masks, attention_windows, causal_row_masks
 from .cache import TargetCache, is_hybrid
-from .pending import ENCODED_MEDIA, HANDLED, TOKEN_TYPES, Prompt, Unread
 from .tree.token_tree import TokenTree
+
+# What `generate` prepares and this module handles itself; anything else goes to the target's forward as it is.
+HANDLED = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "output_hidden_states",
+    "output_attentions",
+    "return_dict",
+}
+# Where `generate` puts what a target's own encoders made of images, videos and sound.
+ENCODED_MEDIA = "mm_encoder_outputs"
+# What kind each token is; plain `generate` says of all new ones that they are like the prompt's last.
+TOKEN_TYPES = "token_type_ids"
+
+
+@dataclass
+class PendingTokens:
+    """What the target has yet to read: the prompt, and later the anchor of each batch item.
+
+    Attributes:
+        ids, positions: `(batch, length)`, padded on the left.
+        counts: how many are real in each item; `None` if all are.
+        num_reread: how many of them, the first ones, the target has read before and then had to forget.
+    """
+
+    ids: torch.LongTensor
+    positions: torch.LongTensor
+    counts: list[int] | None = None
+    num_reread: int = 0
+
+    @property
+    def anchor_positions(self) -> torch.LongTensor:
+        """`(batch, 1)`."""
+        return self.positions if self.positions.shape[1] == 1 else self.positions[:, -1:]
+
+    def with_slots(self, slot_depths: torch.LongTensor) -> torch.LongTensor:
+        """`positions`, and after them those of a tree's nodes, from [`TokenTree.slot_depths`]."""
+        if self.positions.shape[1] == 1:
+            return self.positions + slot_depths
+        return torch.cat([self.positions[:, :-1], self.anchor_positions + slot_depths], dim=1)
+
+
+@dataclass
+class Prompt:
+    """The prompt, and how its padding was left out.
+
+    Attributes:
+        text: what the target and the drafter read, items of different lengths padded on the left.
+        columns: for each item, where in the caller's prompt its tokens stand.
+        axes: `(axes, batch, length)` or `None`, the positions of a target that has several per token (M-RoPE).
+        extra: what else the target's first forward needs (an image, say), laid out as the text is.
+    """
+
+    text: PendingTokens
+    columns: list[list[int]]
+    axes: torch.LongTensor | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def after(self, num_cached: list[int]) -> "Prompt":
+        """Without the first tokens of each item, `num_cached (batch,)` of them, which an earlier call's cache holds."""
+        length = self.text.ids.shape[1]
+        counts = [
+            count - cached
+            for count, cached in zip(self.text.counts or [length] * len(num_cached), num_cached, strict=True)
+        ]
+        new = slice(length - max(counts), None)
+        uneven = None if min(counts) == max(counts) else counts
+        text = PendingTokens(self.text.ids[:, new], self.text.positions[:, new], uneven)
+        axes = None if self.axes is None else self.axes[:, :, new]
+        extra = {
+            name: value[:, new] if has_a_column_per_token(value, self.text.ids) else value
+            for name, value in self.extra.items()
+        }
+        return Prompt(text, self.columns, axes, extra)
+
+
+def read_prompt(input_ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> Prompt:
+    """Drop masked-out columns: no token attends to them, so an item decodes the same without them."""
+    batch, length = input_ids.shape
+    attention_mask = model_kwargs.get("attention_mask")
+    real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    positions, axes = model_kwargs.get("position_ids"), None
+    if positions is None or positions.ndim == 3:
+        positions, axes = (real.long().cumsum(dim=1) - 1).clamp(min=0), positions
+    positions = positions.expand(batch, -1)
+    extra = first_inputs(model_kwargs)
+    if bool(real.all()):
+        return Prompt(PendingTokens(input_ids, positions), [list(range(length))] * batch, axes, extra)
+    counts = real.sum(dim=1).tolist()
+    order = real.long().argsort(dim=1, stable=True)[:, length - max(counts) :]
+    columns = [item[len(item) - count :] for item, count in zip(order.tolist(), counts, strict=True)]
+    text = PendingTokens(
+        input_ids.gather(1, order), positions.gather(1, order), None if min(counts) == max(counts) else counts
+    )
+    if axes is not None:
+        axes = axes[:, :, order[0]] if batch == 1 else axes.gather(2, order.expand(len(axes), -1, -1))
+    extra = {
+        name: value.gather(1, order) if has_a_column_per_token(value, input_ids) else value
+        for name, value in extra.items()
+    }
+    return Prompt(text, columns, axes, extra)
+
+
+def first_inputs(model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What besides the text goes into the target's first forward: an image (or what an encoder made of it), and where it is."""
+    return {
+        name: value
+        for name, value in model_kwargs.items()
+        if name not in HANDLED and (isinstance(value, torch.Tensor) or (name == ENCODED_MEDIA and value))
+    }
+
+
+def has_a_column_per_token(value: Any, ids: torch.LongTensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == ids.shape
 
 
 class TargetReader:
@@ -51,30 +168,30 @@ class TargetReader:
         """The first forward, which may need more than the text; see [`read`]."""
         if prompt.axes is not None:
             self.axis_shift = prompt.axes[:, :, -1:] - prompt.text.positions[:, -1:]
-        self.of_all_rows = (self.axis_shift, self.token_types)
+        self.of_all_items = (self.axis_shift, self.token_types)
         return self.read(prompt.text, tree, prompt.axes, prompt.extra)
 
     def read(
         self,
-        unread: Unread,
+        pending: PendingTokens,
         tree: TokenTree | None,
         axes: torch.LongTensor | None = None,
         extra: dict[str, Any] | None = None,
     ) -> Any:
-        """Forward over the unread tokens, whose last is the root, and the nodes behind it.
+        """Forward over the pending tokens, whose last is the anchor, and the nodes after it.
 
         Args:
-            unread, tree: what to read.
-            axes: `(axes, batch, length)`, the positions of unread tokens that are not their index.
+            pending, tree: what to read.
+            axes: `(axes, batch, length)`, the positions of pending tokens that are not their index.
             extra: other inputs of the forward.
 
         Returns:
-            The target's outputs; `logits` are `(batch, slots, vocab)`, one row for the root and each node.
+            The target's outputs; `logits` are `(batch, slots, vocab)`, one item for the anchor and each node.
         """
-        ids, positions, num_slots = unread.ids, unread.positions, 1
+        ids, positions, num_slots = pending.ids, pending.positions, 1
         if tree is not None:
             ids = torch.cat([ids, tree.tokens], dim=1)
-            positions = unread.with_slots(tree.slot_depths)
+            positions = pending.with_slots(tree.slot_depths)
             num_slots += tree.num_nodes
         self.positions = positions
         arguments = {**self.arguments, **(extra or {})}
@@ -90,7 +207,7 @@ class TargetReader:
             arguments["position_ids"] = positions.to(self.device)
         if self.keeps_logits:
             arguments["logits_to_keep"] = num_slots
-        mask = self.attention_mask(unread, tree)
+        mask = self.attention_mask(pending, tree)
         if mask is not None:
             arguments["attention_mask"] = mask
         outputs = self.target(input_ids=ids.to(self.device), **arguments)
@@ -98,52 +215,54 @@ class TargetReader:
             outputs.logits = outputs.logits[:, -num_slots:]
         return outputs
 
-    def attention_mask(self, unread: Unread, tree: TokenTree | None) -> Any:
+    def attention_mask(self, pending: PendingTokens, tree: TokenTree | None) -> Any:
         """The mask of this forward; `None` where the target's own is right: one sequence, and a chain."""
-        batch, length = unread.ids.shape
+        batch, length = pending.ids.shape
         is_chain = tree is None or tree.is_chain
         if is_chain and batch == 1:
             return None
         num_cached = self.cache.get_seq_length()
         if length > 1 or num_cached == 0:
             # Prompts, which are read without a draft, maybe after what an earlier call has read.
-            real = are_real(unread.counts, batch, length, self.device)
+            real = are_real(pending.counts, batch, length, self.device)
             if num_cached == 0:
                 return real.long()
             return causal_row_masks(real, self.windows, self.cache.columns_by_type(), self.target.dtype)
-        within = root_and_nodes(tree, batch, self.device)
+        within = anchor_and_nodes(tree, batch, self.device)
         depths = within.new_zeros(1, dtype=torch.long)
         if tree is not None and self.has_windows:
             depths = tree.slot_depths.to(depths.device)
         depths = depths.expand(batch, -1)
         return additive_masks(within, depths, self.windows, self.cache.columns_by_type(), self.target.dtype)
 
-    def select_rows(self, rows: list[int]) -> None:
-        """Go on with only some rows of the batch."""
-        self.cache.select_rows(rows)
+    def select_rows(self, items: list[int]) -> None:
+        """Go on with only some items of the batch."""
+        self.cache.select_rows(items)
         if self.axis_shift is not None:
-            self.axis_shift = self.axis_shift[:, rows]
+            self.axis_shift = self.axis_shift[:, items]
         if self.token_types is not None:
-            self.token_types = self.token_types[rows]
+            self.token_types = self.token_types[items]
 
     def forget_all(self) -> None:
         """Begin with an empty cache."""
         self.cache = self.arguments["past_key_values"] = TargetCache(self.text_config)
 
-    def select_all_rows(self) -> None:
+    def select_all_items(self) -> None:
         """Go on with the whole batch of the prompt, and an empty cache."""
         self.forget_all()
-        self.axis_shift, self.token_types = self.of_all_rows
+        self.axis_shift, self.token_types = self.of_all_items
 
-    def keep(self, start: int, unread: Unread, nodes: list[list[int]]) -> None:
-        """Of what the last forward appended to the cache, keep the unread tokens and, for each row, some nodes."""
-        batch, length = unread.ids.shape
-        read = last_columns(unread.counts, batch, length)
-        self.cache.keep(start, [row + [length + node for node in kept] for row, kept in zip(read, nodes, strict=True)])
+    def keep(self, start: int, pending: PendingTokens, nodes: list[list[int]]) -> None:
+        """Of what the last forward appended to the cache, keep the pending tokens and, for each item, some nodes."""
+        batch, length = pending.ids.shape
+        read = last_columns(pending.counts, batch, length)
+        self.cache.keep(
+            start, [item + [length + node for node in kept] for item, kept in zip(read, nodes, strict=True)]
+        )
 
 
-def root_and_nodes(tree: TokenTree | None, batch: int, device: torch.device) -> torch.BoolTensor:
-    """Which slots a slot sees: the root, its ancestors and itself. `(batch, slots, slots)`."""
+def anchor_and_nodes(tree: TokenTree | None, batch: int, device: torch.device) -> torch.BoolTensor:
+    """Which slots a slot sees: the anchor, its ancestors and itself. `(batch, slots, slots)`."""
     if tree is None:
         return torch.ones(batch, 1, 1, dtype=torch.bool, device=device)
     within = torch.nn.functional.pad(tree.ancestors.to(device), (1, 0, 1, 0))

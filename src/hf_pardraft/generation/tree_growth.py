@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.base import ParallelDrafter
 from ..ngram.model import NgramModel
-from .sequences import Texts
+from .sequences import TokenBuffer
 from .settings import DraftSettings
 from .tree.token_tree import DART_SCORING, LOG_PROBABILITY, TokenTree, TreeScoring, build_tree
 
@@ -28,7 +28,8 @@ _fitting: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, weakref.WeakSet]" 
 def ngram_of(settings: DraftSettings, drafter: ParallelDrafter) -> NgramModel | None:
     """The n-gram model that takes part in a call; `None` for chains, with a weight of 0, or without a model.
 
-    One that the settings name goes before `drafter.ngram`. It is loaded when it is first needed, to the drafter's device.
+    One that the settings name takes precedence over `drafter.ngram`. It is loaded when it is first needed, to the drafter's
+    device.
 
     Raises:
         OSError, ValueError: if the named model can't be loaded, or a weight is set for no model.
@@ -93,11 +94,11 @@ class TreeSearch:
         self.end_tokens = end_tokens
         self.end_rule = settings.tree_end_rule or ("stop" if has_ngram else "ignore")
 
-    def tree(self, draft_logits: torch.Tensor, texts: Texts) -> TokenTree:
-        """The tree behind `texts`, from marginal logits `(batch, depth, vocab)`."""
+    def tree(self, draft_logits: torch.Tensor, texts: TokenBuffer) -> TokenTree:
+        """The tree after `texts`, from marginal logits `(batch, depth, vocab)`."""
         context = None
         if self.ngram is not None:
-            # Columns that only pad a shorter row are no text, but then nothing goes on from them either.
+            # Columns that only pad a shorter item are no text, but then nothing goes on from them either.
             context = texts.last(min(self.ngram.order - 1, *texts.lengths)).to(draft_logits.device)
         return build_tree(
             draft_logits.float(),

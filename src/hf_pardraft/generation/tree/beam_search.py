@@ -69,7 +69,7 @@ class Beam:
     Attributes:
         width: prefixes to extend.
         kept_per_level: extensions that go into the pool.
-        ends: `(ends,)`, tokens behind which a prefix is extended last; `None` if there are none.
+        ends: `(ends,)`, tokens after which a prefix is extended last; `None` if there are none.
         stops: whether such a prefix is extended by nothing that is worth anything.
     """
 
@@ -81,7 +81,7 @@ class Beam:
     def chosen(
         self, scores: torch.Tensor, extensions: torch.LongTensor, is_end: torch.BoolTensor | None
     ) -> tuple[torch.LongTensor | None, torch.Tensor, torch.LongTensor]:
-        """Of a level's best extensions those that the next level extends: the best ones, those that ended behind all others.
+        """Of a level's best extensions those that the next level extends: the best ones, those that ended after all others.
 
         Args:
             scores, extensions: `(batch, kept)`, the best first.
@@ -104,7 +104,7 @@ class Beam:
 def search_prefixes(
     gains: torch.Tensor, tokens: torch.LongTensor, beam: Beam, walk: Walk | None, scoring: TreeScoring
 ) -> tuple[list[torch.Tensor], torch.LongTensor, torch.LongTensor]:
-    """The search of [`build_tree`] where a prefix itself decides what a token adds behind it, or whether it is extended.
+    """The search of [`build_tree`] where a prefix itself decides what a token adds after it, or whether it is extended.
 
     An extension is a number, `prefix * top_k + token`; what it stands for is worked out for all levels at once. Takes gains
     and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
@@ -159,7 +159,7 @@ def _levels_of_pool(
     Returns:
         `(pool,)`, for every pool entry the place of its level's first token among the `top_k`s of all levels; `(pool,)`,
         likewise that of its level's first prefix among those of all levels; `(prefixes,)`, the pool entries of those prefixes
-        (-1 for the root).
+        (-1 for the anchor).
     """
     with torch.inference_mode(False):
         levels = level_of_entries(sizes, device) - 1
@@ -174,7 +174,7 @@ def _levels_of_pool(
 def search_marginals(
     gains: torch.Tensor, tokens: torch.LongTensor, beam_width: int, budget: int
 ) -> tuple[list[torch.Tensor], torch.LongTensor, torch.LongTensor]:
-    """The search of [`build_tree`] where a token adds the same behind every prefix.
+    """The search of [`build_tree`] where a token adds the same after every prefix.
 
     Then a level needs nothing from the one above but its scores; which tokens and prefixes they belong to is worked out for
     all levels at once. Takes gains and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
@@ -225,7 +225,7 @@ def _worthwhile_pairs(
 def _pairs_of_levels(
     widths: tuple[int, ...], sizes: tuple[int, ...], top_k: int, budget: int, device: torch.device
 ) -> tuple[torch.LongTensor, ...]:
-    """What the pairs of [`_worthwhile_pairs`], those of all levels in a row, stand for.
+    """What the pairs of [`_worthwhile_pairs`], those of all levels in an item, stand for.
 
     Args:
         widths: number of prefixes that each level extended.
@@ -234,7 +234,7 @@ def _pairs_of_levels(
 
     Returns:
         `(pool,)`, for every pool entry the first pair of its level; `(pairs,)`, the pool entry of each pair's prefix (-1 for
-        the root); `(pairs,)`, the place of each pair's token among the `top_k`s of all levels.
+        the anchor); `(pairs,)`, the place of each pair's token among the `top_k`s of all levels.
     """
     first_entries = [-1, 0, *itertools.accumulate(sizes)]
     with torch.inference_mode(False):

@@ -5,16 +5,16 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-# Continuation probabilities `(batch, prefixes, candidates)`, from contexts `(batch, prefixes, context)` (the root and what
+# Continuation probabilities `(batch, prefixes, candidates)`, from contexts `(batch, prefixes, context)` (the anchor and what
 # was committed before it, then a drafted prefix) and candidate tokens `(batch, candidates)`.
 ContinuityModel = Callable[[torch.LongTensor, torch.LongTensor], torch.Tensor]
 
 
 class Walk(Protocol):
-    """A model's way down one tree. It begins at the root, the only prefix of level 0."""
+    """A model's way down one tree. It begins at the anchor, the only prefix of level 0."""
 
     def probabilities(self) -> torch.Tensor:
-        """How probable this level's candidates are behind its prefixes: `(batch, prefixes, candidates)`."""
+        """How probable this level's candidates are after its prefixes: `(batch, prefixes, candidates)`."""
 
     def step(self, extensions: torch.LongTensor) -> None:
         """Go to the next level.
@@ -30,7 +30,7 @@ class WalkingModel(Protocol):
     """A model that remembers on its way down what it found about a prefix, for those that go on from it."""
 
     def walk(self, context: torch.LongTensor, candidates: torch.LongTensor) -> Walk:
-        """A walk behind `context` `(batch, context)`, the root last, with all levels' `candidates` `(batch, depth, k)`."""
+        """A walk after `context` `(batch, context)`, the anchor last, with all levels' `candidates` `(batch, depth, k)`."""
 
 
 class WalkByCalls:

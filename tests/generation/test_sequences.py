@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from compiled_cases import batch_of, oracle
-from hf_pardraft.generation.sequences import Texts
+from hf_pardraft.generation.sequences import TokenBuffer
 from tiny_models import tiny_target
 
 
 def test_more_than_a_short_row_has_may_be_asked_for():
-    texts = Texts(torch.tensor([[1], [2]]))
+    texts = TokenBuffer(torch.tensor([[1], [2]]))
     texts.append([[3, 4, 5], [6]])
     last = texts.last(4)
     assert last[0].tolist() == [1, 3, 4, 5]
@@ -23,11 +23,11 @@ def test_more_than_a_short_row_has_may_be_asked_for():
 def test_rows_are_what_was_appended_and_not_removed(batch, looks):
     draw = random.Random(batch)
     prompts = torch.arange(2 * batch).view(batch, 2)
-    texts, expected = Texts(prompts), prompts.tolist()
+    texts, expected = TokenBuffer(prompts), prompts.tolist()
 
     def look():
         for index, row in enumerate(expected):
-            assert texts.row(index).tolist() == [row]
+            assert texts.item(index).tolist() == [row]
         shortest = min(map(len, expected))
         assert texts.last(shortest).tolist() == [row[-shortest:] for row in expected]
 
@@ -53,18 +53,18 @@ def test_rows_are_what_was_appended_and_not_removed(batch, looks):
 
 
 def test_rows_of_short_integers_grow_unevenly():
-    texts = Texts(torch.tensor([[1, 2], [3, 4]], dtype=torch.int32))
+    texts = TokenBuffer(torch.tensor([[1, 2], [3, 4]], dtype=torch.int32))
     for new in ([[5], [6, 7]], [[8, 9], [10]]):
         texts.append(new)
         texts.last(1)
     assert texts.last(5).tolist() == [[1, 2, 5, 8, 9], [3, 4, 6, 7, 10]]
-    assert texts.row(0).dtype == torch.long
+    assert texts.item(0).dtype == torch.long
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True, "top_k": 5}])
 def test_nothing_is_written_until_the_text_is_over(monkeypatch, options):
-    written, original = [], Texts._write
-    monkeypatch.setattr(Texts, "_write", lambda texts: (written.append(texts.waiting[0]), original(texts)))
+    written, original = [], TokenBuffer._write
+    monkeypatch.setattr(TokenBuffer, "_write", lambda texts: (written.append(texts.waiting[0]), original(texts)))
     target, batch = tiny_target("llama"), batch_of((5,))
     drafter = oracle("dflash", target, batch)
     target.generate(**batch, assistant_model=drafter, **{"do_sample": False, "max_new_tokens": 12, **options})

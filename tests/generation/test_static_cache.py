@@ -1,17 +1,18 @@
-"""Buffers of a fixed capacity: what a query sees of them, how caches move into them, and where their tensors come from."""
-
-import gc
-import weakref
+"""StaticKVCache of a fixed capacity: what a query sees of them, how caches move into them, and where their tensors come from."""
 
 import pytest
 import torch
 from torch import nn
 
 from hf_pardraft.generation.cache import TargetCache
-from hf_pardraft.generation.compiled import tensor_pool as lasting
-from hf_pardraft.generation.compiled.static_cache import SMALLEST, capacity_for, new_buffers, with_room
-from hf_pardraft.generation.compiled.static_inputs import moved_cache, moved_news
-from hf_pardraft.generation.compiled.tensor_pool import LastingTensors
+from hf_pardraft.generation.compiled.static_cache import (
+    SMALLEST,
+    capacity_for,
+    new_static_cache,
+    to_static_cache,
+    to_static_inputs,
+    with_room,
+)
 from hf_pardraft.generation.tree.token_tree import build_tree
 from hf_pardraft.models.base import DraftInputs
 from hf_pardraft.models.cache import GrowingCache
@@ -110,11 +111,10 @@ def entries_for(batch, columns, seed=0):
 
 
 def test_buffers_that_outgrow_their_room_keep_their_entries():
-    tensors = LastingTensors(nn.Linear(1, 1))
     keys, values = entries_for(3, SMALLEST)
-    small = new_buffers([(keys, values)], SMALLEST, tensors, "target")
-    assert with_room(small, SMALLEST, tensors, "target") is small
-    large = with_room(small, SMALLEST + 1, tensors, "target")
+    small = new_static_cache([(keys, values)], SMALLEST)
+    assert with_room(small, SMALLEST) is small
+    large = with_room(small, SMALLEST + 1)
     assert large.capacity == 2 * SMALLEST
     assert torch.equal(large.layers[0].keys[:, :, :SMALLEST], keys)
     assert torch.equal(large.layers[0].values[:, :, :SMALLEST], values)
@@ -122,8 +122,7 @@ def test_buffers_that_outgrow_their_room_keep_their_entries():
 
 
 def test_rows_write_to_columns_of_their_own_and_paths_move_up():
-    tensors = LastingTensors(nn.Linear(1, 1))
-    cache = new_buffers([tuple(entries_for(2, 3))], 12, tensors, "target")
+    cache = new_static_cache([tuple(entries_for(2, 3))], 12)
     new_keys, new_values = entries_for(2, 4, seed=1)
     before = cache.layers[0].keys.clone()
     cache.columns = torch.tensor([[3, 4, 5, 6], [1, 2, 3, 4]])
@@ -140,14 +139,14 @@ def test_rows_write_to_columns_of_their_own_and_paths_move_up():
 
 
 def test_a_cache_moves_with_each_entry_at_its_tokens_index():
-    cache, tensors = GrowingCache(), LastingTensors(nn.Linear(1, 1))
+    cache = GrowingCache()
     keys, values = entries_for(2, 5)
     cache.update(keys, values, 0)
     cache.keep(0, [[0, 1, 2, 3, 4], [0, 1]])
     more = entries_for(2, 3, seed=1)
     cache.update(*more, 0)
     cache.keep(5, [[0], [0, 1, 2]])
-    buffers, lengths = moved_cache(cache, 2, 4, tensors, "target")
+    buffers, lengths = to_static_cache(cache, 2, 4)
     assert lengths == [6, 5]
     assert torch.equal(buffers.layers[0].keys[0, :, :6], torch.cat([keys[0], more[0][0][:, :1]], dim=1))
     assert torch.equal(buffers.layers[0].keys[1, :, :5], torch.cat([keys[1][:, :2], more[0][1]], dim=1))
@@ -157,7 +156,7 @@ def test_a_cache_moves_with_each_entry_at_its_tokens_index():
 def test_what_a_window_has_dropped_leaves_its_columns_empty():
     """Windowed layers count from what they still hold, buffers from the first token."""
     config = tiny_target("gemma3").config
-    cache, tensors = TargetCache(config), LastingTensors(nn.Linear(1, 1))
+    cache = TargetCache(config)
     written = [entries_for(2, 20, seed=index) for index in range(config.num_hidden_layers)]
     for index, (keys, values) in enumerate(written):
         cache.update(keys, values, index)
@@ -165,7 +164,7 @@ def test_what_a_window_has_dropped_leaves_its_columns_empty():
     dropped = [layer.dropped for layer in cache.layers]
     assert dropped[0] is not None
     assert dropped[1] is None
-    buffers, lengths = moved_cache(cache, 2, 4, tensors, "target")
+    buffers, lengths = to_static_cache(cache, 2, 4)
     assert lengths == [20, 12]
     for index, (keys, values) in enumerate(written):
         for row, length in enumerate(lengths):
@@ -185,68 +184,13 @@ def test_news_come_to_the_left_with_the_states_of_the_token_before():
         features=torch.tensor([[[70.0], [80.0]], [[50.0], [60.0]]]),
         new_counts=[2, 3],
     )
-    news, most = moved_news(context, 5, LastingTensors(nn.Linear(1, 1)))
+    inputs, most = to_static_inputs(context, 5)
     assert most == 3
-    assert news.ids.shape == news.positions.shape == (2, 5)
-    assert news.ids[0, :2].tolist() == [7, 8]
-    assert news.ids[1, :3].tolist() == [4, 5, 6]
-    assert news.positions[0, :2].tolist() == [10, 11]
-    assert news.features[0, :2, 0].tolist() == [70.0, 80.0]
-    assert news.features[1, :3, 0].tolist() == [0.0, 50.0, 60.0]
-    assert news.last(news.ids)[:, 0].tolist() == [8, 6]
-    assert news.real(1).tolist() == [[True] * 2 + [False] * 3 + [True], [True] * 3 + [False] * 2 + [True]]
-
-
-@pytest.fixture
-def held_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(lasting, "HELD_ON", ("cpu",))
-
-
-def test_a_later_call_gets_the_same_tensors_and_a_call_beside_it_others(held_on_the_cpu):
-    target, like = nn.Linear(1, 1), torch.ones(1)
-    first, second = LastingTensors(target), LastingTensors(target)
-    tensor, other = first.zeros("keys", (2, 3), like), second.zeros("keys", (2, 3), like)
-    assert tensor.data_ptr() != other.data_ptr()
-    tensor.fill_(7)
-    first.give_back()
-    third = LastingTensors(target)
-    assert third.zeros("values", (2, 3), like) is not tensor
-    assert third.zeros("keys", (2, 4), like) is not tensor
-    assert third.zeros("keys", (2, 3), like.double()) is not tensor
-    again = third.zeros("keys", (2, 3), like)
-    assert again is tensor
-    assert not again.any()
-    assert LastingTensors(nn.Linear(1, 1)).zeros("keys", (2, 3), like) is not tensor
-
-
-def test_what_is_held_for_other_calls_is_bounded(held_on_the_cpu, monkeypatch):
-    monkeypatch.setattr(lasting, "SPARE_BYTES", 100)
-    target, like = nn.Linear(1, 1), torch.ones(1)
-    for size in (20, 4, 30):
-        tensors = LastingTensors(target)
-        tensors.zeros("keys", (size,), like)
-        tensors.zeros("values", (size,), like)
-        tensors.give_back()
-    # The last call's 240 bytes; of the others the newest that fit in 100.
-    sizes = [key[1] for key in LastingTensors(target).free]
-    assert sizes == [(4,), (4,), (30,), (30,)]
-
-
-def test_on_other_devices_nothing_is_held():
-    target, like = nn.Linear(1, 1), torch.ones(1)
-    tensors = LastingTensors(target)
-    reference = weakref.ref(tensors.zeros("keys", (2, 3), like))
-    tensors.give_back()
-    gc.collect()
-    assert reference() is None
-    assert not tensors.free
-
-
-def test_what_is_held_does_not_outlive_the_target(held_on_the_cpu):
-    target = nn.Linear(1, 1)
-    tensors = LastingTensors(target)
-    reference = weakref.ref(tensors.zeros("keys", (2, 3), torch.ones(1)))
-    tensors.give_back()
-    del tensors, target
-    gc.collect()
-    assert reference() is None
+    assert inputs.ids.shape == inputs.positions.shape == (2, 5)
+    assert inputs.ids[0, :2].tolist() == [7, 8]
+    assert inputs.ids[1, :3].tolist() == [4, 5, 6]
+    assert inputs.positions[0, :2].tolist() == [10, 11]
+    assert inputs.features[0, :2, 0].tolist() == [70.0, 80.0]
+    assert inputs.features[1, :3, 0].tolist() == [0.0, 50.0, 60.0]
+    assert inputs.last(inputs.ids)[:, 0].tolist() == [8, 6]
+    assert inputs.real(1).tolist() == [[True] * 2 + [False] * 3 + [True], [True] * 3 + [False] * 2 + [True]]
