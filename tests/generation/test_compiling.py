@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from compiled_cases import GREEDY, assert_same, batch_of, eager_and_static, oracle, static
-from hf_pardraft.generation import loops
+from hf_pardraft.generation import dispatch as loops
 from hf_pardraft.generation.compiled import compiler as compiling
 from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.compiled.steps import DecodeState

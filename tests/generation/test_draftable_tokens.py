@@ -6,7 +6,7 @@ import torch
 from hf_pardraft import DartDrafter
 from hf_pardraft.generation.sequences import TokenBuffer
 from hf_pardraft.generation.settings import read_settings
-from hf_pardraft.generation.tree_growth import TreeSearch
+from hf_pardraft.generation.tree_search import TreeSearch
 from tiny_models import tiny_target
 
 

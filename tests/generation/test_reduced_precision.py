@@ -8,7 +8,7 @@ from hf_pardraft.generation.compiled.steps import grow_tree
 from hf_pardraft.generation.sequences import TokenBuffer
 from hf_pardraft.generation.settings import read_settings
 from hf_pardraft.generation.tree.token_tree import build_tree
-from hf_pardraft.generation.tree_growth import TreeSearch
+from hf_pardraft.generation.tree_search import TreeSearch
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")

@@ -36,8 +36,8 @@ from ..evaluation.report import (
 )
 from ..evaluation.runner import evaluate_conditions
 from ..evaluation.simulation import Simulation, depth_of, write_script
+from ..generation.schedule import is_readable
 from ..generation.settings import read_settings
-from ..generation.tuned import is_readable
 from ..models.base import ParallelDrafter
 from ..models.mask_token import special_token_ids
 from ..models.pairing import public_name

@@ -17,8 +17,8 @@ from ..evaluation.report import Report
 from ..evaluation.tuning import Tuning, plan_search, table_of, tune, tuning_facts
 from ..evaluation.tuning_tables import TUNING_LEGEND, acceptance_line, cost_tables, speed_table, verdict_lines
 from ..generation.cache import is_hybrid
+from ..generation.schedule import with_table
 from ..generation.settings import own_draft, settings_in
-from ..generation.tuned import with_table
 from ..models.base import ParallelDrafter
 from .eval import Workbench, conditions_of, prepare, save_json, show
 

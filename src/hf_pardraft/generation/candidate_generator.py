@@ -9,7 +9,7 @@ from transformers.generation import CandidateGenerator
 
 from ..models.base import DraftInputs, ParallelDrafter, take_rows
 from .rope import RopeChanges, longest_text, rope_changes
-from .settings import DraftSettings, read_settings
+from .settings import DraftSettings, settings_of_call
 from .stats import DecodeStats, Proposal
 
 
@@ -35,8 +35,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         batch: int | None = None,
     ) -> None:
         self.drafter = drafter
-        device_type = None if batch is None else target.device.type
-        self.settings: DraftSettings = read_settings(drafter, generation_config, batch, device_type)
+        self.settings: DraftSettings = settings_of_call(drafter, generation_config, batch, target.device.type)
         self.depth = self.settings.depth
         self.device = drafter.device
         self.taps = drafter.taps_for(target, self.settings.use_target_features)

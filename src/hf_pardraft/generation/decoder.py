@@ -21,14 +21,14 @@ from .sampling import (
     draw_chain,
     is_prefix_free,
 )
+from .schedule import DepthSchedule
 from .sequences import FinishedItems, StopChecks, TokenBuffer
 from .stats import Proposal, Stopwatch, synchronizer
 from .step_inputs import SLICED_INPUTS, StepInputs
-from .target_forward import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, read_prompt
+from .target import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, read_prompt
 from .tree.token_tree import TokenTree, chain_tree, draft_chain
 from .tree.verify import Acceptance, accept, paths_on_host, plain_step
-from .tree_growth import TreeSearch
-from .tuned import DepthSchedule
+from .tree_search import TreeSearch
 
 
 class SpeculativeDecoding:

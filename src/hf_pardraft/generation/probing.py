@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .step_inputs import PROBE_ERRORS
-from .target_forward import PendingTokens, TargetReader
+from .target import PendingTokens, TargetReader
 from .tree.token_tree import TokenTree, ancestors_of, chain_tree
 
 # Packages whose modules are known to treat each token of a forward alike.

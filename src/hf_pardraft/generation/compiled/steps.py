@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ...models.base import DraftState, ParallelDrafter, StaticDraftInputs, take_rows
 from ...models.masks import buffer_masks
-from ..target_forward import PendingTokens, anchor_and_nodes
+from ..target import PendingTokens, anchor_and_nodes
 from ..tree.token_tree import TokenTree, build_tree
 from ..tree.verify import accept, for_host
 from .static_cache import StaticKVCache, packed, static

@@ -6,60 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from .continuity import Walk
-
-
-@dataclass(frozen=True)
-class TreeScoring:
-    """How much a drafted token adds to the score of its prefix (arXiv 2601.19278, appendix D, eq. Combine).
-
-    At level 0, 1, ... (level 0 is the first drafted token), with p the drafter's probability and g the n-gram model's:
-
-        (logit_decay^level log(p + epsilon) + ngram_weight log(g + epsilon)) (level + 1)^-level_exponent
-
-    The defaults leave log p, whose best prefixes are DDTree's; DART's values are [`DART_SCORING`], with the n-gram term from
-    the second token on, as in its code: the drafter knows the first one well enough.
-
-    Attributes:
-        logit_decay, ngram_weight, level_exponent, epsilon: as in the formula; with epsilon 0, p alone is exact.
-        first_ngram_level: the n-gram term is absent before this level (DART's code has 1, its paper 0).
-        softmax_over_top_k: p is the softmax over the `top_k` kept logits, as in DART's code; else over the vocabulary.
-    """
-
-    logit_decay: float = 1.0
-    ngram_weight: float = 0.5
-    level_exponent: float = 0.0
-    epsilon: float = 0.0
-    first_ngram_level: int = 0
-    softmax_over_top_k: bool = False
-
-
-LOG_PROBABILITY = TreeScoring()
-DART_SCORING = TreeScoring(logit_decay=0.9, ngram_weight=0.5, level_exponent=0.7, epsilon=1e-10, first_ngram_level=1)
-
-
-def candidate_gains(
-    draft_logits: torch.Tensor, top_k: int, scoring: TreeScoring
-) -> tuple[torch.Tensor, torch.LongTensor]:
-    """The drafter's share of the score of its `top_k` tokens at each level, and those tokens: `(batch, depth, top_k)` each.
-
-    A level of NaN is worth -inf: what can't be compared would separate nodes from their parents.
-    """
-    if scoring.softmax_over_top_k:
-        logits, tokens = draft_logits.topk(top_k, dim=-1)
-        log_probabilities = logits.log_softmax(dim=-1)
-    else:
-        # The k best are the same before and after the softmax, and rounding after it can't tie them.
-        log_probabilities, tokens = draft_logits.log_softmax(dim=-1).topk(top_k, dim=-1)
-    if scoring.epsilon:
-        log_probabilities = (log_probabilities.exp() + scoring.epsilon).log().clamp(max=0)
-    depth = draft_logits.shape[1]
-    log_probabilities = log_probabilities.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-    if scoring.logit_decay == 1.0 and scoring.level_exponent == 0.0:
-        return log_probabilities, tokens
-    levels = torch.arange(depth, device=draft_logits.device, dtype=log_probabilities.dtype)
-    weights = scoring.logit_decay**levels * (levels + 1) ** -scoring.level_exponent
-    return log_probabilities * weights[:, None], tokens
+from .scoring import TreeScoring, Walk
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,14 @@ from functools import lru_cache
 
 import torch
 
-from .beam_search import DART_SCORING as DART_SCORING  # (for those who build trees)
 from .beam_search import (
-    LOG_PROBABILITY,
     Beam,
-    TreeScoring,
-    candidate_gains,
     level_of_entries,
     search_marginals,
     search_prefixes,
     width_of,
 )
-from .continuity import ContinuityModel, WalkingModel, walk_of
+from .scoring import LOG_PROBABILITY, ContinuityModel, TreeScoring, WalkingModel, candidate_gains, walk_of
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import GenerationMode
+from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from ..models.masks import attention_windows
-from .cache import check_cache, check_can_roll_back, is_hybrid
+from .cache import check_cache, check_can_roll_back, has_attention_only, is_hybrid
 from .probing import check_reads_alike
 from .rope import rope_changes
 from .settings import DraftSettings
 from .step_inputs import StepInputs, step_inputs
-from .target_forward import TOKEN_TYPES, first_inputs
+from .target import TOKEN_TYPES, first_inputs
 
 logger = logging.get_logger(__name__)
 
@@ -135,12 +137,47 @@ def uses_alibi(target: PreTrainedModel) -> bool:
     return bool(target.config.get_text_config(decoder=True).to_dict().get("alibi"))
 
 
+def check_mode(
+    target: PreTrainedModel,
+    generation_mode: GenerationMode,
+    generation_config: GenerationConfig,
+    synced_gpus: bool | None,
+) -> None:
+    """Raise a `ValueError` for a kind of target, or of decoding, that has no drafts; before inputs are looked at."""
+    if target.config.is_encoder_decoder:
+        raise ValueError(
+            f"drafters work with decoder-only targets, and {type(target).__name__} is an encoder-decoder: call generate "
+            "without assistant_model"
+        )
+    if generation_mode != GenerationMode.ASSISTED_GENERATION:
+        raise ValueError(
+            f"drafters work with greedy decoding and sampling, got {generation_mode.value}: set num_beams=1 and leave out "
+            "the options of other decoding modes"
+        )
+    if generation_config.dola_layers is not None:
+        raise ValueError(
+            "drafters write the target's own text, and dola_layers asks for another: leave it out, or call generate "
+            "without assistant_model"
+        )
+    text_config = target.config.get_text_config(decoder=True)
+    if target._is_stateful and not (is_hybrid(text_config) or has_attention_only(text_config)):
+        raise ValueError(
+            f"drafters work with targets whose cache can forget a rejected token, and {type(target).__name__} keeps a state "
+            "that can't (recurrent layers, a compressed cache): call generate without assistant_model"
+        )
+    if synced_gpus:
+        raise ValueError(
+            "drafters don't work with synced_gpus (FSDP or ZeRO-3 sharded targets): gather the target first"
+        )
+
+
 def check_request(
     target: PreTrainedModel,
     input_ids: torch.LongTensor,
     model_kwargs: dict[str, Any],
     generation_config: GenerationConfig,
     settings: DraftSettings,
+    streamer: BaseStreamer | None = None,
 ) -> StepInputs:
     """Raise a `ValueError`, before any forward, for inputs that drafting can't serve.
 
@@ -149,6 +186,11 @@ def check_request(
     """
     check_forwards(target)
     if settings.decode_loop == "native" and settings.depth:
+        if streamer is not None and len(input_ids) > 1:
+            raise ValueError(
+                f"a streamer shows one sequence, got a batch of {len(input_ids)}: call generate for each sequence, or without "
+                "streamer"
+            )
         check_inputs(target, input_ids, model_kwargs, generation_config, settings)
     text_config = target.config.get_text_config(decoder=True)
     rope = rope_changes(text_config)

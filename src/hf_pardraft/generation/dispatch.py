@@ -10,14 +10,14 @@ from transformers.utils import logging
 from ..models.base import ParallelDrafter
 from .aligned import AlignedDecoding, see_the_batch
 from .cache import is_hybrid
+from .checks import check_takes_masks, told_by_hooks
 from .compiled.decoder import CompiledDecoding
 from .decoder import SpeculativeDecoding
-from .request_checks import check_takes_masks, told_by_hooks
 from .rope import longest_text
 from .sequences import StopChecks
 from .settings import wants_compiled
 from .stats import DecodeStats
-from .target_forward import TOKEN_TYPES
+from .target import TOKEN_TYPES
 
 logger = logging.get_logger(__name__)
 

@@ -11,7 +11,8 @@ from ..models.base import ParallelDrafter
 from ..ngram.model import NgramModel
 from .sequences import TokenBuffer
 from .settings import DraftSettings
-from .tree.token_tree import DART_SCORING, LOG_PROBABILITY, TokenTree, TreeScoring, build_tree
+from .tree.scoring import DART_SCORING, LOG_PROBABILITY, TreeScoring
+from .tree.token_tree import TokenTree, build_tree
 
 # DART's widths (arXiv 2601.19278, appendix D): every prefix of a level looks its tokens up, so a level is kept small.
 NGRAM_BEAM_WIDTH = 20
