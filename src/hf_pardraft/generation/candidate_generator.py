@@ -7,10 +7,11 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator
 
-from ..models.base import DraftInputs, ParallelDrafter, take_rows
+from ..models.base import DraftInputs, ParallelDrafter, cached_arange, last_columns, take_rows
 from .rope import RopeChanges, longest_text, rope_changes
 from .settings import DraftSettings, settings_of_call
 from .stats import DecodeStats, Proposal
+from .target import PendingTokens
 
 
 class ParallelCandidateGenerator(CandidateGenerator):
@@ -83,6 +84,42 @@ class ParallelCandidateGenerator(CandidateGenerator):
         """Go on with only some items of the batch."""
         self.state.cache.select_rows(items)
         self._pending = [items_of(context, items) for context in self._pending]
+
+    def add_features(
+        self,
+        inputs: DraftInputs,
+        outputs: Any,
+        pending: PendingTokens,
+        positions: torch.LongTensor,
+        nodes: list[list[int]],
+    ) -> None:
+        """Add to `inputs` the tapped states of what the target has just read, and where it stands.
+
+        Args:
+            inputs: the newly committed tokens, which end one place after what was read.
+            outputs: of the target's forward.
+            pending: the tokens that it read before a tree.
+            positions: `(batch, length + nodes)`, of all that it read.
+            nodes: for each batch item, the nodes that were kept.
+        """
+        length, num_reread = pending.ids.shape[1], pending.num_reread
+        if len(nodes) == 1 and nodes[0] == list(range(len(nodes[0]))):
+            read = slice(num_reread, length + len(nodes[0]))
+            positions = positions[:, read]
+        else:
+            kept = [
+                [column for column in columns if column >= num_reread] + [length + node for node in chosen]
+                for columns, chosen in zip(last_columns(pending.counts, len(nodes), length), nodes, strict=True)
+            ]
+            counts, most = list(map(len, kept)), max(map(len, kept))
+            inputs.feature_counts = None if min(counts) == most else counts
+            read = torch.tensor([columns[:1] * (most - len(columns)) + columns for columns in kept])
+            # What is read ends one place before the anchor. A prompt has positions of its own.
+            last = inputs.new_positions[:, -1:]
+            is_prompt = length - num_reread > 1
+            positions = pending.positions if is_prompt else last + cached_arange(-most, 0, last.device)
+        inputs.features = self.tapped(outputs.hidden_states, read)
+        inputs.feature_positions = positions
 
     def tapped(
         self, hidden_states: tuple[torch.Tensor | None, ...], positions: slice | torch.LongTensor

@@ -184,7 +184,7 @@ class SpeculativeDecoding:
         new_positions = self.pending.anchor_positions + ahead
         context = DraftInputs(new_ids, new_positions, new_counts=uneven)
         if self.candidates.taps:
-            self._add_features(context, outputs, nodes)
+            self.candidates.add_features(context, outputs, self.pending, self.reader.positions, nodes)
         self.candidates.observe(context)
         self.pending = PendingTokens(new_ids[:, -1:], new_positions[:, -1:])
 
@@ -310,28 +310,6 @@ class SpeculativeDecoding:
                 Proposal(self.items[index], num_before, tuple(tokens), tuple(depths), accepted[index], counts[index])
             )
 
-    def _add_features(self, context: DraftInputs, outputs: Any, nodes: list[list[int]]) -> None:
-        """Add the tapped states of what the target has just read, and where it stands."""
-        length, num_reread = self.pending.ids.shape[1], self.pending.num_reread
-        if len(nodes) == 1 and nodes[0] == list(range(len(nodes[0]))):
-            read_positions = slice(num_reread, length + len(nodes[0]))
-            positions = self.reader.positions[:, read_positions]
-        else:
-            read = last_columns(self.pending.counts, len(nodes), length)
-            kept = [
-                [column for column in item if column >= num_reread] + [length + node for node in chosen]
-                for item, chosen in zip(read, nodes, strict=True)
-            ]
-            counts, most = list(map(len, kept)), max(map(len, kept))
-            context.feature_counts = None if min(counts) == most else counts
-            read_positions = torch.tensor([item[:1] * (most - len(item)) + item for item in kept])
-            # What is read ends one place before the anchor. A prompt has positions of its own.
-            last = context.new_positions[:, -1:]
-            is_prompt = length - num_reread > 1
-            positions = self.pending.positions if is_prompt else last + cached_arange(-most, 0, last.device)
-        context.features = self.candidates.tapped(outputs.hidden_states, read_positions)
-        context.feature_positions = positions
-
     def _record_states(self, outputs: Any, start: int, nodes: list[list[int]]) -> None:
         """Hand this round's hidden states and attentions to the recorder."""
         if not self.recorder.takes_states:
@@ -385,31 +363,6 @@ class SpeculativeDecoding:
         self.candidates.select_rows(kept)
         self.pending = PendingTokens(self.pending.ids[kept], self.pending.positions[kept])
 
-    def _read_missing(self, length: int) -> None:
-        """Let the target read, for the cache, what plain `generate` lets it read of items that are over before others.
-
-        Their last tokens are these, and padding up to the batch's last but one column.
-        """
-        finished, batch = self.finished, len(self.columns)
-        missing = finished.missing(self.prompt_length, length)
-        if not any(missing):
-            return
-        self.reader.select_all_items()
-        num_read = [finished.texts[item].shape[1] - self.prompt_length - 1 for item in range(batch)]
-        lengths = [len(columns) + count for columns, count in zip(self.columns, num_read, strict=True)]
-        self.reader.cache.hold([finished.entries[item] for item in range(batch)], lengths)
-        counts, most = list(map(len, missing)), max(map(len, missing))
-        ids = [[finished.padding] * (most - len(tokens)) + tokens for tokens in missing]
-        last = self.prompt_text.positions[:, -1:]
-        positions = last + torch.arange(
-            length - self.prompt_length - most, length - self.prompt_length, device=last.device
-        )
-        pending = PendingTokens(torch.tensor(ids, device=last.device), positions.clamp(min=0), counts)
-        start = self.reader.cache.get_seq_length()
-        self.reader.read(pending, None)
-        self.reader.keep(start, pending, [[]] * batch)
-        finished.entries = {item: self.reader.cache.entries_of(item) for item in range(batch)}
-
     def _returns_cache(self) -> bool:
         """Whether anybody will see the cache: generate marks one that the caller passed in, and so keeps."""
         return self.recorder.enabled or "_is_user_defined" in vars(self.model_kwargs["past_key_values"])
@@ -419,7 +372,11 @@ class SpeculativeDecoding:
         length = self.stop.common_length()
         text, cache = self.finished.text(length), None
         if self._returns_cache():
-            self._read_missing(length)
+            missing = self.finished.missing(self.prompt_length, length)
+            if any(missing):
+                last = self.prompt_text.positions[:, -1:] + length - self.prompt_length - 1
+                lengths = self.finished.lengths_read(self.columns, self.prompt_length)
+                self.finished.entries = self.reader.read_missing(self.finished, lengths, missing, last)
             given = self.model_kwargs["past_key_values"]
             cache = self.finished.fill(given, self.reader.cache, self.columns, self.prompt_length, length)
         return self.recorder.result(text, text.shape[1] - self.prompt_length, cache)

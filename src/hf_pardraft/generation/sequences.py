@@ -127,6 +127,10 @@ class FinishedItems:
         read = self.text(length)[:, prompt_length:-1].tolist()
         return [read[item][self.texts[item].shape[1] - prompt_length - 1 :] for item in range(len(read))]
 
+    def lengths_read(self, columns: list[list[int]], prompt_length: int) -> list[int]:
+        """How many tokens of each item the target has read: all but its last; arguments as in [`fill`]."""
+        return [len(columns[item]) + self.texts[item].shape[1] - prompt_length - 1 for item in range(len(columns))]
+
     def fill(self, cache: Cache, own: TargetCache, columns: list[list[int]], prompt_length: int, length: int) -> Cache:
         """Make of a caller's cache what plain `generate` leaves there: the entries of all columns but the last.
 

@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 
 from ..models.base import are_real, input_device, last_columns
 from ..models.masks import additive_masks, attention_windows, causal_row_masks
-from .cache import TargetCache, is_hybrid
+from .cache import Entries, TargetCache, is_hybrid
+from .sequences import FinishedItems
 from .tree.token_tree import TokenTree
 
 # What `generate` prepares and this module handles itself; anything else goes to the target's forward as it is.
@@ -259,6 +260,32 @@ class TargetReader:
         self.cache.keep(
             start, [item + [length + node for node in kept] for item, kept in zip(read, nodes, strict=True)]
         )
+
+    def read_missing(
+        self, finished: FinishedItems, lengths: list[int], missing: list[list[int]], last_positions: torch.LongTensor
+    ) -> dict[int, Entries]:
+        """Read, for a cache that is returned, what plain `generate` reads of items that are over before others.
+
+        Args:
+            finished: all items of the batch.
+            lengths: of what was read of each item.
+            missing: for each item, the tokens to be read: its last one, and padding up to the batch's last column but one.
+            last_positions: `(batch, 1)`, of the last of these columns.
+
+        Returns:
+            The items' cache entries.
+        """
+        self.select_all_items()
+        items = range(len(lengths))
+        self.cache.hold([finished.entries[item] for item in items], lengths)
+        counts, most = list(map(len, missing)), max(map(len, missing))
+        ids = [[finished.padding] * (most - len(tokens)) + tokens for tokens in missing]
+        positions = last_positions + torch.arange(1 - most, 1, device=last_positions.device)
+        pending = PendingTokens(torch.tensor(ids, device=positions.device), positions.clamp(min=0), counts)
+        start = self.cache.get_seq_length()
+        self.read(pending, None)
+        self.keep(start, pending, [[]] * len(lengths))
+        return {item: self.cache.entries_of(item) for item in items}
 
 
 def anchor_and_nodes(tree: TokenTree | None, batch: int, device: torch.device) -> torch.BoolTensor:
