@@ -7,7 +7,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator
 
-from ..models.base import DraftInputs, ParallelDrafter, take_rows
+from ..models.base import ParallelDrafter
+from ..models.inputs import DraftInputs, take_rows
 from .rope import RopeChanges, longest_text, rope_changes
 from .settings import DraftSettings, read_settings
 from .stats import DecodeStats, Proposal

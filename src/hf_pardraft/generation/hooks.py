@@ -6,7 +6,7 @@ from transformers import GenerationMixin
 from transformers.generation import GenerationMode
 from transformers.utils import logging
 
-from ..models.pairing import warn_if_other_text
+from ..pairing.remembered import warn_if_other_text
 from .cache import has_attention_only, is_hybrid
 from .candidate_generator import ParallelCandidateGenerator
 from .loops import decoding_for

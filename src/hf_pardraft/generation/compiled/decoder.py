@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig
 
-from ...models.base import DraftInputs
+from ...models.inputs import DraftInputs
 from ..cache import Entries
 from ..decoder import SpeculativeDecoding
 from ..host import HostCopy, paths_of

@@ -2,8 +2,8 @@
 
 import torch
 
-from ...models.base import DraftInputs, StaticDraftInputs, take_rows
 from ...models.cache import GrowingLayer, RowEntries
+from ...models.inputs import DraftInputs, StaticDraftInputs, take_rows
 from ..pending import Unread
 from .static_cache import Buffers, capacity_for, new_buffers
 from .steps import Standing

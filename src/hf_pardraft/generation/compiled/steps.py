@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ...models.base import DraftState, ParallelDrafter, StaticDraftInputs, take_rows
+from ...models.base import ParallelDrafter
+from ...models.inputs import DraftState, StaticDraftInputs, take_rows
 from ...models.masks import buffer_masks
 from ..host import for_host
 from ..target_forward import root_and_nodes
