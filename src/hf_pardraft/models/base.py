@@ -277,13 +277,12 @@ class ParallelDrafter:
             (module, name, buffer)
             for module in self.modules()
             for name, buffer in module.named_buffers(recurse=False)
-            if name in module._non_persistent_buffers_set and buffer.is_floating_point() and not buffer.is_meta
+            if name in module._non_persistent_buffers_set
         ]
         applied = super()._apply(*args, **kwargs)
         for module, name, buffer in computed:
-            converted = module._buffers[name]
-            if isinstance(converted, torch.Tensor) and converted.dtype != buffer.dtype:
-                module._buffers[name] = buffer.to(converted.device)
+            if module._buffers[name].dtype != buffer.dtype:
+                module._buffers[name] = buffer.to(module._buffers[name].device)
         return applied
 
     @classmethod
@@ -312,20 +311,24 @@ class ParallelDrafter:
         if cls.services is not None:
             return cls.services.load(cls, pretrained_model_name_or_path, *model_args, **kwargs)
         loaded = cls.load_whole(pretrained_model_name_or_path, *model_args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        model.load_separate_weights(pretrained_model_name_or_path, **hub_arguments(kwargs))
+        if kwargs.get("state_dict") is None:
+            model = loaded[0] if isinstance(loaded, tuple) else loaded
+            model.load_separate_weights(pretrained_model_name_or_path, **hub_arguments(kwargs))
         return loaded
 
     @classmethod
     def load_whole(cls, name_or_path, *model_args, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """transformers' own `from_pretrained`, which leaves what it doesn't find random; here that is a `ValueError`."""
+        """transformers' own `from_pretrained`, which leaves what it doesn't find random; here that is a `ValueError`.
+
+        It also passes over the generation config of what can't write text by itself.
+        """
         model, info = super().from_pretrained(name_or_path, *model_args, output_loading_info=True, **kwargs)
         wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys") if info[kind]}
         if wrong:
-            raise cls.misfit(
-                name_or_path,
-                "; ".join(f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in wrong.items()),
-            )
+            found = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in wrong.items())
+            raise cls.misfit(name_or_path, found)
+        if not cls.can_generate():
+            model.generation_config = load_generation_config(name_or_path, **kwargs)
         return (model, info) if output_loading_info else model
 
     @classmethod
@@ -368,10 +371,10 @@ class ParallelDrafter:
             options = {"push_to_hub": push_to_hub, "with_code": with_code, **kwargs}
             self.package().save(self, save_directory, is_main_process=is_main_process, state_dict=state_dict, **options)
             return
-        # Transformers copies the code that a drafter was loaded with, but for this file.
         self.save_weights(save_directory, is_main_process, state_dict, **kwargs)
         self.generation_config.save_pretrained(save_directory)
-        source = cached_file(self.name_or_path, CUSTOM_GENERATE, _raise_exceptions_for_missing_entries=False)
+        # Transformers has copied the code that this drafter was loaded with, but for this file.
+        source = find_file(self.name_or_path or None, CUSTOM_GENERATE, revision=vars(self.config).get("_commit_hash"))
         if source is not None:
             (Path(save_directory) / CUSTOM_GENERATE).parent.mkdir(exist_ok=True)
             shutil.copyfile(source, Path(save_directory) / CUSTOM_GENERATE)
@@ -382,11 +385,9 @@ class ParallelDrafter:
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
         """As in `PreTrainedModel`. The repository keeps the model card that it has."""
-        return (
-            super().push_to_hub(repo_id, **kwargs)
-            if self.services is None
-            else self.services.push(self, repo_id, **kwargs)
-        )
+        if self.services is not None:
+            return self.services.push(self, repo_id, **kwargs)
+        return super().push_to_hub(repo_id, **kwargs)
 
 
 def text_fact(target: PreTrainedModel, name: str) -> int:
@@ -408,6 +409,12 @@ def text_fact(target: PreTrainedModel, name: str) -> int:
 def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Those of `from_pretrained`'s arguments that say where a file comes from."""
     return {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+
+
+def find_file(folder, name: str, **source: Any) -> str | None:
+    """The path of a file in a folder or repository; `None` if it is not there, or can't be reached."""
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    return None if folder is None else cached_file(folder, name, **quiet, **source)
 
 
 def load_generation_config(path, **kwargs) -> GenerationConfig:

@@ -1,7 +1,4 @@
-"""What a round of drafting takes: what the drafter is told, what it remembers, and the index arithmetic on both.
-
-This file travels with every drafter that is pushed to the Hub, so it imports torch, transformers and siblings only.
-"""
+"""What a round of drafting takes: what the drafter is told, what it remembers, and the index arithmetic on both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -92,24 +89,6 @@ def mask_ids(mask_token_id: int, batch: int, count: int, device: torch.device) -
     """`(batch, count)` mask token ids, made once and never to be written to."""
     with torch.inference_mode(False):
         return torch.full((batch, count), mask_token_id, device=device)
-
-
-@lru_cache(maxsize=64)
-def distinct_mask_ids(
-    mask_token_ids: tuple[int, ...], batch: int, count: int, device: torch.device
-) -> torch.LongTensor:
-    """The same for masks that have an id each: the first `count` of them.
-
-    Raises:
-        ValueError: if there are fewer.
-    """
-    if count > len(mask_token_ids):
-        raise ValueError(
-            f"this drafter has {len(mask_token_ids)} mask token ids, one for each place, so it drafts at most "
-            f"{len(mask_token_ids) + 1} tokens at a time, got {count + 1}: ask for fewer, or train one with more"
-        )
-    with torch.inference_mode(False):
-        return torch.tensor(mask_token_ids[:count], dtype=torch.long, device=device).repeat(batch, 1)
 
 
 def last_columns(counts: list[int] | None, batch: int, width: int) -> list[list[int]]:

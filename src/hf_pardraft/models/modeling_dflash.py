@@ -23,7 +23,7 @@ from .base import text_fact
 from .cache import GrowingLayer, RowEntries
 from .configuration_dflash import FIRST_LAYER_OUTPUT, DFlashConfig
 from .inputs import DraftInputs, DraftState, StaticDraftInputs, are_real, cached_arange, last_columns, mask_ids
-from .masks import additive, additive_in_graphs, buffer_columns, token_indices, visible_columns
+from .masks import additive, buffer_columns, token_indices, visible_columns
 from .target_bound import TargetBoundDrafter
 
 
@@ -287,7 +287,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         if "sliding_attention" in self.config.layer_types:
             distance = (indices[:, -block_size:, None] - places[:, None]).abs()
             masks["sliding_attention"] = visible & (distance <= self.config.sliding_window)
-        return {name: additive_in_graphs(seen, self.dtype) for name, seen in masks.items()}
+        return {name: additive(seen, self.dtype) for name, seen in masks.items()}
 
     def _row_masks(self, context: DraftInputs, state: DraftState) -> dict[str, torch.Tensor]:
         """Masks for rows of different lengths: a block sees all of its row's context, and all of itself."""

@@ -4,6 +4,7 @@ PARD-2 is the same with a projection, which adds a target's hidden states to the
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ from transformers import (
 )
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import safe_save_file, slice_logits_to_keep
-from transformers.utils import cached_file
 
-from .base import ParallelDrafter, text_fact
+from .base import ParallelDrafter, find_file, text_fact
 from .configuration_pard import PardConfig, PardLlamaConfig, PardQwen2Config, PardQwen3Config
 from .inputs import (
     DraftInputs,
@@ -29,7 +29,6 @@ from .inputs import (
     StaticDraftInputs,
     are_real,
     cached_arange,
-    distinct_mask_ids,
     last_columns,
     mask_ids,
     scoring,
@@ -115,7 +114,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         """See [`ParallelDrafter.load_separate_weights`]: the projection."""
         if self.target_proj is None:
             return
-        file = cached_file(folder, PROJECTION_FILES[0], _raise_exceptions_for_missing_entries=False, **source)
+        file = find_file(folder, PROJECTION_FILES[0], **source)
         if file is None:
             raise ValueError(
                 f"{folder} is a PARD-2 drafter without its projection ({PROJECTION_FILES[0]}): get it again, or load it with the "
@@ -367,6 +366,24 @@ class PardQwen3(PardDrafter, Qwen3ForCausalLM):
 
 
 PARD_DRAFTERS = {"llama": PardLlama, "qwen2": PardQwen2, "qwen3": PardQwen3}
+
+
+@lru_cache(maxsize=64)
+def distinct_mask_ids(
+    mask_token_ids: tuple[int, ...], batch: int, count: int, device: torch.device
+) -> torch.LongTensor:
+    """[`mask_ids`] where masks have an id each: the first `count` of them.
+
+    Raises:
+        ValueError: if there are fewer.
+    """
+    if count > len(mask_token_ids):
+        raise ValueError(
+            f"this drafter has {len(mask_token_ids)} mask token ids, one for each place, so it drafts at most "
+            f"{len(mask_token_ids) + 1} tokens at a time, got {count + 1}: ask for fewer, or train one with more"
+        )
+    with torch.inference_mode(False):
+        return torch.tensor(mask_token_ids[:count], dtype=torch.long, device=device).repeat(batch, 1)
 
 
 def check_distinct_masks(config: PardConfig) -> None:

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, NoReturn
 
 from transformers import PreTrainedModel
 
-from .base import ParallelDrafter, load_generation_config, text_fact
+from .base import ParallelDrafter, text_fact
 
 
 class TargetBoundDrafter(ParallelDrafter):
@@ -42,11 +42,3 @@ class TargetBoundDrafter(ParallelDrafter):
                 f"all must agree. Make a drafter for this target with {type(self).__name__}.for_target"
             )
         super().check_target(target, taps)
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *model_args: Any, **kwargs: Any):
-        """As in `PreTrainedModel`, generation config included; every weight must be there."""
-        loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        model.generation_config = load_generation_config(pretrained_model_name_or_path, **kwargs)
-        return loaded
