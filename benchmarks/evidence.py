@@ -43,7 +43,7 @@ from transformers import (
 
 from hf_pardraft import DartDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
 from hf_pardraft.evaluation.benchmark import Contender, padded_batch, timed_run
-from hf_pardraft.models.mask_token import unused_token_ids
+from hf_pardraft.pairing.mask_token import unused_token_ids
 
 RESULT = Path(__file__).parent / "results" / "evidence.json"
 SEEDS = (0, 1, 2)

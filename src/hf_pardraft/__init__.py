@@ -4,13 +4,11 @@ Importing it lets every decoder-only model take a drafter: `target.generate(...,
 """
 
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoModel
 
 from .auto import AutoDrafter
-from .checkpoints.atomic_folders import finish_interrupted, replaced_files
 from .generation import hooks
 from .generation.candidate_generator import ParallelCandidateGenerator
 from .generation.stats import DecodeStats
@@ -24,6 +22,7 @@ from .models.modeling_dflare import DFlareDrafter
 from .models.modeling_dflash import DFlashDrafter
 from .models.modeling_pard import PardDrafter
 from .ngram.model import NgramModel
+from .services import PackageServices
 
 if TYPE_CHECKING:
     from .training.arguments import DraftTrainingArguments
@@ -62,17 +61,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _write_card(drafter: ParallelDrafter, folder: Path, name: str) -> None:
-    # Templates are read only when something is saved.
-    from .hub.cards import write_card
-
-    write_card(drafter, folder, name)
-
-
 for drafter_class in (DFlashDrafter, DFlareDrafter, DartDrafter):
     AutoConfig.register(drafter_class.config_class.model_type, drafter_class.config_class, exist_ok=True)
     AutoModel.register(drafter_class.config_class, drafter_class, exist_ok=True)
-ParallelDrafter.card_writer = _write_card
-ParallelDrafter.folder_writer = staticmethod(replaced_files)
-ParallelDrafter.save_finisher = staticmethod(finish_interrupted)
+ParallelDrafter.services = PackageServices()
 hooks.install()

@@ -9,13 +9,13 @@ from transformers import AutoModel, PreTrainedConfig
 from transformers.utils import cached_file
 
 from .checkpoints.atomic_folders import finish_interrupted
-from .checkpoints.recognise import drafter_class_for, find_drafter_class
-from .models.base import ParallelDrafter, load_generation_config
-from .models.checked_loading import hub_arguments, with_resolved_revision
-from .models.checkpoint_files import check_beside, check_place, read_config_file, read_json
-from .models.config_checks import check_config_fields
+from .checkpoints.config_checks import check_config_fields
+from .checkpoints.files import check_beside, check_place, read_config_file, read_json
+from .checkpoints.loading import with_resolved_revision
+from .checkpoints.projection import with_subfolder
+from .checkpoints.published import drafter_class_for, find_drafter_class
+from .models.base import ParallelDrafter, hub_arguments, load_generation_config
 from .models.modeling_pard import PardDrafter
-from .models.target_projection import with_subfolder
 
 __all__ = ["AutoDrafter", "drafter_class_for"]
 

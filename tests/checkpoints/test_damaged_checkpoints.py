@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_pardraft import AutoDrafter, DFlashDrafter
+from hf_pardraft.checkpoints.checksums import METADATA_KEY, add_checksums
 from hf_pardraft.checkpoints.convert import convert
-from hf_pardraft.models.checkpoint_files import describe_safetensors
-from hf_pardraft.models.checkpoint_weights import all_finite
-from hf_pardraft.models.checksums import METADATA_KEY, add_checksums
+from hf_pardraft.checkpoints.files import describe_safetensors
+from hf_pardraft.checkpoints.weights import all_finite
 from published_checkpoints import LAYOUTS, change_config, config_of, copy_fixture, in_one_pickle, in_shards, pard2
 from tiny_models import tiny_drafter, tiny_target
 

@@ -1,6 +1,7 @@
 """Every published layout loads, from every kind of file, into the drafter that its weights and config describe."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
-from hf_pardraft.models.tap_indices import hidden_state_indices_to_layer_ids, layer_ids_to_hidden_state_indices
+from hf_pardraft.checkpoints.published import layer_ids_of
 from published_checkpoints import (
     FIXTURES,
     LAYOUTS,
@@ -264,8 +265,9 @@ def test_speculators_sliding_layers_must_see_the_whole_block(tmp_path):
 
 
 def test_tap_indices_turn_into_each_other():
-    assert layer_ids_to_hidden_state_indices([0, 3, 5]) == [1, 4, 6]
-    assert hidden_state_indices_to_layer_ids([1, 4, 6]) == [0, 3, 5]
+    drafter = SimpleNamespace(config=SimpleNamespace(target_layer_ids=[0, 3, 5]))
+    assert DFlashDrafter.tapped_hidden_states.fget(drafter) == [1, 4, 6]
+    assert layer_ids_of([1, 4, 6]) == [0, 3, 5]
 
 
 @pytest.mark.usefixtures("own_modules")

@@ -14,8 +14,8 @@ from hf_pardraft.generation.compiled.static_cache import (
     with_room,
 )
 from hf_pardraft.generation.tree.token_tree import build_tree
-from hf_pardraft.models.base import DraftInputs
 from hf_pardraft.models.cache import GrowingCache
+from hf_pardraft.models.inputs import DraftInputs
 from hf_pardraft.models.masks import buffer_columns, buffer_masks
 from tiny_models import tiny_target
 

@@ -202,7 +202,7 @@ def pickle_weights(folder):
 
 
 def lose_code(folder):
-    (folder / "pairing.py").unlink()
+    (folder / "masks.py").unlink()
 
 
 def lose_config(folder):
@@ -218,7 +218,7 @@ def spoil_card(folder):
     [
         (truncate, "can't be read"),
         (pickle_weights, "pickled weights"),
-        (lose_code, "incomplete: pairing.py is missing"),
+        (lose_code, "incomplete: masks.py is missing"),
         (lose_config, "expected a folder with config.json"),
         (spoil_card, "mend its YAML"),
     ],

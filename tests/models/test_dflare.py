@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from hf_pardraft import AutoDrafter, DFlareConfig, DFlareDrafter, DFlashDrafter
-from hf_pardraft.models.base import DraftInputs
+from hf_pardraft.models.inputs import DraftInputs
 from hf_pardraft.training.layouts.collators import BlockCollator
 from hf_pardraft.training.layouts.forwards import block_forward, block_rows, target_reading
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_target

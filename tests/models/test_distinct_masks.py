@@ -10,9 +10,9 @@ from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from hf_pardraft import AutoDrafter, PardConfig, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
-from hf_pardraft.models.base import DraftInputs
-from hf_pardraft.models.mask_token import check_mask_token_id, choose_mask_token_id, unused_token_ids
+from hf_pardraft.models.inputs import DraftInputs
 from hf_pardraft.models.stock_assistant import draft_as_assistant
+from hf_pardraft.pairing.mask_token import check_mask_token_id, choose_mask_token_id, unused_token_ids
 from tiny_models import random_prompt, tiny_target
 
 MASKS = [63, 40, 52]

@@ -6,8 +6,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from causal_lm_configs import CONFIG_CLASSES, tiny_causal_lm
 from hf_pardraft import DartDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
-from hf_pardraft.models.tap_checks import num_layer_outputs, state_recorder
-from hf_pardraft.models.target_bound import rope_like
+from hf_pardraft.pairing.architecture import rope_like
+from hf_pardraft.pairing.target_checks import num_layer_outputs, state_recorder
 from tiny_models import tiny_target
 
 FRESH = {

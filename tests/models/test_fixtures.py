@@ -2,16 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from hf_pardraft import AutoDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
-from hf_pardraft.models.base import DraftInputs, DraftState
 from hf_pardraft.models.cache import GrowingCache
 from hf_pardraft.models.configuration_dflash import default_target_layer_ids
-from hf_pardraft.models.tap_indices import layer_ids_to_hidden_state_indices
+from hf_pardraft.models.inputs import DraftInputs, DraftState
 from tiny_models import StandIn
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -106,7 +106,8 @@ def test_taps_follow_the_published_rules():
         assert found == case["target_layer_ids"]
     for case in rules["features"]:
         if "target_layer_ids" in case:
-            assert layer_ids_to_hidden_state_indices(case["target_layer_ids"]) == case["tuple_indices"]
+            drafter = SimpleNamespace(config=SimpleNamespace(target_layer_ids=case["target_layer_ids"]))
+            assert DFlashDrafter.tapped_hidden_states.fget(drafter) == case["tuple_indices"]
 
 
 @pytest.mark.parametrize("num_layers", range(2, 9))

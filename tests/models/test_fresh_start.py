@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter
 from hf_pardraft.demo.family import SHIPPED_FAMILY
-from hf_pardraft.models.fresh_start import MOST_EXCESS, blind_scale
+from hf_pardraft.pairing.fresh_start import MOST_EXCESS, blind_scale
 from tiny_models import MASK_TOKEN_ID, VOCAB_SIZE, random_prompt, tiny_target
 from training.tiny_training import trainer_for
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from hf_pardraft import AutoDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
-from hf_pardraft.models.pairing import tokenizer_hash
+from hf_pardraft.pairing.remembered import tokenizer_hash
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")

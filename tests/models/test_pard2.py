@@ -20,11 +20,12 @@ from transformers import (
 from hf_pardraft import AutoDrafter, PardConfig, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.generation.candidate_generator import ParallelCandidateGenerator
-from hf_pardraft.models.base import DraftInputs, DraftState
 from hf_pardraft.models.cache import GrowingCache
-from hf_pardraft.models.configuration_pard import PardQwen3Config, default_target_layers
+from hf_pardraft.models.configuration_pard import PardQwen3Config
+from hf_pardraft.models.inputs import DraftInputs, DraftState
 from hf_pardraft.models.modeling_pard import PardQwen3
 from hf_pardraft.models.target_projection import features_behind, one_place_behind
+from hf_pardraft.pairing.fresh import default_target_layers
 from tiny_models import MASK_TOKEN_ID, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "pard2"

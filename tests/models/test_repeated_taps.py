@@ -8,8 +8,8 @@ import torch
 from hf_pardraft import AutoDrafter
 from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.checkpoints.export import export_drafter
-from hf_pardraft.models.base import DraftInputs
 from hf_pardraft.models.configuration_dflash import default_target_layer_ids
+from hf_pardraft.models.inputs import DraftInputs
 from hf_pardraft.training.target.feature_writing import cache_features
 from published_checkpoints import change_config, config_of
 from tiny_models import random_prompt, tiny_drafter, tiny_target

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
-from hf_pardraft.models.mask_token import choose_mask_token_id
+from hf_pardraft.pairing.mask_token import choose_mask_token_id
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
@@ -89,13 +89,15 @@ def test_a_folder_to_publish_carries_the_code_that_loads_it(target, tmp_path, ki
     source = Path(__file__).parents[2] / "src" / "hf_pardraft" / "models"
     code = {path.name: path.read_text() for path in tmp_path.glob("*.py")}
     assert code == {name: (source / name).read_text() for name in code}
-    assert (tmp_path / "custom_generate" / "generate.py").read_text() == code["generate_anywhere.py"]
+    assert (tmp_path / "custom_generate" / "generate.py").read_text() == (source / "generate_anywhere.py").read_text()
     drafter.save_pretrained(tmp_path / "bare", with_code=False)
     assert "auto_map" not in json.loads((tmp_path / "bare" / "config.json").read_text())
 
 
 @pytest.mark.parametrize("kind", ["dflash", "pard2"])
-@pytest.mark.parametrize("step", ["hf_pardraft.models.base.write_code", "transformers.modeling_utils.safe_save_file"])
+@pytest.mark.parametrize(
+    "step", ["hf_pardraft.checkpoints.saving.write_code", "transformers.modeling_utils.safe_save_file"]
+)
 def test_a_save_that_fails_leaves_the_folder_as_it_was(target, tmp_path, monkeypatch, kind, step):
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")

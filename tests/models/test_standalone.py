@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_pardraft import PardDrafter
-from hf_pardraft.models.base import DraftInputs
 from hf_pardraft.models.cache import GrowingCache
+from hf_pardraft.models.inputs import DraftInputs
 from hf_pardraft.models.stock_assistant import draft_as_assistant
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_drafter, tiny_target
 

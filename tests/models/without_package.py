@@ -37,7 +37,7 @@ def sibling(model, name: str):
 def draft_inputs_class(model) -> type:
     """What its `draft` takes; drafters that were pushed with earlier code call it otherwise."""
     try:
-        return sibling(model, "base").DraftInputs
+        return sibling(model, "inputs").DraftInputs
     except ModuleNotFoundError:
         return sibling(model, "drafting").DraftContext
 

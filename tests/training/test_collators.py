@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_pardraft import DartDrafter, PardDrafter
-from hf_pardraft.models.base import DraftInputs
+from hf_pardraft.models.inputs import DraftInputs
 from hf_pardraft.training.layouts.blocks import UNKNOWN
 from hf_pardraft.training.layouts.collators import BlockCollator, PardCollator, SharedPrefixCollator
 from hf_pardraft.training.layouts.forwards import (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_pardraft import AutoDrafter, PardDrafter
-from hf_pardraft.models.base import DraftInputs
+from hf_pardraft.models.inputs import DraftInputs
 from hf_pardraft.training.layouts.collators import PardCollator
 from hf_pardraft.training.layouts.forwards import pard_forward
 from hf_pardraft.training.recipe import training_run

@@ -8,7 +8,7 @@ from datasets import Dataset
 from transformers import HfArgumentParser
 
 from hf_pardraft import DartDrafter, DraftTrainer, DraftTrainingArguments
-from hf_pardraft.models.base import DraftInputs
+from hf_pardraft.models.inputs import DraftInputs
 from hf_pardraft.training import batch_scorer as learner_module
 from hf_pardraft.training.batch_scorer import prefix_in
 from hf_pardraft.training.layouts.collators import PardCollator

@@ -8,7 +8,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from hf_pardraft import AutoDrafter, DartDrafter, DraftTrainer, DraftTrainingArguments
-from hf_pardraft.models.base import DraftInputs
+from hf_pardraft.models.inputs import DraftInputs
 from hf_pardraft.training.losses.terms import annealed_kl
 from tiny_models import tiny_drafter
 from training.tiny_training import losses, trainer_for

@@ -8,15 +8,15 @@ from typing import Any
 
 from transformers.utils import cached_file
 
-from ..models.base import ParallelDrafter
-from ..models.checked_loading import describe_checkpoint, hub_arguments, match_weights, with_resolved_revision
-from ..models.checkpoint_files import TensorFacts, check_beside, describe_tensors, read_config_file, read_tensors
-from ..models.config_checks import check_config_fields
-from ..models.target_projection import find_projection, with_subfolder
+from ..models.base import ParallelDrafter, hub_arguments
 from .atomic_folders import finish_interrupted
+from .config_checks import check_config_fields
 from .export import check_export, export_drafter
+from .files import TensorFacts, check_beside, describe_tensors, read_config_file, read_tensors
 from .layouts import LAYOUTS, NATIVE
-from .recognise import drafter_class_for
+from .loading import describe_checkpoint, match_weights, with_resolved_revision
+from .projection import find_projection, with_subfolder
+from .published import drafter_class_for
 from .staging import LICENCES, TOKENIZER_FILES, check_destination, replaced_checkpoint
 
 

@@ -9,7 +9,7 @@ from huggingface_hub import save_torch_state_dict
 from transformers import PreTrainedConfig
 
 from ..models.base import ParallelDrafter
-from ..models.checksums import add_checksums
+from .checksums import add_checksums
 from .layouts import NATIVE, layout_for
 from .whitelists import check_whitelist
 

@@ -11,8 +11,7 @@ from ..models.base import ParallelDrafter
 from ..models.configuration_dart import published_tapped_hidden_states
 from ..models.configuration_dflare import ANGELSLIM_ARCHITECTURE
 from ..models.configuration_pard import BASE_ARCHITECTURES
-from ..models.published_dflash import MUSE_GLIMMER, SPECULATORS_TYPE
-from ..models.tap_indices import layer_ids_to_hidden_state_indices
+from .published import MUSE_GLIMMER, SPECULATORS_TYPE
 
 Fields = dict[str, Any]
 
@@ -123,7 +122,7 @@ def speculators_config(drafter: ParallelDrafter, fields: Fields) -> Fields:
         "transformer_layer_config": {**flat_rope(layers), "model_type": "qwen3"},
         # The target's own lm_head is used, with all of its rows.
         "draft_vocab_size": fields["vocab_size"],
-        "aux_hidden_state_layer_ids": layer_ids_to_hidden_state_indices(fields["target_layer_ids"]),
+        "aux_hidden_state_layer_ids": drafter.tapped_hidden_states,
         "sliding_window_non_causal": True,
         "sample_from_anchor": False,
     }

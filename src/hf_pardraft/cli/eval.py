@@ -39,8 +39,8 @@ from ..evaluation.simulation import Simulation, depth_of, write_script
 from ..generation.schedule import is_readable
 from ..generation.settings import read_settings
 from ..models.base import ParallelDrafter
-from ..models.mask_token import special_token_ids
-from ..models.pairing import public_name
+from ..pairing.mask_token import special_token_ids
+from ..pairing.remembered import public_name
 from ..user_input.models import load_config, load_tokenizer
 
 

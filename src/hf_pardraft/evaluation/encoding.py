@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from ..models.chat_format import explaining_template
+from ..pairing.chat_format import explaining_template
 from .prompts import Question
 
 Answer = Callable[[torch.LongTensor], list[int]]

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..generation.settings import settings_in
 from ..models.base import ParallelDrafter
-from ..models.pairing import public_name
+from ..pairing.remembered import public_name
 from .models import DrafterSource
 from .plan import EvalRequest, Plan
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..checkpoints.config_checks import check_fresh_fields
 from ..models.base import ParallelDrafter
-from ..models.config_checks import check_fresh_fields
 from ..models.modeling_dart import DartDrafter
 from ..models.modeling_dflare import DFlareDrafter
 from ..models.modeling_dflash import DFlashDrafter

@@ -6,7 +6,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
 from transformers.cache_utils import DummyLayer, LinearAttentionLayer, get_layer_types_and_kwargs
 
-from ..models.cache import GrowingCache, GrowingLayer, RowColumns, WindowedLayer
+from ..models.cache import GrowingCache, GrowingLayer, RowColumns
 
 ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Layers whose state has no entry per token: what they have read can only be forgotten by going back to a snapshot.
@@ -14,6 +14,34 @@ RECURRENT_LAYER_TYPES = {"linear_attention", "conv"}
 # Keys and values `(1, heads, stored, head_dim)` of one item, for each layer that stores any.
 Entries = list[tuple[torch.Tensor, torch.Tensor] | None]
 Snapshot = list[tuple[LinearAttentionLayer, dict[int, torch.Tensor], dict[int, torch.Tensor]]]
+
+
+class WindowedLayer(GrowingLayer):
+    """A growing layer whose queries look back no further than `window` tokens: what lies before is dropped now and then.
+
+    Not at once, since a rejected draft must be able to roll back, and since each time costs a copy.
+    """
+
+    is_sliding = True
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+        # The most columns that last.
+        self.limit = window - 1 + window // self.SLACK
+
+    def reserve(self, num_columns: int) -> int:
+        return min(super().reserve(num_columns), max(self.limit - num_columns, 0))
+
+    def drop_behind(self, row_lengths: list[int]) -> None:
+        """Drop what no query can see any more, in each batch item, if there are many such columns."""
+        held = self.held(row_lengths)
+        count = [min(number, self.window - 1) for number in held]
+        if max(held) > self.limit:
+            first = [number - kept for number, kept in zip(held, count, strict=True)]
+            self._reallocate(first, count, self.limit)
+            self.dropped = [length - kept for length, kept in zip(row_lengths, count, strict=True)]
+            self.fit_to(row_lengths)
 
 
 class TargetCache(GrowingCache):
@@ -108,13 +136,15 @@ class TargetCache(GrowingCache):
         self.row_lengths = lengths
 
     def entries_of(self, item: int) -> Entries:
-        """The last entries of one item, mostly all of them."""
-        return [
-            layer.entries_of(item, self.row_lengths)
-            if isinstance(layer, GrowingLayer) and layer.is_initialized
-            else None
-            for layer in self.layers
-        ]
+        """Copies of the last entries of one item, mostly of all of them."""
+        entries: Entries = []
+        for layer in self.layers:
+            if isinstance(layer, GrowingLayer) and layer.is_initialized:
+                kept = slice(item, item + 1), slice(None), slice(layer.held(self.row_lengths)[item])
+                entries.append((layer.keys[kept].clone(), layer.values[kept].clone()))
+            else:
+                entries.append(None)
+        return entries
 
     def export_recurrent_to(self, cache: Cache) -> None:
         """Hand the recurrent layers over to a caller's cache."""

@@ -7,7 +7,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator
 
-from ..models.base import DraftInputs, ParallelDrafter, cached_arange, last_columns, take_rows
+from ..models.base import ParallelDrafter
+from ..models.inputs import DraftInputs, cached_arange, last_columns, take_rows
 from .rope import RopeChanges, longest_text, rope_changes
 from .settings import DraftSettings, settings_of_call
 from .stats import DecodeStats, Proposal

@@ -8,7 +8,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.generation.streamers import BaseStreamer
 
-from ..models.base import DraftInputs, cached_arange, last_columns
+from ..models.inputs import DraftInputs, cached_arange, last_columns
 from .cache import Entries, Snapshot, attended_layers
 from .candidate_generator import ParallelCandidateGenerator
 from .outputs import ItemRead, OutputRecorder

@@ -6,7 +6,7 @@ from transformers import GenerationMixin
 from transformers.generation import GenerationMode
 from transformers.utils import logging
 
-from ..models.pairing import warn_if_other_text
+from ..pairing.remembered import warn_if_other_text
 from .candidate_generator import ParallelCandidateGenerator
 from .checks import check_mode, check_request
 from .dispatch import decoding_for, write_undrafted

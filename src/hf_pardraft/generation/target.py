@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..models.base import are_real, input_device, last_columns
+from ..models.inputs import are_real, input_device, last_columns
 from ..models.masks import additive_masks, attention_windows, causal_row_masks
 from .cache import Entries, TargetCache, is_hybrid
 from .sequences import FinishedItems

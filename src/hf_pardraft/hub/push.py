@@ -1,5 +1,7 @@
-"""Publish a drafter's folder: what would be uploaded, what stands against it, and the upload itself."""
+"""Publish a drafter, or its folder: what would be uploaded, what stands against it, and the upload itself."""
 
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +10,13 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
+from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
+from transformers.utils.hub import create_and_tag_model_card, hf_api
 
+from ..checkpoints.files import check_beside
 from ..checkpoints.locks import LOCK
-from ..models.checkpoint_files import check_beside
+from ..checkpoints.saving import CARD, own_class
 from ..user_input.files import read_json
 from ..user_input.redaction import redacted
 from .cards import FILE_NAME, card_gaps, has_measured_numbers
@@ -244,3 +249,59 @@ def failure(error: Exception) -> str:
     if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
         advice = "\nLog in with hf auth login, or pass --token, with a token that may write there"
     return f"{error}{cause}{advice}. Nothing was committed"
+
+
+def push_drafter(
+    model: PreTrainedModel,
+    repo_id: str,
+    card: Path | None = None,
+    private: bool | None = None,
+    token: bool | str | None = None,
+    revision: str | None = None,
+    tags: list[str] | None = None,
+    commit_message: str | None = None,
+    commit_description: str | None = None,
+    create_pr: bool = False,
+    **save_arguments: Any,
+) -> Any:
+    """Save a drafter to a temporary folder and upload that.
+
+    Args:
+        model: the drafter.
+        repo_id: the repository, made if it does not exist.
+        card: the model card to upload. By default the repository keeps its own, and gets a fresh one only if it has none.
+        private, token, revision, tags, commit_message, commit_description, create_pr: as for
+            `PreTrainedModel.push_to_hub`.
+        **save_arguments: for `save_pretrained`.
+    """
+    api = hf_api()
+    repo_id = api.create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
+    if revision is not None and not create_pr and not revision.startswith("refs/pr"):
+        api.create_branch(repo_id, branch=revision, token=token, exist_ok=True)
+    with tempfile.TemporaryDirectory() as workspace:
+        folder = Path(workspace)
+        model.save_pretrained(folder, repo_id=repo_id, **save_arguments)
+        place_card(folder / CARD, repo_id, card, tags, token)
+        return api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            token=token,
+            revision=revision,
+            create_pr=create_pr,
+            commit_message=commit_message or f"Upload {own_class(model).__name__}",
+            commit_description=commit_description,
+        )
+
+
+def place_card(
+    destination: Path, repo_id: str, card: Path | None, tags: list[str] | None, token: bool | str | None
+) -> None:
+    """Put the card to upload where a freshly made one may lie; see [`push_drafter`]."""
+    if card is not None and card.exists():
+        shutil.copyfile(card, destination)
+    elif not destination.exists() or hf_api().file_exists(repo_id, CARD, token=token):
+        create_and_tag_model_card(repo_id, token=token).save(destination)
+    if tags:
+        tagged = ModelCard.load(destination)
+        tagged.data.tags = list(dict.fromkeys([*(tagged.data.tags or []), *tags]))
+        tagged.save(destination)

@@ -1,181 +1,85 @@
-"""What every parallel drafter shares: the `draft` contract, its inputs, and the checks on a target.
+"""What every parallel drafter shares: the `draft` contract, the checks on a target, loading and saving.
 
-This file travels with every drafter that is pushed to the Hub, so it imports torch, transformers and siblings only.
+This file travels with every drafter that is pushed to the Hub, so it imports torch, transformers and siblings only. What only the
+package can do comes from it through [`DrafterServices`].
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from functools import lru_cache
+import shutil
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import nn
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
 
 from .cache import GrowingCache
-from .checked_loading import hub_arguments, load_checked
-from .checksums import add_checksums
-from .exact_frequencies import exact_frequencies
-from .pairing import note_pairing, warn_if_other_target
-from .saving import CARD, PUSH_ARGUMENTS, push_drafter, set_auto_map, staged, write_code
-from .tap_checks import check_taps, text_fact
+from .inputs import DraftInputs, DraftState, StaticDraftInputs
+
+# Arguments of `from_pretrained` that say where the files are.
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+CUSTOM_GENERATE = "custom_generate/generate.py"
 
 
-@dataclass
-class DraftInputs:
-    """What has happened since the drafter's last call: the newly committed text, and what the target thought of it.
+class DrafterServices(Protocol):
+    """What the package hf_pardraft does for drafters, and the code that travels with them can't do by itself.
 
-    The last of `new_ids` is the *anchor*: committed, but not yet read by the target. On the first call `new_ids` holds
-    the whole text so far. Rows of a batch that have less to tell are padded on the left.
-
-    Attributes:
-        new_ids: `(batch, new)`, the tokens committed since the last call, oldest first.
-        new_positions: `(batch, new)`, their positions (what RoPE sees).
-        features: `(batch, read, taps * target_hidden)` or `None`, the tapped hidden states of the tokens that the target
-            has read since the last call. They end just before the anchor.
-        feature_positions: `(batch, read)` or `None`, the positions of those tokens.
-        new_counts: how many of `new_ids` are real in each row, at least one; `None` if all are.
-        feature_counts: how many of `features` are real in each row; `None` if all are.
+    Importing the package sets `ParallelDrafter.services`. Where that is `None`, a drafter loads what `save_pretrained` wrote,
+    refuses what it would draft wrongly from or for, drafts, and is saved with its code.
     """
 
-    new_ids: torch.LongTensor
-    new_positions: torch.LongTensor
-    features: torch.Tensor | None = None
-    feature_positions: torch.LongTensor | None = None
-    new_counts: list[int] | None = None
-    feature_counts: list[int] | None = None
+    def native_fields(self, config_class: type["PairedConfig"], fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of our own config.json that one of any known layout means."""
+
+    def load(self, drafter_class: type["ParallelDrafter"], name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
+        """`from_pretrained` of any known layout, its files checked before they are loaded."""
+
+    def save(self, drafter: "ParallelDrafter", folder: Any, **kwargs: Any) -> None:
+        """`save_pretrained`, in one switch, with checksums, code and card."""
+
+    def write_card(self, drafter: "ParallelDrafter", folder: Path, name: str) -> None:
+        """Write a fresh card of a drafter, called `name`, into a folder."""
+
+    def push(self, drafter: "ParallelDrafter", repo_id: str, **kwargs: Any) -> Any:
+        """`push_to_hub`, which leaves a repository its card."""
+
+    def fresh(self, drafter_class: type["ParallelDrafter"], base: Any, *args: Any, **kwargs: Any) -> "ParallelDrafter":
+        """A drafter that is yet to be trained, made for a target (`for_target`) or of a causal LM (`from_causal_lm`)."""
+
+    def check_target(self, drafter: "ParallelDrafter", target: PreTrainedModel, taps: list[int]) -> None:
+        """Raise a `ValueError` if `target` can't give the taps, and warn if it is not the one of training."""
+
+    def note_target(self, drafter: "ParallelDrafter", target: PreTrainedModel, *args: Any) -> None:
+        """Remember, in a drafter's config, what it is trained with."""
+
+    def num_layer_outputs(self, target: PreTrainedModel) -> int:
+        """How many layers' outputs are among a target's `hidden_states`."""
 
 
-@dataclass
-class StaticDraftInputs:
-    """What a round of fixed shapes tells the drafter: a [`DraftInputs`] whose rows are padded on the right to one width.
+class PairedConfig(PreTrainedConfig):
+    """The fields of a drafter's configuration that say what it was trained with; `None` where that is not known.
 
-    Attributes:
-        ids, positions: `(batch, width)`, the tokens committed since the last draft, and their positions.
-        counts: `(batch,)`, how many of them are real.
-        features: `(batch, width, taps * target_hidden)` or `None`; beside each token the states of the token before it.
+    Args:
+        target_name_or_path: the target; of a local folder its own name only.
+        target_revision: the commit of the target's repository.
+        target_model_type: its model type.
+        target_fingerprint: a few of its weights.
+        tokenizer_hash: of the tokenizer's vocabulary.
+        chat_format: of the chats that it learned from.
     """
 
-    ids: torch.LongTensor
-    positions: torch.LongTensor
-    counts: torch.LongTensor
-    features: torch.Tensor | None = None
+    target_name_or_path: str | None = None
+    target_revision: str | None = None
+    target_model_type: str | None = None
+    target_fingerprint: list[float] | None = None
+    tokenizer_hash: str | None = None
+    chat_format: dict[str, Any] | None = None
 
-    @property
-    def anchors(self) -> torch.LongTensor:
-        """`(batch, 1)`, the column of each row's newest token, the anchor; the first of a row that has no news."""
-        return (self.counts[:, None] - 1).clamp(min=0)
-
-    def last(self, values: torch.LongTensor) -> torch.LongTensor:
-        """`(batch, 1)`, of `ids` or `positions` those of the anchor."""
-        return values.gather(1, self.anchors)
-
-    def real(self, behind: int = 0) -> torch.BoolTensor:
-        """`(batch, width + behind)`, which columns are real, where as many real ones stand behind all."""
-        columns = torch.arange(self.ids.shape[1], device=self.ids.device)
-        return nn.functional.pad(columns < self.counts[:, None], (0, behind), value=True)
-
-    def positions_with(self, num_masks: int, first: int = 1) -> torch.LongTensor:
-        """`(batch, width + num_masks)`, `positions` and those of masks, which count on from the anchor."""
-        ahead = torch.arange(first, first + num_masks, device=self.positions.device)
-        return torch.cat([self.positions, self.last(self.positions) + ahead], dim=1)
-
-    def indices_with(self, num_masks: int) -> torch.LongTensor:
-        """`(batch, width + num_masks)`, indices of the same rows, counted from the end of what was drafted from before."""
-        device = self.ids.device
-        new = torch.arange(self.ids.shape[1], device=device).expand(len(self.ids), -1)
-        return torch.cat([new, self.counts[:, None] + torch.arange(num_masks, device=device)], dim=1)
-
-
-@lru_cache(maxsize=256)
-def cached_arange(first: int, end: int, device: torch.device) -> torch.LongTensor:
-    """The numbers from `first` to before `end`, `(numbers,)`, made once and never to be written to."""
-    # A call under inference_mode would otherwise make tensors that no later autograd user may touch.
-    with torch.inference_mode(False):
-        return torch.arange(first, end, device=device)
-
-
-@lru_cache(maxsize=64)
-def mask_ids(mask_token_id: int, batch: int, count: int, device: torch.device) -> torch.LongTensor:
-    """`(batch, count)` mask token ids, made once and never to be written to."""
-    with torch.inference_mode(False):
-        return torch.full((batch, count), mask_token_id, device=device)
-
-
-@lru_cache(maxsize=64)
-def distinct_mask_ids(
-    mask_token_ids: tuple[int, ...], batch: int, count: int, device: torch.device
-) -> torch.LongTensor:
-    """The same for masks that have an id each: the first `count` of them.
-
-    Raises:
-        ValueError: if there are fewer.
-    """
-    if count > len(mask_token_ids):
-        raise ValueError(
-            f"this drafter has {len(mask_token_ids)} mask token ids, one for each place, so it drafts at most "
-            f"{len(mask_token_ids) + 1} tokens at a time, got {count + 1}: ask for fewer, or train one with more"
-        )
-    with torch.inference_mode(False):
-        return torch.tensor(mask_token_ids[:count], dtype=torch.long, device=device).repeat(batch, 1)
-
-
-def last_columns(counts: list[int] | None, batch: int, width: int) -> list[list[int]]:
-    """The columns of the real entries of rows that are padded on the left to `width`."""
-    return [list(range(width - count, width)) for count in counts or [width] * batch]
-
-
-def are_real(counts: list[int] | None, batch: int, width: int, device: torch.device) -> torch.BoolTensor:
-    """Which entries of such rows are real: `(batch, width)`."""
-    if counts is None:
-        return torch.ones(batch, width, dtype=torch.bool, device=device)
-    return torch.arange(width, device=device) >= width - torch.tensor(counts, device=device)[:, None]
-
-
-def take_rows(values: torch.Tensor, rows: torch.LongTensor) -> torch.Tensor:
-    """Of `values (batch, all, width)` the rows `(batch, kept)`: `(batch, kept, width)`."""
-    return values.gather(1, rows.to(values.device)[:, :, None].expand(-1, -1, values.shape[2]))
-
-
-def scoring(rows: torch.LongTensor) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
-    """What a drafter's forward takes as `read_rows` to score the rows `(batch, kept)` only."""
-    return lambda head, states: head(take_rows(states, rows))
-
-
-def input_device(module: nn.Module) -> torch.device:
-    """Where a target, or a part of it, takes its input.
-
-    Weights that accelerate has offloaded are on the meta device; such a module takes its input from anywhere.
-    """
-    return next((weight.device for weight in module.parameters() if not weight.is_meta), torch.device("cpu"))
-
-
-@dataclass
-class DraftState:
-    """One generate call's memory of a drafter: its cache, what it borrows from the target, and what no round changes.
-
-    Attributes:
-        cache: keys and values of the context.
-        embed_tokens, lm_head: the target's, if the drafter has none of its own.
-        constants: arguments of the drafter's forward that are the same in every round, computed once.
-        embed_device, head_device, head_dtype: where what is borrowed takes its input, and in what precision.
-    """
-
-    cache: GrowingCache
-    embed_tokens: nn.Module | None = None
-    lm_head: nn.Module | None = None
-    constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    embed_device: torch.device | None = field(init=False, default=None)
-    head_device: torch.device | None = field(init=False, default=None)
-    head_dtype: torch.dtype | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        if self.embed_tokens is not None:
-            self.embed_device = input_device(self.embed_tokens)
-        if self.lm_head is not None:
-            self.head_device, self.head_dtype = input_device(self.lm_head), self.lm_head.weight.dtype
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in `PreTrainedConfig`; the package reads what others publish as ours."""
+        fields, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        services = ParallelDrafter.services
+        return fields if services is None else services.native_fields(cls, fields), kwargs
 
 
 class ParallelDrafter:
@@ -192,10 +96,7 @@ class ParallelDrafter:
         training_objective: what it learns unless training is told otherwise: "cross_entropy" with the text; PARD's, each of
             whose positions is averaged by itself ("subtask_cross_entropy"); or "annealed_kl" to the target's law.
         last_stats: how the latest `generate` call went.
-        card_writer: writes a drafter's card, under a name, into a folder; set by the package, `None` where only this code is.
-        folder_writer: gives a folder to write to, whose files replace those of another one; the package sets one that no kill
-            hurts.
-        save_finisher: finishes such a save where a kill has cut it off, before a folder is loaded; set by the package.
+        services: what the package adds, see [`DrafterServices`]; `None` where only this code is.
         ngram: a continuity model for its token trees, set by the user; never saved.
     """
 
@@ -205,14 +106,10 @@ class ParallelDrafter:
     training_objective = "cross_entropy"
     last_stats = None
     ngram = None
-    # Weights that published checkpoints call otherwise, and those that they hold and a drafter does not read: patterns of
-    # their names, and what takes their place, or why.
-    renamed_weights: ClassVar[dict[str, str]] = {}
+    services: ClassVar[DrafterServices | None] = None
+    # Weights that checkpoints may hold and a drafter does not read: patterns of their names, and why.
     ignored_weights: ClassVar[dict[str, str]] = {r"rotary_emb\.inv_freq$": "computed from the config"}
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [*ignored_weights]
-    card_writer: ClassVar[Callable[["ParallelDrafter", Path, str], None] | None] = None
-    folder_writer: ClassVar[Callable[[Path], AbstractContextManager[Path]]] = staticmethod(staged)
-    save_finisher: ClassVar[Callable[[Any], None] | None] = None
     vocab_mismatch_advice = "Use the target that the drafter was made for, or make a drafter for this one"
 
     @property
@@ -334,12 +231,8 @@ class ParallelDrafter:
                 f"vocabulary mismatch: the drafter has {self.config.vocab_size} tokens and the target {vocab_size}, and they "
                 f"must share a tokenizer. {self.vocab_mismatch_advice}"
             )
-        check_taps(type(self).__name__, target, self.taps_for(target) if taps is None else taps)
-        warn_if_other_target(self, target)
-
-    def other_target_reason(self, target: PreTrainedModel) -> str | None:
-        """Why `target` is not the one that this drafter was trained for; `None` if nothing says so."""
-        return None
+        if self.services is not None:
+            self.services.check_target(self, target, self.taps_for(target) if taps is None else taps)
 
     def note_target(
         self,
@@ -347,8 +240,19 @@ class ParallelDrafter:
         tokenizer: PreTrainedTokenizerBase | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Remember, in the config, what training is for; see [`note_pairing`]."""
-        note_pairing(self, target, tokenizer, chat_template_kwargs)
+        """Remember, in the config, what training is for.
+
+        Args:
+            target: the model that the drafter shall draft for.
+            tokenizer: the target's.
+            chat_template_kwargs: what the training text was rendered with by `tokenizer.apply_chat_template`, such as
+                `{"enable_thinking": False}`; `{}` if with nothing but its defaults, `None` if it is no chats, or of several
+                modes.
+
+        Raises:
+            ValueError: if chats are to be remembered and there is no tokenizer, or one without a chat template.
+        """
+        self.package().note_target(self, target, tokenizer, chat_template_kwargs)
 
     def taught_depth(self, draft_tokens: int) -> int:
         """How many tokens ahead training teaches to draft: what is asked for, unless the drafter has a block size of its own.
@@ -364,9 +268,83 @@ class ParallelDrafter:
             self.generation_config.num_assistant_tokens = draft_tokens
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """What `to`, `half`, `bfloat16` and the like call; see [`exact_frequencies`]."""
-        with exact_frequencies(self):
-            return super()._apply(*args, **kwargs)
+        """What `to`, `half`, `bfloat16` and the like call: rotary frequencies keep their precision where weights change theirs.
+
+        They are computed from the config, in float32. Rounded to bfloat16 they are off by up to 0.4 %, which at position 1,000
+        is radians, and a drafter that was converted would not be the one that is loaded from what it saved.
+        """
+        computed = [
+            (module, name, buffer)
+            for module in self.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+            if name in module._non_persistent_buffers_set
+        ]
+        applied = super()._apply(*args, **kwargs)
+        for module, name, buffer in computed:
+            if module._buffers[name].dtype != buffer.dtype:
+                module._buffers[name] = buffer.to(module._buffers[name].device)
+        return applied
+
+    @classmethod
+    def package(cls) -> DrafterServices:
+        """What the package does for drafters.
+
+        Raises:
+            ImportError: where it is not.
+        """
+        if cls.services is None:
+            raise ImportError(
+                f"the code that comes with a {cls.__name__} loads it, drafts and saves it again. All else is in the package: "
+                "pip install hf-pardraft, and import hf_pardraft"
+            )
+        return cls.services
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
+        """As in `PreTrainedModel`, but every weight is accounted for, and the package looks at files before it loads them.
+
+        Raises:
+            OSError: if the files can't be found or reached.
+            ValueError: if config.json or a weight file is damaged or describes something else: a weight that is missing, left
+                over, of another shape or no floating-point number is named.
+        """
+        if cls.services is not None:
+            return cls.services.load(cls, pretrained_model_name_or_path, *model_args, **kwargs)
+        loaded = cls.load_whole(pretrained_model_name_or_path, *model_args, **kwargs)
+        if kwargs.get("state_dict") is None:
+            model = loaded[0] if isinstance(loaded, tuple) else loaded
+            model.load_separate_weights(pretrained_model_name_or_path, **hub_arguments(kwargs))
+        return loaded
+
+    @classmethod
+    def load_whole(cls, name_or_path, *model_args, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """transformers' own `from_pretrained`, which leaves what it doesn't find random; here that is a `ValueError`.
+
+        It also passes over the generation config of what can't write text by itself.
+        """
+        model, info = super().from_pretrained(name_or_path, *model_args, output_loading_info=True, **kwargs)
+        wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys") if info[kind]}
+        if wrong:
+            found = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in wrong.items())
+            raise cls.misfit(name_or_path, found)
+        if not cls.can_generate():
+            model.generation_config = load_generation_config(name_or_path, **kwargs)
+        return (model, info) if output_loading_info else model
+
+    @classmethod
+    def misfit(cls, name_or_path, found: str) -> ValueError:
+        return ValueError(
+            f"the weights in {name_or_path} do not fit a {cls.__name__} ({found}). No weight is left random: check that the "
+            "folder holds this kind of drafter and that config.json describes these weights"
+        )
+
+    def load_separate_weights(self, folder, **source: Any) -> None:
+        """Load the weights that `save_pretrained` keeps outside the main file; none by default.
+
+        Args:
+            folder: that it wrote, or a repository on the Hub.
+            **source: `revision`, `token`, `subfolder`, ..., as for `from_pretrained`.
+        """
 
     def save_pretrained(
         self,
@@ -380,61 +358,63 @@ class ParallelDrafter:
         """As in `PreTrainedModel`, generation config included, and all that makes a folder to publish.
 
         If anything fails (a full disk, say), the folder is left as it was. Weights are saved with checksums, which are compared
-        when they are loaded.
+        when they are loaded. (The package does both.)
 
         Args:
             with_code: whether to write, too, the code that loads the drafter where this package is not installed
                 (`trust_remote_code=True`), `custom_generate/generate.py`, and a model card. A card that is there is left alone.
             **kwargs: as in `PreTrainedModel`, for `push_to_hub` too.
         """
-        pushed = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
         # What bears this mark is derived anew from config.json when it is loaded, and the drafting settings would be lost.
         self.generation_config._from_model_config = False
-        set_auto_map(self, with_code)
-        if not self.should_save_on_this_rank(is_main_process):
-            # It takes part in gathering the weights of a sharded drafter, and writes nothing.
-            self.save_weights(save_directory, is_main_process, state_dict, **kwargs)
+        if self.services is not None or push_to_hub:
+            options = {"push_to_hub": push_to_hub, "with_code": with_code, **kwargs}
+            self.package().save(self, save_directory, is_main_process=is_main_process, state_dict=state_dict, **options)
             return
-        folder = Path(save_directory)
-        with ParallelDrafter.folder_writer(folder) as workspace:
-            # A distributed checkpoint is written by all processes, each to the folder itself.
-            weights_folder = folder if kwargs.get("distributed_checkpoint") else workspace
-            self.save_weights(weights_folder, is_main_process, state_dict, **kwargs)
-            for path in weights_folder.glob("model*.safetensors"):
-                add_checksums(path)
-            self.generation_config.save_pretrained(workspace)
-            if with_code:
-                write_code(self, workspace)
-                if ParallelDrafter.card_writer is not None and not (folder / CARD).exists():
-                    ParallelDrafter.card_writer(self, workspace, pushed.get("repo_id") or folder.resolve().name)
-        if push_to_hub:
-            self.push_to_hub(
-                pushed.pop("repo_id", folder.name), card=folder / CARD, token=kwargs.get("token"), **pushed
-            )
+        self.save_weights(save_directory, is_main_process, state_dict, **kwargs)
+        self.generation_config.save_pretrained(save_directory)
+        # Transformers has copied the code that this drafter was loaded with, but for this file.
+        source = find_file(self.name_or_path or None, CUSTOM_GENERATE, revision=vars(self.config).get("_commit_hash"))
+        if source is not None:
+            (Path(save_directory) / CUSTOM_GENERATE).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source, Path(save_directory) / CUSTOM_GENERATE)
 
     def save_weights(self, save_directory, is_main_process: bool, state_dict: dict[str, torch.Tensor] | None, **kwargs):
         """Write all weights, and the config."""
         super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
-        """As in `PreTrainedModel`; see [`push_drafter`]. The repository keeps the model card that it has."""
-        return push_drafter(self, repo_id, **kwargs)
+        """As in `PreTrainedModel`. The repository keeps the model card that it has."""
+        if self.services is not None:
+            return self.services.push(self, repo_id, **kwargs)
+        return super().push_to_hub(repo_id, **kwargs)
 
-    def load_separate_weights(self, folder: str) -> None:
-        """Load, from a folder that `save_pretrained` wrote, the weights that it keeps outside the main file; none by default."""
 
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
-        """As in `PreTrainedModel`, but files are looked at before they are loaded, and every weight is accounted for.
+def text_fact(target: PreTrainedModel, name: str) -> int:
+    """What the configuration of a target's text decoder says, under the name that most families use (`hidden_size`).
 
-        Raises:
-            OSError: if the files can't be found or reached.
-            ValueError: if config.json or a weight file is damaged or describes something else: a weight that is missing, left
-                over, of another shape or no floating-point number is named.
-        """
-        if ParallelDrafter.save_finisher is not None and pretrained_model_name_or_path is not None:
-            ParallelDrafter.save_finisher(pretrained_model_name_or_path)
-        return load_checked(cls, super().from_pretrained, pretrained_model_name_or_path, *model_args, **kwargs)
+    Raises:
+        ValueError: if it says no such thing.
+    """
+    # Any family's configuration may come here, and some do without what all drafters ask for (BLT has no one hidden size).
+    value = getattr(target.config.get_text_config(decoder=True), name, None)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(
+            f"a drafter has to know {name} of its target, and the configuration of {type(target).__name__} has none for its "
+            "text decoder: use another target"
+        )
+    return value
+
+
+def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Those of `from_pretrained`'s arguments that say where a file comes from."""
+    return {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+
+
+def find_file(folder, name: str, **source: Any) -> str | None:
+    """The path of a file in a folder or repository; `None` if it is not there, or can't be reached."""
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    return None if folder is None else cached_file(folder, name, **quiet, **source)
 
 
 def load_generation_config(path, **kwargs) -> GenerationConfig:

@@ -140,48 +140,18 @@ class GrowingLayer(DynamicLayer):
             return row_lengths
         return [length - dropped for length, dropped in zip(row_lengths, self.dropped, strict=True)]
 
-    def entries_of(self, row: int, row_lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of the keys and values of one row, `(1, heads, held, head_dim)`."""
-        held = self.held(row_lengths)[row]
-        return self.keys[row : row + 1, :, :held].clone(), self.values[row : row + 1, :, :held].clone()
-
     def fit_to(self, row_lengths: list[int]) -> None:
         """Forget the columns beyond rows of these lengths; nothing is copied."""
         self.num_columns = max(self.held(row_lengths))
         self.ahead = max(row_lengths) - self.num_columns
 
+    def drop_behind(self, row_lengths: list[int]) -> None:
+        """Drop what no query can see any more; without a window that is nothing."""
+
     def _reallocate(self, first: list[int], count: list[int], capacity: int) -> None:
         """Move, in each row, `count` columns from `first` on to the front of buffers of another size."""
         self.key_buffer = _moved(self.key_buffer, first, count, capacity)
         self.value_buffer = _moved(self.value_buffer, first, count, capacity)
-
-
-class WindowedLayer(GrowingLayer):
-    """A growing layer whose queries look back no further than `window` tokens: what lies behind is dropped now and then.
-
-    Not at once, since a rejected draft must be able to roll back, and since each time costs a copy.
-    """
-
-    is_sliding = True
-
-    def __init__(self, window: int) -> None:
-        super().__init__()
-        self.window = window
-        # The most columns that last.
-        self.limit = window - 1 + window // self.SLACK
-
-    def reserve(self, num_columns: int) -> int:
-        return min(super().reserve(num_columns), max(self.limit - num_columns, 0))
-
-    def drop_behind(self, row_lengths: list[int]) -> None:
-        """Drop what no query can see any more, in each row, if there are many such columns."""
-        held = self.held(row_lengths)
-        count = [min(number, self.window - 1) for number in held]
-        if max(held) > self.limit:
-            first = [number - kept for number, kept in zip(held, count, strict=True)]
-            self._reallocate(first, count, self.limit)
-            self.dropped = [length - kept for length, kept in zip(row_lengths, count, strict=True)]
-            self.fit_to(row_lengths)
 
 
 def _moved(buffer: torch.Tensor, first: list[int], count: list[int], capacity: int) -> torch.Tensor:
@@ -252,8 +222,7 @@ class RowEntries:
             elif indices[layout]:
                 layer.move(*indices[layout])
             layer.fit_to(self.row_lengths)
-            if isinstance(layer, WindowedLayer):
-                layer.drop_behind(self.row_lengths)
+            layer.drop_behind(self.row_lengths)
 
     def forget_from(self, start: int) -> None:
         """Forget the columns from `start` on, in all rows."""

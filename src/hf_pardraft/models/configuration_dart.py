@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from transformers import LlamaConfig
 
-from .pairing import PairedConfig
+from .base import PairedConfig
 
 
 def published_tapped_hidden_states(num_target_layers: int) -> list[int]:
@@ -22,27 +22,8 @@ def published_tapped_hidden_states(num_target_layers: int) -> list[int]:
     return [2, num_target_layers // 2, num_target_layers - 3]
 
 
-def default_tapped_hidden_states(num_target_layers: int) -> list[int]:
-    """Which of a target's hidden states a fresh drafter reads: a low, a middle and a high one, as indices into `hidden_states`.
-
-    Those of the published rule, unless some of these coincide, as they do below seven layers. Then the taps lie evenly between
-    the embeddings and the last layer's output, neither of them included; fewer than three where there is no room.
-
-    Raises:
-        ValueError: if the target has fewer than two layers.
-    """
-    if num_target_layers < 2:
-        raise ValueError(f"a target needs at least 2 layers to be tapped, got {num_target_layers}")
-    if num_target_layers >= 7:
-        return published_tapped_hidden_states(num_target_layers)
-    last = num_target_layers - 1
-    return sorted({1, (1 + last) // 2, last})
-
-
 class DartConfig(PairedConfig, LlamaConfig):
     """A Llama configuration of the drafter's one layer, and how it is tied to its target.
-
-    The published layout (a flat Llama config with `draft_length` and `draft_vocab_size`) loads as it is.
 
     Args:
         draft_length: mask rows behind the prefix, which is what the published configs count, and not the paper's draft length
@@ -79,11 +60,3 @@ class DartConfig(PairedConfig, LlamaConfig):
     def num_taps(self) -> int:
         """How many hidden states are read; three by the published rule."""
         return 3 if self.tapped_hidden_states is None else len(self.tapped_hidden_states)
-
-    @classmethod
-    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in `PreTrainedConfig`; the published layout calls itself `llama`, and its weights expect the norm twice."""
-        config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        if config_dict.get("model_type") != cls.model_type:
-            config_dict = {"double_norm": True, **config_dict, "model_type": cls.model_type}
-        return config_dict, kwargs

@@ -4,8 +4,13 @@ from typing import Any, ClassVar
 
 from transformers import Qwen3Config
 
-from .pairing import PairedConfig
-from .published_dflash import EITHER_PLACE, native_fields
+from .base import PairedConfig
+
+# Of a target's `hidden_states`, whose first entry holds the embeddings: the output of layer i is entry i + 1, and the last entry
+# is taken after the final norm.
+FIRST_LAYER_OUTPUT = 1
+# What published configs may say in dflash_config or beside it.
+EITHER_PLACE = ("block_size", "mask_token_id", "target_layer_ids", "num_target_layers")
 
 
 def default_target_layer_ids(num_target_layers: int, num_taps: int) -> list[int]:
@@ -42,7 +47,7 @@ def default_target_layer_ids(num_target_layers: int, num_taps: int) -> list[int]
 class DFlashConfig(PairedConfig, Qwen3Config):
     """A Qwen3 configuration of the drafter's own layers, and how it is tied to its target.
 
-    The published layout (a flat Qwen3 config with a nested `dflash_config`) loads as it is.
+    The published layout (a flat Qwen3 config with a nested `dflash_config`) is understood too.
 
     Args:
         block_size: tokens a block: the anchor and `block_size - 1` masks.
@@ -79,9 +84,3 @@ class DFlashConfig(PairedConfig, Qwen3Config):
     def default_num_taps(self) -> int:
         """How many target layers to tap where none are named: one per draft layer."""
         return self.num_hidden_layers
-
-    @classmethod
-    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in `PreTrainedConfig`; what others publish is read as ours ([`native_fields`])."""
-        config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        return native_fields(config_dict, cls.model_type), kwargs

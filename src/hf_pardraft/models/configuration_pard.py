@@ -4,16 +4,7 @@ from typing import Any, ClassVar
 
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
-from .pairing import PairedConfig
-
-
-def default_target_layers(num_target_layers: int) -> list[int]:
-    """The target states that a fresh PARD-2 drafter taps: `[-1, -8, -16, -24]` as published, closer in a shallower target.
-
-    Indices into `hidden_states`, counted from its end: -1 is taken after the final norm.
-    """
-    step = max(1, min(8, num_target_layers // 4))
-    return [-1] + [-step * k for k in range(1, 4) if 1 < step * k <= num_target_layers]
+from .base import PairedConfig
 
 
 class PardConfig(PairedConfig):

@@ -1,7 +1,5 @@
 """Attention masks for rows of different lengths and for trees: which columns of a cache a query may see."""
 
-from functools import lru_cache
-
 import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
@@ -118,20 +116,6 @@ def causal_row_masks(
 
 def additive(visible: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
     """`(batch, queries, columns)` to `(batch, 1, queries, columns)`: 0 where visible, else the lowest number of `dtype`."""
-    return torch.where(visible, *_bounds(dtype, visible.device))[:, None]
-
-
-@lru_cache(maxsize=16)
-def _bounds(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is added to the score of a column that is seen, and of one that is not."""
-    with torch.inference_mode(False):
-        return torch.zeros((), dtype=dtype, device=device), torch.full(
-            (), torch.finfo(dtype).min, device=device, dtype=dtype
-        )
-
-
-def additive_in_graphs(visible: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
-    """[`additive`], from `visible` alone, for compiled code."""
     hidden = ~visible
     return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)[:, None]
 
@@ -180,5 +164,5 @@ def buffer_masks(
     masks = {}
     for layer_type, size in windows.items():
         visible = seen if size is None else seen & in_reach(layer_type, size, queries, places)
-        masks[layer_type] = additive_in_graphs(visible, dtype)
+        masks[layer_type] = additive(visible, dtype)
     return masks if len(masks) > 1 else next(iter(masks.values()))

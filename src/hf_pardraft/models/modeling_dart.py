@@ -20,24 +20,11 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
-from .base import (
-    DraftInputs,
-    DraftState,
-    StaticDraftInputs,
-    are_real,
-    cached_arange,
-    input_device,
-    last_columns,
-    scoring,
-)
 from .cache import GrowingCache
-from .config_checks import fresh_config
-from .configuration_dart import DartConfig, default_tapped_hidden_states, published_tapped_hidden_states
-from .fresh_start import start_as_a_blind_guess
+from .configuration_dart import DartConfig, published_tapped_hidden_states
+from .inputs import DraftInputs, DraftState, StaticDraftInputs, are_real, cached_arange, last_columns, scoring
 from .masks import buffer_masks, causal_row_masks
-from .pairing import describe_target
-from .tap_checks import num_layer_outputs
-from .target_bound import TargetBoundDrafter, architecture_like
+from .target_bound import TargetBoundDrafter
 
 
 class DartAttention(nn.Module):
@@ -178,8 +165,8 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
     ) -> "DartDrafter":
         """A fresh drafter that fits `target`: its width, heads, rope and vocabulary, and taps.
 
-        The lm_head starts as the target's, where that can be read, and the drafter about as sure of every token as of any other
-        ([`start_as_a_blind_guess`]). The rest is random, the mask included.
+        The lm_head starts as the target's, where that can be read, and the drafter about as sure of every token as of any other.
+        The rest is random, the mask included.
 
         Args:
             target: the model to draft for.
@@ -192,36 +179,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             ValueError: if the target can't be tapped as asked, `draft_token_ids` are not tokens of it, a field is none or can't
                 have its value, or `draft_tokens` is no positive number or not what `draft_length` masks draft.
         """
-        cls.check_can_serve(target)
-        text_config = target.config.get_text_config(decoder=True)
-        ids = checked_token_ids(draft_token_ids, text_config.vocab_size)
-        if overrides.get("draft_vocab_size", len(ids)) != len(ids):
-            raise ValueError(
-                f"draft_vocab_size is {overrides['draft_vocab_size']}, but {len(ids)} tokens can be drafted: pass the tokens "
-                "as draft_token_ids, and leave draft_vocab_size out"
-            )
-        fields = {
-            **architecture_like(target),
-            **describe_target(target),
-            "draft_vocab_size": len(ids),
-            "target_hidden_size": text_config.hidden_size,
-            "tapped_hidden_states": default_tapped_hidden_states(num_layer_outputs(target)),
-            **overrides,
-        }
-        if draft_tokens is not None:
-            fields["draft_length"] = num_masks_for(draft_tokens, **overrides)
-        drafter = cls(fresh_config(DartConfig, fields, overrides))
-        drafter.check_target(target)
-        drafter.check_tapped_states(target)
-        drafter.d2t.copy_(ids - torch.arange(len(ids)))
-        drafter.t2d.zero_()[ids] = True
-        head = target.get_output_embeddings()
-        if head is not None and head.weight.is_floating_point() and not head.weight.is_meta:
-            with torch.no_grad():
-                drafter.lm_head.weight.copy_(head.weight[ids.to(head.weight.device)])
-        drafter = drafter.to(input_device(target)).eval()
-        start_as_a_blind_guess(drafter, drafter.norm, target)
-        return drafter
+        return cls.package().fresh(cls, target, draft_token_ids, draft_tokens, **overrides)
 
     @property
     def tapped_hidden_states(self) -> list[int]:
@@ -237,7 +195,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         if self.config.tapped_hidden_states is not None:
             return super().taps_for(target, use_target_features)
         self.check_feature_use(use_target_features)
-        return published_tapped_hidden_states(num_layer_outputs(target))
+        return published_tapped_hidden_states(self.package().num_layer_outputs(target))
 
     @property
     def max_draft_depth(self) -> int:
@@ -407,39 +365,6 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
         check_vocabulary_maps(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded
-
-
-def num_masks_for(draft_tokens: int, shifted: bool = True, draft_length: int | None = None, **others: Any) -> int:
-    """How many masks draft so many tokens: one less, if the last row of the prefix drafts the first of them.
-
-    Args:
-        draft_tokens: d of arXiv 2601.19278, section 3.2.
-        shifted, draft_length: as in [`DartConfig`], where they are given.
-        **others: fields of it that don't matter.
-
-    Raises:
-        ValueError: if there is nothing to draft, or `draft_length` says otherwise.
-    """
-    if draft_tokens < 1:
-        raise ValueError(f"a DART drafter drafts 1 token or more, got draft_tokens={draft_tokens}")
-    num_masks = draft_tokens - 1 if shifted else draft_tokens
-    if draft_length not in (None, num_masks):
-        raise ValueError(
-            f"draft_length counts masks: {draft_tokens} drafted tokens (draft_tokens) take {num_masks}, got "
-            f"draft_length={draft_length}: leave draft_length out"
-        )
-    return num_masks
-
-
-def checked_token_ids(token_ids: Sequence[int] | None, vocab_size: int) -> torch.LongTensor:
-    """`token_ids` in ascending order, all of the vocabulary if `None`; a `ValueError` if they aren't distinct tokens of it."""
-    if token_ids is None:
-        return torch.arange(vocab_size)
-    ids = sorted(torch.as_tensor(token_ids, dtype=torch.long).flatten().tolist())
-    if not ids or ids[0] < 0 or ids[-1] >= vocab_size or len(set(ids)) < len(ids):
-        found = f"{len(ids)} ids, {len(set(ids))} of them distinct, from {ids[0]} to {ids[-1]}" if ids else "none"
-        raise ValueError(f"draft_token_ids must be one or more distinct tokens in [0, {vocab_size}), got {found}")
-    return torch.tensor(ids)
 
 
 def check_dart_config(config: DartConfig) -> None:

@@ -9,8 +9,8 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from .base import DraftState
 from .configuration_dflare import DFlareConfig
+from .inputs import DraftState
 from .modeling_dflash import DFlashAttention, DFlashDrafter, DFlashLayer
 
 FUSIONS = ("softmax", "linear", "fc")

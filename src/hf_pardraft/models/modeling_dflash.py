@@ -1,7 +1,7 @@
 """DFlash: a block-diffusion drafter that reads a target's hidden states as keys and values (arXiv 2606.02091, section 3)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -19,27 +19,12 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
-from .base import (
-    DraftInputs,
-    DraftState,
-    StaticDraftInputs,
-    are_real,
-    cached_arange,
-    input_device,
-    last_columns,
-    mask_ids,
-)
+from .base import text_fact
 from .cache import GrowingLayer, RowEntries
-from .config_checks import fresh_config
-from .configuration_dflash import DFlashConfig
-from .fresh_start import start_as_a_blind_guess
-from .mask_token import choose_mask_token_id, find_tokenizer
-from .masks import additive, additive_in_graphs, buffer_columns, token_indices, visible_columns
-from .pairing import describe_target, tokenizer_hash
-from .published_dflash import IGNORED_WEIGHTS, RENAMED_WEIGHTS
-from .tap_checks import num_layer_outputs, text_fact
-from .tap_indices import layer_ids_to_hidden_state_indices
-from .target_bound import TargetBoundDrafter, architecture_like
+from .configuration_dflash import FIRST_LAYER_OUTPUT, DFlashConfig
+from .inputs import DraftInputs, DraftState, StaticDraftInputs, are_real, cached_arange, last_columns, mask_ids
+from .masks import additive, buffer_columns, token_indices, visible_columns
+from .target_bound import TargetBoundDrafter
 
 
 class DFlashAttention(nn.Module):
@@ -150,9 +135,14 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    renamed_weights = RENAMED_WEIGHTS
-    ignored_weights = IGNORED_WEIGHTS
-    _keys_to_ignore_on_load_unexpected = [*IGNORED_WEIGHTS]
+    ignored_weights: ClassVar[dict[str, str]] = {
+        r"(^|\.)rotary_emb\.inv_freq$": "computed from the config",
+        r"^(model\.)?embed_tokens\.weight$": "the target's embedding, which is read from the target",
+        r"^lm_head\.weight$": "rows of the target's lm_head, which is read from the target",
+        r"^verifier_(lm_head|norm)\.weight$": "the target's",
+        r"^(d2t|t2d)$": "say which rows of the target's lm_head the checkpoint holds; all are read from the target",
+    }
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [*ignored_weights]
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__(config)
@@ -215,7 +205,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
     ) -> "DFlashDrafter":
         """A fresh drafter that fits `target`: its width, heads, rope and vocabulary; taps, and a mask token.
 
-        It starts about as sure of every token as of any other: see [`start_as_a_blind_guess`].
+        It starts about as sure of every token as of any other.
 
         Args:
             target: the model to draft for.
@@ -228,31 +218,11 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
             ValueError: if the target can't be tapped as asked, no token is free to be the mask, or a field is none or can't have
                 its value.
         """
-        cls.check_can_serve(target)
-        text_config = target.config.get_text_config(decoder=True)
-        tokenizer = tokenizer or find_tokenizer(target)
-        mask_token_id = choose_mask_token_id(text_config, overrides.pop("mask_token_id", None), tokenizer)
-        fields = {
-            **architecture_like(target),
-            **describe_target(target),
-            "tokenizer_hash": None if tokenizer is None else tokenizer_hash(tokenizer),
-            "num_hidden_layers": num_layers,
-            "block_size": block_size,
-            "mask_token_id": mask_token_id,
-            "num_target_layers": num_layer_outputs(target),
-            "target_hidden_size": text_config.hidden_size,
-            **overrides,
-        }
-        drafter = cls(fresh_config(cls.config_class, fields, overrides))
-        drafter.check_target(target)
-        drafter.check_tapped_states(target)
-        drafter = drafter.to(input_device(target)).eval()
-        start_as_a_blind_guess(drafter, drafter.norm, target)
-        return drafter
+        return cls.package().fresh(cls, target, num_layers, block_size, tokenizer, **overrides)
 
     @property
     def tapped_hidden_states(self) -> list[int]:
-        return layer_ids_to_hidden_state_indices(self.config.target_layer_ids)
+        return [layer_id + FIRST_LAYER_OUTPUT for layer_id in self.config.target_layer_ids]
 
     @property
     def max_draft_depth(self) -> int:
@@ -317,7 +287,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         if "sliding_attention" in self.config.layer_types:
             distance = (indices[:, -block_size:, None] - places[:, None]).abs()
             masks["sliding_attention"] = visible & (distance <= self.config.sliding_window)
-        return {name: additive_in_graphs(seen, self.dtype) for name, seen in masks.items()}
+        return {name: additive(seen, self.dtype) for name, seen in masks.items()}
 
     def _row_masks(self, context: DraftInputs, state: DraftState) -> dict[str, torch.Tensor]:
         """Masks for rows of different lengths: a block sees all of its row's context, and all of itself."""

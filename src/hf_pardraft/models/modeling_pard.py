@@ -3,68 +3,46 @@
 PARD-2 is the same with a projection, which adds a target's hidden states to the input embeddings.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import (
-    AutoModelForCausalLM,
     LlamaForCausalLM,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
 )
 from transformers.cache_utils import Cache
-from transformers.modeling_utils import slice_logits_to_keep
+from transformers.modeling_utils import safe_save_file, slice_logits_to_keep
 
-from .base import (
+from .base import ParallelDrafter, find_file, text_fact
+from .configuration_pard import PardConfig, PardLlamaConfig, PardQwen2Config, PardQwen3Config
+from .inputs import (
     DraftInputs,
     DraftState,
-    ParallelDrafter,
     StaticDraftInputs,
     are_real,
     cached_arange,
-    distinct_mask_ids,
-    hub_arguments,
     last_columns,
     mask_ids,
     scoring,
     take_rows,
 )
-from .checked_loading import with_resolved_revision
-from .config_checks import check_config_fields
-from .configuration_pard import (
-    PARD2_FIELDS,
-    PardConfig,
-    PardLlamaConfig,
-    PardQwen2Config,
-    PardQwen3Config,
-    config_class_of,
-)
-from .mask_token import check_mask_token_ids, choose_mask_token_id, find_tokenizer
 from .masks import attention_windows, buffer_masks, causal_row_masks
-from .pairing import other_weights_reason, tokenizer_hash
 from .stock_assistant import draft_as_assistant
-from .tap_checks import text_fact
 from .target_projection import (
     PROJECTION,
     PROJECTION_FILES,
     check_pard2_config,
     feature_inputs,
     feature_rows_of,
-    find_projection,
-    is_among_weights,
-    load_projection,
     new_projection,
-    projection_fields,
-    save_projection,
-    with_subfolder,
-    without_projection,
 )
 
 
@@ -82,11 +60,6 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
     training_layout = "dropped_masks"
     # Eq. 8: a mean of its own for each subtask, which COD would let weigh less.
     training_objective = "subtask_cross_entropy"
-    # The trainer of PARD-2's authors has the base inside a module, with the projection beside it.
-    renamed_weights: ClassVar[dict[str, str]] = {
-        r"^base_model\.model\.": "model.",
-        r"^base_model\.lm_head\.": "lm_head.",
-    }
     # The projection has a file of its own.
     _keys_to_ignore_on_save = [f"{PROJECTION}.weight", f"{PROJECTION}.bias"]
     _keys_to_ignore_on_load_missing = [rf"^{PROJECTION}\."]
@@ -111,44 +84,6 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         super().__init__(config, *args, **kwargs)
         self.target_proj = new_projection(config)
 
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *model_args: Any, **kwargs: Any):
-        """As in `PreTrainedModel`; the base architecture is read from the config, and every weight must be there.
-
-        The projection of a PARD-2 drafter is looked for in `target_projection/model.safetensors` and, as published, in
-        `warp_model.bin`, and among the other weights, where the authors' trainer leaves it. Without it the drafter is loaded as
-        a PARD drafter, with a warning. In a repository whose root holds no drafter, the published subfolder `pard_model` is
-        read.
-        """
-        kwargs = with_resolved_revision(pretrained_model_name_or_path, kwargs)
-        kwargs = with_subfolder(pretrained_model_name_or_path, kwargs)
-        source = hub_arguments(kwargs)
-        config = kwargs.get("config")
-        # Not PardConfig: code that came with a checkpoint may have been imported twice, and its classes with it.
-        if isinstance(config, PreTrainedConfig):
-            fields = config.to_dict()
-        else:
-            fields, _ = PardConfig.get_config_dict(config or pretrained_model_name_or_path, **source)
-        model_class = PARD_DRAFTERS[config_class_of(fields.get("model_type")).model_type] if cls is PardDrafter else cls
-        load = super(PardDrafter, model_class).from_pretrained
-        if fields.get("spd_type") != "pard2":
-            return load(pretrained_model_name_or_path, *model_args, **kwargs)
-        projection = find_projection(pretrained_model_name_or_path, **source)
-        has_bias = bool(fields.get("pard2_proj_bias"))
-        if projection is None and is_among_weights(pretrained_model_name_or_path, kwargs, has_bias):
-            return load(pretrained_model_name_or_path, *model_args, **kwargs)
-        if projection is None:
-            warnings.warn(
-                f"{pretrained_model_name_or_path} is a PARD-2 drafter without its projection (none of "
-                f"{', '.join(PROJECTION_FILES)} is there): it drafts without the target's hidden states, as a PARD drafter",
-                UserWarning,
-                stacklevel=2,
-            )
-            return load(pretrained_model_name_or_path, *model_args, **without_projection(kwargs))
-        loaded = load(pretrained_model_name_or_path, *model_args, **kwargs)
-        load_projection((loaded[0] if isinstance(loaded, tuple) else loaded).target_proj, projection)
-        return loaded
-
     def save_weights(
         self,
         save_directory,
@@ -170,12 +105,23 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             )
         super().save_weights(save_directory, is_main_process, weights, **kwargs)
         if is_writer:
-            save_projection(projection, save_directory)
+            file = Path(save_directory) / PROJECTION_FILES[0]
+            file.parent.mkdir(exist_ok=True)
+            tensors = {name: weight.contiguous() for name, weight in projection.items()}
+            safe_save_file(tensors, str(file), metadata={"format": "pt"})
 
-    def load_separate_weights(self, folder: str) -> None:
+    def load_separate_weights(self, folder, **source: Any) -> None:
         """See [`ParallelDrafter.load_separate_weights`]: the projection."""
-        if self.target_proj is not None:
-            load_projection(self.target_proj, str(Path(folder) / PROJECTION_FILES[0]))
+        if self.target_proj is None:
+            return
+        file = find_file(folder, PROJECTION_FILES[0], **source)
+        if file is None:
+            raise ValueError(
+                f"{folder} is a PARD-2 drafter without its projection ({PROJECTION_FILES[0]}): get it again, or load it with the "
+                "package hf_pardraft, which drafts without it"
+            )
+        weights = {name.removeprefix(f"{PROJECTION}."): weight for name, weight in load_file(file).items()}
+        self.target_proj.load_state_dict(weights)
 
     @classmethod
     def from_causal_lm(
@@ -194,7 +140,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             model_or_path: the model (its weights are copied), or where to load it from. A PARD drafter keeps its mask token.
             mask_token_id: an unused token id, which all masks share; `None` picks one. A list gives each mask an id of its own,
                 m_0 to m_{K-2} for K drafted tokens (arXiv 2504.18583, section 4.3, found this a little slower);
-                [`~hf_pardraft.models.mask_token.unused_token_ids`] finds them. Such a drafter can't draft more than K tokens.
+                [`~hf_pardraft.pairing.mask_token.unused_token_ids`] finds them. Such a drafter can't draft more than K tokens.
             tokenizer: says which ids are in use; by default the one saved beside the model.
             target: makes a PARD-2 drafter, which reads this model's hidden states. Until it is trained they add nothing.
             target_layers: PARD-2: which of them, as indices into `hidden_states`: -1 is taken after the final norm, -2 is
@@ -206,48 +152,8 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             ValueError: for another architecture, mask token ids that are in use or not different, or a target that can't be
                 tapped as asked.
         """
-        if target is None and target_layers is not None:
-            raise ValueError("target_layers are layers of the target that a PARD-2 drafter reads: pass target= as well")
-        base = model_or_path
-        if not isinstance(base, PreTrainedModel):
-            # Said outright: transformers would ask on the terminal whether code that comes with it may run.
-            base = AutoModelForCausalLM.from_pretrained(model_or_path, **{"trust_remote_code": False, **kwargs})
-        elif kwargs:
-            raise ValueError(
-                f"{', '.join(kwargs)}: arguments for loading, and the {type(base).__name__} is loaded already: leave them out"
-            )
-        config_class = config_class_of(base.config.model_type)
-        tokenizer = tokenizer or find_tokenizer(base)
-        fields = {
-            name: value for name, value in base.config.to_dict().items() if name not in (*PARD2_FIELDS, "spd_type")
-        }
-        trained = fields.pop("pard_tokens", None) or fields.get("pard_token")
-        chosen = trained if mask_token_id is None else mask_token_id
-        if chosen is None or isinstance(chosen, int):
-            fields["pard_token"] = choose_mask_token_id(base.config, chosen, tokenizer)
-        else:
-            check_mask_token_ids(chosen, base.config, tokenizer)
-            fields |= {"pard_token": chosen[0], "pard_tokens": list(chosen)}
-        if tokenizer is not None:
-            fields["tokenizer_hash"] = tokenizer_hash(tokenizer)
-        if target is not None:
-            fields |= projection_fields(target, target_layers, target_scale)
-            given = {"pard2_target_layers": fields["pard2_target_layers"], "pard2_scale": target_scale}
-            check_config_fields(given, "a new PARD-2 drafter", "pass others")
-        config = config_class.from_dict(fields)
-        drafter = PARD_DRAFTERS[config.model_type](config).to(device=base.device, dtype=base.dtype)
-        weights = {name: w for name, w in base.state_dict().items() if not name.startswith(f"{PROJECTION}.")}
-        own = {name: w for name, w in drafter.state_dict().items() if name.startswith(f"{PROJECTION}.")}
-        drafter.load_state_dict({**weights, **own})
-        fresh = set(config.mask_token_ids) - set(trained if isinstance(trained, list) else [trained])
-        if fresh:
-            # An unused row is whatever initialisation left there. The mean of all rows is a token of no meaning.
-            with torch.no_grad():
-                embedding = drafter.get_input_embeddings().weight
-                embedding[sorted(fresh)] = embedding.float().mean(0).to(embedding.dtype)
-        if target is not None:
-            drafter.check_target(target)
-        return drafter.eval()
+        options = {"target": target, "target_layers": target_layers, "target_scale": target_scale, **kwargs}
+        return cls.package().fresh(cls, model_or_path, mask_token_id, tokenizer, **options)
 
     @property
     def tapped_hidden_states(self) -> list[int]:
@@ -279,16 +185,6 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
                 "generation_config.use_target_features to False"
             )
         super().check_target(target, taps)
-
-    def other_target_reason(self, target: PreTrainedModel) -> str | None:
-        """PARD serves a family of targets, so only another family counts as another target; PARD-2 reads one model."""
-        if self.tapped_hidden_states:
-            return other_weights_reason(self.config, target)
-        trained_for = self.config.target_model_type
-        found = target.config.get_text_config(decoder=True).model_type
-        if trained_for in (None, found):
-            return None
-        return f"it was trained for targets of model type {trained_for!r}, and this one is {found!r}"
 
     @property
     def max_draft_depth(self) -> int | None:
@@ -470,6 +366,24 @@ class PardQwen3(PardDrafter, Qwen3ForCausalLM):
 
 
 PARD_DRAFTERS = {"llama": PardLlama, "qwen2": PardQwen2, "qwen3": PardQwen3}
+
+
+@lru_cache(maxsize=64)
+def distinct_mask_ids(
+    mask_token_ids: tuple[int, ...], batch: int, count: int, device: torch.device
+) -> torch.LongTensor:
+    """[`mask_ids`] where masks have an id each: the first `count` of them.
+
+    Raises:
+        ValueError: if there are fewer.
+    """
+    if count > len(mask_token_ids):
+        raise ValueError(
+            f"this drafter has {len(mask_token_ids)} mask token ids, one for each place, so it drafts at most "
+            f"{len(mask_token_ids) + 1} tokens at a time, got {count + 1}: ask for fewer, or train one with more"
+        )
+    with torch.inference_mode(False):
+        return torch.tensor(mask_token_ids[:count], dtype=torch.long, device=device).repeat(batch, 1)
 
 
 def check_distinct_masks(config: PardConfig) -> None:

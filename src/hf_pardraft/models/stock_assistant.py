@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from .base import DraftInputs, DraftState, ParallelDrafter
+from .base import ParallelDrafter
 from .cache import GrowingCache
+from .inputs import DraftInputs, DraftState
 
 
 @torch.no_grad()

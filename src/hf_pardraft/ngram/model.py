@@ -14,7 +14,7 @@ from transformers.utils.hub import cached_file
 
 from ..checkpoints.atomic_folders import writing_folder
 from ..checkpoints.write_errors import explained
-from ..models.pairing import tokenizer_hash
+from ..pairing.remembered import tokenizer_hash
 from .build import BuildOptions, build_store, checked_count
 from .dart_trie import convert_trie
 from .lookup import Lookup, NgramWalk

@@ -12,10 +12,10 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.training_args import HubStrategy
 
 from ..checkpoints.atomic_folders import replaced_files
+from ..checkpoints.checksums import check_checksums
+from ..checkpoints.saving import CARD, WEIGHTS
 from ..checkpoints.write_errors import NO_ROOM
 from ..models.base import ParallelDrafter
-from ..models.checksums import check_checksums
-from ..models.saving import CARD
 from .adapters import is_adapted, save_drafter_config, save_merged
 from .whole_checkpoints import WholeCheckpointTrainer
 
@@ -82,8 +82,8 @@ class DrafterFilesTrainer(WholeCheckpointTrainer):
     def _name_card(self, workspace: Path, folder: Path) -> None:
         """Write the card of a drafter that goes to the Hub under its name there; `save_pretrained` knows the folder's alone."""
         is_published = self.hub_model_id is not None and folder == Path(self.args.output_dir)
-        if is_published and ParallelDrafter.card_writer is not None and not (folder / CARD).exists():
-            ParallelDrafter.card_writer(self.drafter, workspace, self.hub_model_id)
+        if is_published and not (folder / CARD).exists():
+            ParallelDrafter.package().write_card(self.drafter, workspace, self.hub_model_id)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """As in `Trainer`, and what the drafter keeps outside the main file.
@@ -91,7 +91,7 @@ class DrafterFilesTrainer(WholeCheckpointTrainer):
         Raises:
             ValueError: if weights of the checkpoint are damaged.
         """
-        for path in Path(resume_from_checkpoint).glob("model*.safetensors"):
+        for path in (path for pattern in WEIGHTS for path in Path(resume_from_checkpoint).glob(pattern)):
             check_checksums(path)
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._load_separate_weights(resume_from_checkpoint)
@@ -138,7 +138,7 @@ class DrafterFilesTrainer(WholeCheckpointTrainer):
             others: as in `Trainer`.
         """
         folder = Path(self.args.output_dir)
-        if (is_adapted(self.model) and self.args.keep_adapter) or ParallelDrafter.card_writer is None:
+        if is_adapted(self.model) and self.args.keep_adapter:
             super().create_model_card(
                 language, license, tags, model_name, finetuned_from, tasks, dataset_tags, dataset, dataset_args
             )
@@ -147,7 +147,7 @@ class DrafterFilesTrainer(WholeCheckpointTrainer):
             return
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / CARD).exists():
-            ParallelDrafter.card_writer(self.drafter, folder, self.hub_model_id or folder.resolve().name)
+            ParallelDrafter.package().write_card(self.drafter, folder, self.hub_model_id or folder.resolve().name)
         card = ModelCard.load(folder / CARD)
         given: dict[str, Any] = {
             "language": language,

@@ -16,8 +16,8 @@ import yaml
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
-from ..models.config_checks import check_fresh_fields
-from ..models.modeling_dart import num_masks_for
+from ..checkpoints.config_checks import check_fresh_fields
+from ..pairing.fresh import num_masks_for
 from ..user_input.files import parse_json, quoted, read_text
 from .adapters import AdapterOptions, check_adapter
 from .arguments import EVERY, DraftTrainingArguments

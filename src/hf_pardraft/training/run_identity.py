@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel, TrainingArguments
 
-from ..models.pairing import are_other_weights, target_fingerprint
+from ..pairing.remembered import are_other_weights, target_fingerprint
 from .arguments import DraftTrainingArguments
 
 FILE = "pardraft_run.json"

@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from ..auto import AutoDrafter
+from ..checkpoints.files import check_generation_config, describe_safetensors
 from ..models.base import ParallelDrafter
-from ..models.checkpoint_files import check_generation_config, describe_safetensors
 from .files import read_json
 from .options import checked_device, checked_dtype
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig
 
-from ...models.base import DraftInputs
+from ...models.inputs import DraftInputs
 from ..cache import Entries
 from ..decoder import SpeculativeDecoding
 from ..sampling import DrawnChain

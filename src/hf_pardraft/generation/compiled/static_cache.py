@@ -6,8 +6,8 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from ...models.base import DraftInputs, StaticDraftInputs, take_rows
 from ...models.cache import GrowingLayer, RowEntries
+from ...models.inputs import DraftInputs, StaticDraftInputs, take_rows
 from ..cache import Entries
 
 # Columns of the smallest cache; larger ones are twice as large.

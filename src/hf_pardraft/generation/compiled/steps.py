@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ...models.base import DraftState, ParallelDrafter, StaticDraftInputs, take_rows
+from ...models.base import ParallelDrafter
+from ...models.inputs import DraftState, StaticDraftInputs, take_rows
 from ...models.masks import buffer_masks
 from ..target import PendingTokens, anchor_and_nodes
 from ..tree.token_tree import TokenTree, build_tree

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ...models.chat_format import explaining_template
+from ...pairing.chat_format import explaining_template
 from .documents import IGNORED
 from .encoding import Span, encode_spans, ending_in_eos
 

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
-from ...models.pairing import differing_weights
+from ...pairing.remembered import differing_weights
 from ...user_input.files import parse_json, read_json
 from ..data.documents import split_documents
 from ..layouts.masks import PADDING

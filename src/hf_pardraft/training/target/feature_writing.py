@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ...checkpoints.atomic_folders import writing_folder
 from ...checkpoints.write_errors import explained, free_bytes, told_size
-from ...models.pairing import public_name, target_fingerprint
+from ...pairing.remembered import public_name, target_fingerprint
 from ...user_input.files import read_json
 from ..data.documents import checked, split_documents
 from .feature_store import INDEX, FeatureSource, FeatureStore, ShardTable, checksum_of, text_key

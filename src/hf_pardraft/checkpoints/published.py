@@ -1,15 +1,28 @@
-"""DFlash checkpoints as others write them, read as ours: z-lab's, speculators' and transformers' own (MuseGlimmer)."""
+"""Checkpoints as others write them: which drafter a config.json describes, and its fields and weights read as ours.
+
+Layouts are described in docs/formats.md; layouts.py has what writes them.
+"""
 
 from typing import Any
 
 from transformers import MuseGlimmerAssistantConfig
 
-from .tap_indices import hidden_state_indices_to_layer_ids
+from ..models.base import PairedConfig, ParallelDrafter
+from ..models.configuration_dflash import EITHER_PLACE, FIRST_LAYER_OUTPUT
+from ..models.modeling_dart import DartDrafter
+from ..models.modeling_dflare import DFlareDrafter
+from ..models.modeling_dflash import DFlashDrafter
+from ..models.modeling_pard import PardDrafter
 
 MUSE_GLIMMER = "muse_glimmer_assistant"
 SPECULATORS_TYPE = "speculators_model_type"
-# Weights that MuseGlimmer's assistant calls by other names; patterns, as `from_pretrained(key_mapping=...)` takes them.
-RENAMED_WEIGHTS = {r"^encoder\.fc\.": "fc.", r"^encoder\.output_norm_enc\.": "hidden_norm."}
+# What others call weights, by the kind of drafter: patterns, as `from_pretrained(key_mapping=...)` takes them, and our names.
+RENAMED_WEIGHTS = {
+    # MuseGlimmer's assistant.
+    "dflash": {r"^encoder\.fc\.": "fc.", r"^encoder\.output_norm_enc\.": "hidden_norm."},
+    # The trainer of PARD-2's authors has the base inside a module, with the projection beside it.
+    "pard": {r"^base_model\.model\.": "model.", r"^base_model\.lm_head\.": "lm_head."},
+}
 # Fields, nested in dflash_config or beside it, with which a serving stack computes something else, and their values (or null)
 # without it.
 OTHER_COMPUTATIONS = {
@@ -31,28 +44,73 @@ OTHER_COMPUTATIONS = {
     "logit_scale": 1.0,
     "use_aux_hidden_state": True,
 }
-# What may stand in either place.
-EITHER_PLACE = ("block_size", "mask_token_id", "target_layer_ids", "num_target_layers")
-# What checkpoints may hold besides the drafter, and why it is not read.
-IGNORED_WEIGHTS = {
-    r"(^|\.)rotary_emb\.inv_freq$": "computed from the config",
-    r"^(model\.)?embed_tokens\.weight$": "the target's embedding, which is read from the target",
-    r"^lm_head\.weight$": "rows of the target's lm_head, which is read from the target",
-    r"^verifier_(lm_head|norm)\.weight$": "the target's",
-    r"^(d2t|t2d)$": "say which rows of the target's lm_head the checkpoint holds; all are read from the target",
-}
+KNOWN_LAYOUTS = (
+    "PARD and PARD-2 (an ordinary Llama, Qwen2 or Qwen3 config with `pard_token`), DFlash as published (`dflash_config` or the "
+    "architecture DFlashDraftModel), by speculators (`speculators_model_type` dflash) or by transformers (model_type "
+    f"{MUSE_GLIMMER}), DFlare as published (DFlash's with the architecture QwenDFlareDraftModel), DART as published "
+    "(`draft_length` and `draft_vocab_size`), and what save_pretrained of this package writes"
+)
 
 
-def native_fields(fields: dict[str, Any], model_type: str = "dflash") -> dict[str, Any]:
-    """The fields of a [`DFlashConfig`] that a config.json of any known layout means; ours pass unchanged.
+def find_drafter_class(config: dict[str, Any]) -> type[ParallelDrafter] | None:
+    """The drafter class that a config.json (as a dict) belongs to; `None` if it is none that this package reads."""
+    if SPECULATORS_TYPE in config:
+        # Speculators has other drafters too, some of them with fields in common with ours.
+        return DFlashDrafter if config[SPECULATORS_TYPE] == "dflash" else None
+    architectures = config.get("architectures") or []
+    names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    if config.get("pard_token") is not None and config.get("spd_type", "pard") in ("pard", "pard2"):
+        return PardDrafter
+    # DFlare's published configs are DFlash's in all but the architecture, so it has to be asked for first.
+    if config.get("model_type") == "dflare" or any("DFlare" in name for name in names):
+        return DFlareDrafter
+    is_dflash_architecture = any(name in ("DFlashDraftModel", "DFlashDrafter") for name in names)
+    is_dflash_type = config.get("model_type") in ("dflash", MUSE_GLIMMER)
+    if is_dflash_type or is_dflash_architecture or "dflash_config" in config:
+        return DFlashDrafter
+    # EAGLE-3 has a reduced vocabulary too, but drafts step by step and so has no draft_length.
+    is_dart_layout = config.get("draft_length") is not None and config.get("draft_vocab_size") is not None
+    if config.get("model_type") == "dart" or is_dart_layout:
+        return DartDrafter
+    return None
+
+
+def drafter_class_for(config: dict[str, Any], source: str = "config.json") -> type[ParallelDrafter]:
+    """The drafter class that a config.json (as a dict) belongs to.
+
+    Raises:
+        ValueError: if it is none that this package reads; the message says what was found.
+    """
+    drafter_class = find_drafter_class(config)
+    if drafter_class is not None:
+        return drafter_class
+    telling = ("architectures", "model_type", "spd_type", SPECULATORS_TYPE, "draft_length", "auto_map")
+    found = {key: config[key] for key in telling if config.get(key) is not None}
+    raise ValueError(
+        f"{source} describes no drafter that this package reads: found {found or 'none of the fields that tell drafters apart'}. "
+        f"Known layouts: {KNOWN_LAYOUTS}. To adapt an ordinary causal LM, use PardDrafter.from_causal_lm"
+    )
+
+
+def native_fields(config_class: type[PairedConfig], fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a drafter's own config that a config.json of any known layout means; ours pass unchanged.
 
     Args:
+        config_class: of the drafter.
         fields: what config.json holds.
-        model_type: of the configuration class, which DFlare shares with DFlash.
 
     Raises:
         ValueError: if the checkpoint is of another kind, or was trained for attention that ours does not have.
     """
+    kind = config_class.drafter_kind
+    if kind == "dart":
+        # The published layout calls itself `llama`, and its weights expect the norm twice.
+        return fields if fields.get("model_type") == "dart" else {"double_norm": True, **fields, "model_type": "dart"}
+    return native_dflash_fields(fields, kind) if kind in ("dflash", "dflare") else fields
+
+
+def native_dflash_fields(fields: dict[str, Any], model_type: str) -> dict[str, Any]:
+    """[`native_fields`] of a DFlash config, or a DFlare config, whose layouts are the same (`model_type`)."""
     if SPECULATORS_TYPE in fields:
         return from_speculators(fields)
     if fields.get("model_type") == MUSE_GLIMMER:
@@ -116,8 +174,22 @@ def from_speculators(fields: dict[str, Any]) -> dict[str, Any]:
         **layers,
         **own,
         "model_type": "dflash",
-        "target_layer_ids": hidden_state_indices_to_layer_ids(taps),
+        "target_layer_ids": layer_ids_of(taps),
     }
+
+
+def layer_ids_of(indices: list[int]) -> list[int]:
+    """Turn indices of the `hidden_states` tuple into the numbers of the layers whose outputs they are.
+
+    Raises:
+        ValueError: for an index that is no layer's output (0 holds the embeddings).
+    """
+    if any(index < FIRST_LAYER_OUTPUT for index in indices):
+        raise ValueError(
+            f"expected indices of hidden states that layers put out, {FIRST_LAYER_OUTPUT} or more, got {list(indices)}: index 0 "
+            "holds the embeddings, which a DFlash drafter does not read"
+        )
+    return [index - FIRST_LAYER_OUTPUT for index in indices]
 
 
 # Fields of speculators' layout that say nothing about the drafter, or say it in their own way.

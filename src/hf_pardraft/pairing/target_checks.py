@@ -5,25 +5,12 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
+from ..models.base import ParallelDrafter, text_fact
+from ..models.target_bound import TargetBoundDrafter
+
 READS_TOKENS_ONLY = (
     "use a drafter that reads token ids only (PARD, or PARD-2 with use_target_features=False), or another target"
 )
-
-
-def text_fact(target: PreTrainedModel, name: str) -> int:
-    """What the configuration of a target's text decoder says, under the name that most families use (`hidden_size`).
-
-    Raises:
-        ValueError: if it says no such thing.
-    """
-    # Any family's configuration may come here, and some do without what all drafters ask for (BLT has no one hidden size).
-    value = getattr(target.config.get_text_config(decoder=True), name, None)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(
-            f"a drafter has to know {name} of its target, and the configuration of {type(target).__name__} has none for its "
-            "text decoder: use another target"
-        )
-    return value
 
 
 def state_recorder(target: PreTrainedModel) -> PreTrainedModel | None:
@@ -70,6 +57,14 @@ def check_can_be_tapped(kind: str, target: PreTrainedModel) -> None:
             f"{type(target).__name__} has {num_streams} hidden states per token and layer, and a {kind} reads one: "
             f"{READS_TOKENS_ONLY}"
         )
+
+
+def check_readable(drafter: ParallelDrafter, target: PreTrainedModel, taps: list[int]) -> None:
+    """Raise a `ValueError` if `target` can't give what a drafter reads of it: the taps, and what it borrows."""
+    kind = type(drafter).__name__
+    if isinstance(drafter, TargetBoundDrafter):
+        check_borrowed(kind, target, drafter.has_own_head)
+    check_taps(kind, target, taps)
 
 
 def check_taps(kind: str, target: PreTrainedModel, taps: list[int]) -> None:

@@ -1,6 +1,7 @@
 """Loading a drafter on no one's word: files are checked first, weights matched by name, values looked at last."""
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -9,7 +10,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.hub import resolve_revision
 
-from .checkpoint_files import (
+from ..models.base import ParallelDrafter, hub_arguments
+from ..models.configuration_pard import PardConfig, config_class_of
+from ..models.modeling_pard import PARD_DRAFTERS, PardDrafter
+from .atomic_folders import finish_interrupted
+from .checksums import check_checksums
+from .config_checks import check_config_fields
+from .files import (
     TensorFacts,
     check_generation_config,
     check_place,
@@ -18,30 +25,73 @@ from .checkpoint_files import (
     is_safetensors,
     read_config_file,
 )
-from .checkpoint_weights import account_for_weights, check_finite, expected_weights
-from .checksums import check_checksums
-from .config_checks import check_config_fields
+from .projection import (
+    PROJECTION_FILES,
+    find_projection,
+    is_among_weights,
+    load_projection,
+    with_subfolder,
+    without_projection,
+)
+from .published import RENAMED_WEIGHTS
+from .weights import account_for_weights, check_finite, expected_weights
 
 logger = logging.get_logger(__name__)
 
-# Arguments of `from_pretrained` that say where the files are.
-HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+# Arguments of `from_pretrained` that say which commit is meant.
 RESOLVING_ARGUMENTS = ("cache_dir", "local_files_only", "token", "revision")
 
 
-def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Those of `from_pretrained`'s arguments that say where a file comes from."""
-    return {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+def load_drafter(model_class: type[ParallelDrafter], name_or_path, *model_args: Any, **kwargs: Any) -> Any:
+    """See [`ParallelDrafter.from_pretrained`]: a drafter of any known layout, and in what state a kill has left its folder.
+
+    Raises:
+        OSError, ValueError: see there.
+    """
+    if name_or_path is not None:
+        finish_interrupted(name_or_path)
+    load = load_pard if issubclass(model_class, PardDrafter) else load_checked
+    return load(model_class, name_or_path, *model_args, **kwargs)
 
 
-def load_checked(
-    model_class: type[PreTrainedModel], load: Callable, name_or_path, *model_args: Any, **kwargs: Any
-) -> Any:
-    """`load(name_or_path, ...)`, the `from_pretrained` of transformers, between checks before it and after it.
+def load_pard(model_class: type[PardDrafter], name_or_path, *model_args: Any, **kwargs: Any) -> Any:
+    """[`load_checked`] of a PARD drafter; `PardDrafter` itself gives the class of the base architecture in its config.
 
-    Args:
-        model_class: the drafter class, which says what its weights are called elsewhere and which others a checkpoint holds.
-        load: what loads it, with `key_mapping` and `output_loading_info`.
+    The projection of a PARD-2 drafter is looked for in `target_projection/model.safetensors` and, as published, in
+    `warp_model.bin`, and among the other weights, where the authors' trainer leaves it. Without it the drafter is loaded as a
+    PARD drafter, with a warning. In a repository whose root holds no drafter, the published subfolder `pard_model` is read.
+    """
+    kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
+    source, config = hub_arguments(kwargs), kwargs.get("config")
+    # Not PardConfig: code that came with a checkpoint may have been imported twice, and its classes with it.
+    if isinstance(config, PreTrainedConfig):
+        fields = config.to_dict()
+    else:
+        fields, _ = PardConfig.get_config_dict(config or name_or_path, **source)
+    if model_class is PardDrafter:
+        model_class = PARD_DRAFTERS[config_class_of(fields.get("model_type")).model_type]
+    if fields.get("spd_type") != "pard2":
+        return load_checked(model_class, name_or_path, *model_args, **kwargs)
+    projection = find_projection(name_or_path, **source)
+    has_bias = bool(fields.get("pard2_proj_bias"))
+    if projection is None and is_among_weights(name_or_path, kwargs, has_bias):
+        return load_checked(model_class, name_or_path, *model_args, **kwargs)
+    if projection is None:
+        warnings.warn(
+            f"{name_or_path} is a PARD-2 drafter without its projection (none of {', '.join(PROJECTION_FILES)} is there): it "
+            "drafts without the target's hidden states, as a PARD drafter",
+            UserWarning,
+            # Of whoever called from_pretrained.
+            stacklevel=5,
+        )
+        return load_checked(model_class, name_or_path, *model_args, **without_projection(kwargs))
+    loaded = load_checked(model_class, name_or_path, *model_args, **kwargs)
+    load_projection((loaded[0] if isinstance(loaded, tuple) else loaded).target_proj, projection)
+    return loaded
+
+
+def load_checked(model_class: type[ParallelDrafter], name_or_path, *model_args: Any, **kwargs: Any) -> Any:
+    """[`ParallelDrafter.load_whole`], between checks before it and after it.
 
     Raises:
         OSError, ValueError: see [`ParallelDrafter.from_pretrained`].
@@ -60,18 +110,19 @@ def load_checked(
         # Quantised weights are stored in shapes and dtypes of their own.
         if kwargs.get("quantization_config") is None and "quantization_config" not in config.to_dict():
             match_weights(model_class, config, facts, name_or_path)
-    model, info = load(
-        name_or_path, *model_args, output_loading_info=True, key_mapping=model_class.renamed_weights or None, **kwargs
+    model, info = model_class.load_whole(
+        name_or_path, *model_args, output_loading_info=True, key_mapping=renamed_weights(model_class) or None, **kwargs
     )
     # What was renamed is called by our names from now on, in saved files, too.
     model._weight_conversions = []
-    wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys") if info[kind]}
-    if wrong:
-        found = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in wrong.items())
-        raise misfit(model_class, name_or_path, found)
     check_finite(model, name_or_path)
     note_own_head(model)
     return (model, info) if return_info else model
+
+
+def renamed_weights(model_class: type[ParallelDrafter]) -> dict[str, str]:
+    """Patterns of the names that published checkpoints have for weights of a drafter, and what takes their place."""
+    return RENAMED_WEIGHTS.get(model_class.config_class.drafter_kind, {})
 
 
 def note_own_head(model: PreTrainedModel) -> None:
@@ -152,25 +203,18 @@ def match_weights(
     """The names that a drafter's weights have in the files, see [`account_for_weights`]; says which weights are not read."""
     if config.num_hidden_layers > len(facts):
         # Thousands of layers take minutes to build, even without memory.
-        raise misfit(
-            model_class, name_or_path, f"{config.num_hidden_layers} layers, and the files hold {len(facts)} weights"
+        raise model_class.misfit(
+            name_or_path, f"{config.num_hidden_layers} layers, and the files hold {len(facts)} weights"
         )
     with explaining(model_class, name_or_path):
         expected, optional = expected_weights(lambda: model_class(config))
     try:
         sources = account_for_weights(
-            facts, expected, optional, model_class.renamed_weights, model_class.ignored_weights
+            facts, expected, optional, renamed_weights(model_class), model_class.ignored_weights
         )
     except ValueError as error:
-        raise misfit(model_class, name_or_path, str(error)) from error
+        raise model_class.misfit(name_or_path, str(error)) from error
     unread = sorted(facts.keys() - sources.values())
     if unread:
         logger.info(f"{name_or_path} holds weights that a {model_class.__name__} does not read: {', '.join(unread)}")
     return sources
-
-
-def misfit(model_class: type[PreTrainedModel], name_or_path, found: str) -> ValueError:
-    return ValueError(
-        f"the weights in {name_or_path} do not fit a {model_class.__name__} ({found}). No weight is left random: check that the "
-        "folder holds this kind of drafter and that config.json describes these weights"
-    )

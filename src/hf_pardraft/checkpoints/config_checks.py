@@ -1,14 +1,10 @@
 """Checks on the config.json of a drafter, before anything is built of it: what a field may hold, and what fields must agree."""
 
-import difflib
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import fields as dataclass_fields
+from collections.abc import Callable
 from typing import Any
 
-from transformers import PreTrainedConfig
-
-from .checkpoint_files import FLOATS
+from .files import FLOATS
 
 # Whole numbers, and between which bounds they make sense. The upper ones are far above anything published: they keep a damaged
 # or hostile file from asking for a model that no machine holds.
@@ -138,39 +134,6 @@ def check_config_fields(fields: Any, source: str, advice: str = "mend config.jso
     for name in NESTED:
         if name in given:
             check_config_fields(given[name], f"{name} of {source}", advice)
-
-
-def fresh_config(
-    config_class: type[PreTrainedConfig], fields: dict[str, Any], given: Iterable[str]
-) -> PreTrainedConfig:
-    """The configuration of a drafter that is to be made, checked before anything is built of it.
-
-    Args:
-        config_class: of the drafter.
-        fields: all that is said of it.
-        given: those of them that a user chose; what a target's config says is not looked at for names.
-
-    Raises:
-        ValueError: for a name that is no field, or a value that can't be.
-    """
-    known = {field.name for field in dataclass_fields(config_class)} | set(config_class.attribute_map) | FREE_FIELDS
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"no field {', '.join(unknown)} in a {config_class.__name__}{meant}: leave it out")
-    advice = "choose another value"
-    check_config_fields(fields, f"a new {config_class.__name__}", advice)
-    try:
-        config = config_class(**fields)
-    except ValueError:
-        raise
-    # transformers' own checks of types are no ValueErrors, and name the field somewhere in several lines.
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"a new {config_class.__name__} can't have these fields ({reason}): {advice}") from error
-    check_config_fields(config.to_dict(), f"a new {config_class.__name__}, with what follows from them,", advice)
-    return config
 
 
 def check_fresh_fields(fields: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .checkpoint_files import TensorFacts
+from .files import TensorFacts
 
 # How many wrong weights a message names before it counts the rest.
 NAMED = 8

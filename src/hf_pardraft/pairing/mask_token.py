@@ -87,7 +87,8 @@ def unused_token_ids(
             f"no tokenizer to tell which tokens are unused: taking {', '.join(map(str, free[:count]))} as mask token. Pass "
             "mask_token_id or tokenizer to be sure",
             UserWarning,
-            stacklevel=4,
+            # Of whoever called for_target or from_causal_lm.
+            stacklevel=7,
         )
     return free[:count]
 
@@ -106,7 +107,7 @@ def check_mask_token_id(
     if mask_token_id in special or is_ordinary:
         name = names.get(mask_token_id, "a special token")
         raise ValueError(
-            f"mask_token_id {mask_token_id} is in use ({name!r}): choose an unused id (models.mask_token.unused_token_ids finds "
+            f"mask_token_id {mask_token_id} is in use ({name!r}): choose an unused id (pairing.mask_token.unused_token_ids finds "
             "them), or pass None"
         )
 

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .base import DraftInputs, ParallelDrafter, input_device
+from ..models.base import ParallelDrafter
+from ..models.inputs import DraftInputs, input_device
 
 # What the unlikeliest token may cost at first, in nats, above the ln V of a blind guess. The mean is far nearer to it: 6.5 for
 # the 6.2 of stories260K. A norm that is smaller still has a longer way to go in training.

@@ -15,28 +15,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..models.base import ParallelDrafter
 from .chat_format import describe_chats, ends_otherwise, template_hash
-
-
-class PairedConfig(PreTrainedConfig):
-    """The fields of a drafter's configuration that say what it was trained with; `None` where that is not known.
-
-    Args:
-        target_name_or_path: the target; of a local folder its own name only.
-        target_revision: the commit of the target's repository.
-        target_model_type: its model type.
-        target_fingerprint: a few of its weights, see [`target_fingerprint`].
-        tokenizer_hash: of the tokenizer's vocabulary, see [`tokenizer_hash`].
-        chat_format: of the chats that it learned from, see [`describe_chats`].
-    """
-
-    target_name_or_path: str | None = None
-    target_revision: str | None = None
-    target_model_type: str | None = None
-    target_fingerprint: list[float] | None = None
-    tokenizer_hash: str | None = None
-    chat_format: dict[str, Any] | None = None
-
 
 # What to remember
 
@@ -129,7 +109,7 @@ def warn_if_other_target(drafter: PreTrainedModel, target: PreTrainedModel) -> N
     if target in seen:
         return
     seen.add(target)
-    reason = drafter.other_target_reason(target)
+    reason = other_target_reason(drafter, target)
     if reason:
         warnings.warn(
             f"this {type(drafter).__name__} was not trained for this target: {reason}. The text stays right, but few drafts "
@@ -151,6 +131,21 @@ def are_other_weights(remembered: list[float], found: list[float]) -> bool:
         return True
     close = torch.isclose(torch.tensor(found), torch.tensor(remembered), rtol=0.02, atol=1e-5)
     return not bool(close.all())
+
+
+def other_target_reason(drafter: ParallelDrafter, target: PreTrainedModel) -> str | None:
+    """Why `target` is not the one that a drafter was trained for; `None` if nothing says so.
+
+    One that reads a target's hidden states was trained for one model, and any other weights count as another target. PARD
+    serves a family of targets, so only another family does.
+    """
+    if drafter.reads_target:
+        return other_weights_reason(drafter.config, target)
+    trained_for = drafter.config.target_model_type
+    found = target.config.get_text_config(decoder=True).model_type
+    if trained_for in (None, found):
+        return None
+    return f"it was trained for targets of model type {trained_for!r}, and this one is {found!r}"
 
 
 def other_weights_reason(config: PreTrainedConfig, target: PreTrainedModel) -> str | None:

@@ -1,0 +1,110 @@
+"""Where checkpoints keep the projection of a PARD-2 drafter: in a file of its own, or among the other weights."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.utils import cached_file
+
+from ..models.base import hub_arguments
+from ..models.target_projection import PROJECTION, PROJECTION_FILES
+from .checksums import check_checksums
+from .files import check_beside, describe_tensors, find_weight_files, is_safetensors, read_tensors
+from .weights import all_finite
+
+# Where published repositories keep the drafter.
+PUBLISHED_FOLDER = "pard_model"
+
+
+def find_projection(folder, **source: Any) -> str | None:
+    """The file with the projection of a drafter in `folder` (or on the Hub); `None` if there is none.
+
+    Raises:
+        ValueError: if it is a link that leads out of the folder.
+    """
+    for name in PROJECTION_FILES:
+        found = cached_file(folder, name, _raise_exceptions_for_missing_entries=False, **source)
+        if found is not None:
+            check_beside(found, Path(found).parents[len(Path(name).parts) - 1])
+            return found
+    return None
+
+
+def is_among_weights(folder, kwargs: dict[str, Any], has_bias: bool) -> bool:
+    """Whether a drafter's own weights include the projection, as in the checkpoints of PARD-2's authors' trainer.
+
+    Args:
+        folder: or a repository on the Hub.
+        kwargs: of `from_pretrained`.
+        has_bias: what its config says.
+
+    Raises:
+        OSError: if there are no weights.
+        ValueError: if a part of the projection is there.
+    """
+    names = kwargs["state_dict"].keys() if kwargs.get("state_dict") is not None else names_of_weights(folder, kwargs)
+    found = {name for name in names if name.startswith(f"{PROJECTION}.")}
+    expected = {f"{PROJECTION}.weight", *([f"{PROJECTION}.bias"] if has_bias else [])}
+    if found and found != expected:
+        raise ValueError(
+            f"the projection among the weights of {folder} does not fit config.json (pard2_proj_bias): expected "
+            f"{sorted(expected)}, found {sorted(found)}"
+        )
+    return bool(found)
+
+
+def names_of_weights(folder, kwargs: dict[str, Any]) -> set[str]:
+    """What the weights of a folder or repository are called in its files."""
+    choice = {name: kwargs[name] for name in ("use_safetensors", "variant") if name in kwargs}
+    paths = find_weight_files(folder, **choice, **hub_arguments(kwargs))
+    return set(describe_tensors(paths))
+
+
+def with_subfolder(folder, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that lead to the drafter in a published repository, if its root holds none."""
+    source = {name: value for name, value in hub_arguments(kwargs).items() if name != "subfolder"}
+    if kwargs.get("subfolder"):
+        return kwargs
+    for subfolder in ("", PUBLISHED_FOLDER):
+        source["subfolder"] = subfolder
+        if cached_file(folder, "config.json", _raise_exceptions_for_missing_entries=False, **source) is not None:
+            return {**kwargs, "subfolder": subfolder}
+    return kwargs
+
+
+def without_projection(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that make a PARD drafter of a PARD-2 configuration."""
+    plain = {"spd_type": "pard", "pard2_target_layers": None}
+    if not isinstance(kwargs.get("config"), PreTrainedConfig):
+        return {**kwargs, **plain}
+    config = copy.deepcopy(kwargs["config"])
+    config.update(plain)
+    return {**kwargs, "config": config}
+
+
+def load_projection(projection: nn.Linear, path: str) -> None:
+    """Copy the weights in `path` into `projection`.
+
+    Raises:
+        ValueError: if the file is damaged, or a weight is missing, left over, of another shape or no number.
+    """
+    facts = describe_tensors([path])
+    if is_safetensors(path):
+        check_checksums(path)
+    found = {name: tensor.shape for name, tensor in facts.items()}
+    expected = {f"{PROJECTION}.{name}": tuple(weight.shape) for name, weight in projection.state_dict().items()}
+    if found != expected:
+        raise ValueError(
+            f"the projection in {path} does not fit config.json: expected {expected} (pard2_target_dim, hidden_size and "
+            f"pard2_proj_bias), found {found}"
+        )
+    if not all(tensor.is_floating_point for tensor in facts.values()):
+        raise ValueError(f"the projection in {path} should hold floating-point numbers: get the file again")
+    if projection.weight.is_meta:
+        return
+    weights = read_tensors(facts)
+    if not all(map(all_finite, weights.values())):
+        raise ValueError(f"the projection in {path} holds infinities or NaN: the file is damaged, get it again")
+    projection.load_state_dict({name.removeprefix(f"{PROJECTION}."): weight for name, weight in weights.items()})
