@@ -30,10 +30,8 @@ PURE = {
     "evaluation.cost_model",
     "generation.tree",
     "training.layouts.masks",
-    "training.losses.inputs",
+    "training.losses.scoring",
     "training.losses.sums",
-    "training.losses.terms",
-    "training.losses.weights",
 }
 # What tensors in, tensors out may need besides torch: nothing that reads, prints, logs or keeps time.
 PURE_STDLIB = {"collections", "dataclasses", "enum", "functools", "itertools", "math", "typing"}
@@ -147,7 +145,7 @@ def test_every_import_follows_the_design(path):
         ("models.modeling_x", "import numpy as np"),
         ("models.modeling_x", "def f():\n    from rich.console import Console"),
         ("generation.decoder", "from ..auto import AutoDrafter"),
-        ("generation.decoder", "from hf_pardraft.training.losses.terms import decay"),
+        ("generation.decoder", "from hf_pardraft.training.losses.sums import decay"),
         ("generation.decoder", "from .. import training"),
         ("training.trainer", "from ..generation.decoder import decode"),
         ("evaluation.benchmark", "def f():\n    from ..generation import decoder"),
@@ -156,7 +154,7 @@ def test_every_import_follows_the_design(path):
         ("generation.tree.token_tree", "import logging"),
         ("generation.tree.token_tree", "from ..cache import TreeCache"),
         ("generation.tree.verify", "from transformers import PreTrainedModel"),
-        ("training.losses.terms", "from ...models.drafting import DraftState"),
+        ("training.losses.sums", "from ...models.drafting import DraftState"),
         ("training.layouts.masks", "import time"),
         ("elsewhere.thing", "import torch"),
         ("models.modeling_x", "from ..user_input.files import read_text"),

@@ -13,20 +13,9 @@ from hf_pardraft.training import batch_scorer as learner_module
 from hf_pardraft.training.batch_scorer import prefix_in
 from hf_pardraft.training.layouts.collators import PardCollator
 from hf_pardraft.training.losses.objectives import OBJECTIVES, parse_objective
-from hf_pardraft.training.losses.sums import mean_of, weighted_sums
-from hf_pardraft.training.losses.terms import (
-    acceptance_weighted_cross_entropy,
-    annealed_kl,
-    block_cross_entropy,
-    block_kl,
-    chain_reward,
-    first_error_loss,
-    position_weights,
-    streak_reward,
-    subtask_cross_entropy,
-)
 from hf_pardraft.training.target.continuations import sample_continuations
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_drafter, tiny_target
+from training.objective_values import objective_value
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 DEPTH = 4
@@ -110,23 +99,11 @@ def drafted_by_hand(kind, drafter, target, rows):
     return {name: torch.stack(values) for name, values in blocks.items()}, prefixes
 
 
-def by_hand(name, b, reduction, continued=None):
-    drafts, labels, valid = b["drafts"], b["labels"], b["valid"]
-    if name == "streak":
-        return -streak_reward(drafts, continued.clamp(min=0), valid & (continued >= 0), reduction)
-    if name == "cat_cross_entropy":
-        losses = -drafts.log_softmax(-1).gather(2, labels[:, :, None])[:, :, 0]
-        return mean_of(*weighted_sums(losses, b["confidence"], valid, reduction))
-    return {
-        "cross_entropy": lambda: block_cross_entropy(drafts, labels, valid, 3.0, reduction),
-        "subtask_cross_entropy": lambda: subtask_cross_entropy(drafts, labels, valid, 3.0),
-        "first_error": lambda: first_error_loss(drafts, labels, valid, 3.0),
-        "chain_reward": lambda: -chain_reward(drafts, labels, valid, reduction),
-        "dpace": lambda: acceptance_weighted_cross_entropy(drafts, labels, valid, 0.5, reduction),
-        "annealed_kl": lambda: annealed_kl(drafts, b["target"], valid, 0.7, reduction),
-        "forward_kl": lambda: block_kl(drafts, b["target"], valid, position_weights(DEPTH, 3.0), reduction),
-        "cat_kl": lambda: block_kl(drafts, b["target"], valid, b["confidence"], reduction),
-    }[name]()
+def by_hand(name, blocks, reduction="weight_sum", **other):
+    settings = {"gamma": 3.0, "kl_gamma": 0.7, "dpace_alpha": 0.5, "reduction": reduction}
+    b = {**blocks, **other}
+    value = objective_value(name, b["drafts"], b["labels"], b["valid"], b["target"], b["confidence"], **settings)
+    return OBJECTIVES[name].sign * value
 
 
 @torch.no_grad()
@@ -151,7 +128,9 @@ def test_each_objective_is_what_the_drafts_are_worth(kind, target, tmp_path, mon
             continued.fill_(-1)
             batch = trainer.data_collator(list(data))
             found = trainer.compute_loss(drafter.eval(), batch)
-            expected = by_hand(name, blocks, reduction, continued)
+            if name == "streak":
+                streaks = {"labels": continued, "valid": blocks["valid"] & (continued >= 0)}
+            expected = by_hand(name, blocks, reduction, **(streaks if name == "streak" else {}))
             if name == "streak":
                 # Of the prefixes that were continued.
                 chosen = (continued >= 0).any(1)
@@ -240,12 +219,8 @@ def test_tokens_that_the_drafter_does_not_know_end_a_chain(target, tmp_path):
     is_known = torch.isin(blocks["labels"], torch.tensor(known)) & blocks["valid"]
     chained = is_known.long().cumprod(dim=1).bool()
     assert 5 < chained.sum() < is_known.sum() < blocks["valid"].sum()
-    expected = {
-        "cross_entropy": block_cross_entropy(blocks["drafts"], blocks["labels"], is_known, 3.0),
-        "first_error": first_error_loss(blocks["drafts"], blocks["labels"], chained, 3.0),
-        "chain_reward": -chain_reward(blocks["drafts"], blocks["labels"], chained),
-    }
-    for name, value in expected.items():
+    for name, valid in {"cross_entropy": is_known, "first_error": chained, "chain_reward": chained}.items():
+        value = by_hand(name, blocks, valid=valid)
         trainer = trainer_for("dart", target, tmp_path, data, drafter, objective=name)
         found = trainer.compute_loss(drafter.eval(), trainer.data_collator(list(data)))
         assert found.item() == pytest.approx(value.item(), rel=1e-6), name

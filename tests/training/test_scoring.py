@@ -15,8 +15,7 @@ from transformers import (
 )
 
 from hf_pardraft.training.layouts.blocks import SupervisedRows
-from hf_pardraft.training.losses.scoring import RowScorer
-from hf_pardraft.training.losses.terms import kl_divergences, label_log_probs
+from hf_pardraft.training.losses.scoring import RowScorer, kl_divergences, label_log_probs
 from hf_pardraft.training.target.features import read_target
 from hf_pardraft.training.target.head import target_head
 from tiny_models import tiny_target

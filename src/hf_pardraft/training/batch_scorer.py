@@ -11,9 +11,8 @@ from .layouts.blocks import UNKNOWN, SupervisedRows
 from .layouts.forwards import FORWARDS, ROWS, target_reading, text_of
 from .layouts.sampling import example_generator, some_of
 from .losses.objectives import OBJECTIVES, BlockScores, reads_logits
-from .losses.scoring import RowScorer
-from .losses.terms import label_log_probs
-from .losses.weights import confidence_weights
+from .losses.scoring import RowScorer, label_log_probs
+from .losses.sums import confidence_weights
 from .target.continuations import sample_continuations
 from .target.features import TargetReading
 

@@ -33,8 +33,15 @@ from .losses.objectives import (
     parse_objective,
     total_loss,
 )
-from .losses.sums import Sums, added, denominators_of, mean_of, with_denominators
-from .losses.terms import gamma_after_epochs, linear_gamma
+from .losses.sums import (
+    Sums,
+    added,
+    denominators_of,
+    gamma_after_epochs,
+    linear_gamma,
+    mean_of,
+    with_denominators,
+)
 from .metrics import DraftMetrics
 from .run_identity import identity_of
 from .target.feature_store import StoredStatesCollator, store_for

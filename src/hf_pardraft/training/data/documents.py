@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from ..layouts.masks import PADDING
-from ..losses.inputs import IGNORED
 
+# The label of a token that is not learned, as everywhere in transformers.
+IGNORED = -100
 # What TRL's tokenised rows have in place of labels: 1 for tokens of the completion, and of what the assistant wrote.
 TOKEN_MASKS = ("completion_mask", "assistant_masks")
 # What an example may have beside its tokens; Arrow puts null where other rows have it and this one has not.

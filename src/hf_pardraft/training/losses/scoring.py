@@ -5,9 +5,43 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .terms import kl_divergences, label_log_probs
+
+def wide(logits: torch.Tensor) -> torch.Tensor:
+    """In float32, or the wider dtype that they have."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def label_log_probs(
+    logits: torch.Tensor, labels: torch.LongTensor, valid: torch.BoolTensor | None = None
+) -> torch.Tensor:
+    """log p(label), `(...)`, from logits `(..., vocab)` and labels `(...)`; what an invalid label is doesn't matter."""
+    if valid is not None:
+        labels = labels.masked_fill(~valid, 0)
+    logits = wide(logits)
+    losses = functional.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), reduction="none")
+    return -losses.view(labels.shape)
+
+
+def kl_divergences(draft_logits: torch.Tensor, target_logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """T^2 KL(target || draft), `(...)`, both `(..., vocab)` softened by T. Natural log; the target's logits are constants.
+
+    T^2 keeps the gradients' size independent of T.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    draft = wide(draft_logits)
+    target = target_logits.detach().to(draft.dtype)
+    if temperature != 1:
+        # Logits are the largest tensors of a step, and divided ones are copies.
+        draft, target = draft / temperature, target / temperature
+    draft, target = draft.log_softmax(dim=-1), target.log_softmax(dim=-1)
+    probabilities = target.exp()
+    # What the target never writes costs nothing, where a logit of -inf says so, too.
+    terms = (probabilities * (target - draft)).masked_fill_(probabilities == 0, 0)
+    return terms.sum(dim=-1) * temperature**2
 
 
 class RowScorer:
