@@ -29,12 +29,13 @@ FREE = {"__init__", "__main__", "cli"}
 PURE = {
     "evaluation.cost_model",
     "generation.tree",
+    "training.data.documents",
     "training.layouts.masks",
     "training.losses.scoring",
     "training.losses.sums",
 }
 # What tensors in, tensors out may need besides torch: nothing that reads, prints, logs or keeps time.
-PURE_STDLIB = {"collections", "dataclasses", "enum", "functools", "itertools", "math", "typing"}
+PURE_STDLIB = {"bisect", "collections", "dataclasses", "enum", "functools", "itertools", "math", "typing"}
 # transformers does not install without safetensors.
 HUB_SAFE_PACKAGES = {"torch", "transformers", "safetensors"}
 

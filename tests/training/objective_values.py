@@ -10,7 +10,7 @@ from hf_pardraft.training.losses.objectives import (
     objective_sums,
     total_loss,
 )
-from hf_pardraft.training.losses.scoring import RowScorer
+from hf_pardraft.training.losses.scoring import PositionScorer
 
 
 def objective_value(
@@ -24,7 +24,7 @@ def objective_value(
         elsewhere: what stands at positions that are not valid, in place of a score.
         settings: of [`ObjectiveSettings`].
     """
-    scorer = RowScorer(
+    scorer = PositionScorer(
         labels[valid],
         continuations=labels[valid],
         target_logits=None if target_logits is None else lambda rows: target_logits[valid][rows],

@@ -9,9 +9,9 @@ from transformers import HfArgumentParser
 
 from hf_pardraft import DartDrafter, DraftTrainer, DraftTrainingArguments
 from hf_pardraft.models.base import DraftInputs
-from hf_pardraft.training import batch_scorer as learner_module
+from hf_pardraft.training import batch_scorer
 from hf_pardraft.training.batch_scorer import prefix_in
-from hf_pardraft.training.layouts.collators import PardCollator
+from hf_pardraft.training.layouts import DroppedMasks
 from hf_pardraft.training.losses.objectives import OBJECTIVES, parse_objective
 from hf_pardraft.training.target.continuations import sample_continuations
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_drafter, tiny_target
@@ -121,7 +121,7 @@ def test_each_objective_is_what_the_drafts_are_worth(kind, target, tmp_path, mon
             continued[place] = tokens
         return written
 
-    monkeypatch.setattr(learner_module, "sample_continuations", noted)
+    monkeypatch.setattr(batch_scorer, "sample_continuations", noted)
     for reduction in ("weight_sum", "paper"):
         for name in OBJECTIVES:
             trainer = trainer_for(kind, target, tmp_path, data, drafter, objective=name, loss_reduction=reduction)
@@ -255,7 +255,7 @@ def test_continuations_follow_seed_epoch_and_example(target, tmp_path):
     first = trainer.compute_loss(drafter, batch).item()
     torch.manual_seed(99)
     assert trainer.compute_loss(drafter, batch).item() == first
-    trainer.learner.epoch = 1
+    trainer.scorer.epoch = 1
     assert trainer.compute_loss(drafter, batch).item() != first
 
 
@@ -270,12 +270,12 @@ def test_the_target_writes_for_each_batch_once_however_often_it_is_scored(
         samples.append(sample_continuations(*arguments))
         return samples[-1]
 
-    monkeypatch.setattr(learner_module, "sample_continuations", noted)
+    monkeypatch.setattr(batch_scorer, "sample_continuations", noted)
     settings = {"objective": "cross_entropy+streak", "streak_prefixes": 2, "per_device_train_batch_size": 2}
     settings |= {"gradient_accumulation_steps": accumulation, "max_steps": 2, "save_strategy": "no"}
     trainer = trainer_for(kind, target, tmp_path, texts(6), **settings)
-    continuations = trainer.learner.continuations
-    trainer.learner.continuations = lambda *arguments: scored.append(continuations(*arguments)) or scored[-1]
+    continuations = trainer.scorer.continuations
+    trainer.scorer.continuations = lambda *arguments: scored.append(continuations(*arguments)) or scored[-1]
     trainer.train()
     assert len(samples) == 2 * accumulation
     if accumulation == 1:
@@ -367,7 +367,7 @@ def test_by_default_each_drafter_learns_as_in_its_paper(target, tmp_path):
         "dart": "annealed_kl",
     }
     for kind, name in expected.items():
-        assert trainer_for(kind, target, tmp_path).learner.coefficients == {name: 1.0}
+        assert trainer_for(kind, target, tmp_path).scorer.coefficients == {name: 1.0}
 
 
 @pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if objective.asks_target])
@@ -378,7 +378,7 @@ def test_what_asks_the_target_needs_one(name, tmp_path, target):
 
 def test_a_collator_that_drafts_further_than_the_arguments_say_is_refused(target, tmp_path):
     trainer = trainer_for("pard", target, tmp_path, draft_tokens=3)
-    trainer.data_collator = PardCollator(MASK_TOKEN_ID, num_tokens=6, retention=1.0)
+    trainer.data_collator = DroppedMasks(MASK_TOKEN_ID, num_tokens=6, retention=1.0)
     with pytest.raises(ValueError, match="drafts 6 tokens ahead, and training was set up for 3"):
         trainer.compute_loss(trainer.drafter, trainer.data_collator(list(texts())))
 
@@ -386,15 +386,11 @@ def test_a_collator_that_drafts_further_than_the_arguments_say_is_refused(target
 def test_a_packed_prefix_begins_with_its_document():
     ids = list(range(10, 19))
     packed = {"input_ids": ids, "labels": ids, "document_ids": [0] * 4 + [1] * 5}
-    batch = PardCollator(MASK_TOKEN_ID, num_tokens=3, retention=1.0)([packed])
-    document = {
-        "input_ids": torch.tensor([ids]),
-        "attention_mask": torch.ones(1, 9),
-        "document_ids": batch["row_document"],
-    }
-    assert prefix_in(document, 0, 6).tolist() == [14, 15, 16]
-    assert prefix_in(document, 0, 2).tolist() == [10, 11, 12]
-    assert prefix_in({**document, "document_ids": batch["row_document"] * 0}, 0, 6).tolist() == ids[:7]
+    batch = DroppedMasks(MASK_TOKEN_ID, num_tokens=3, retention=1.0)([packed])
+    (text,), (documents,) = DroppedMasks.text(batch)
+    assert prefix_in(text, documents, 6).tolist() == [14, 15, 16]
+    assert prefix_in(text, documents, 2).tolist() == [10, 11, 12]
+    assert prefix_in(text, documents * 0, 6).tolist() == ids[:7]
 
 
 def test_the_terms_of_a_sum_are_logged_by_name(target, tmp_path):

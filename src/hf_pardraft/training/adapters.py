@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from .layouts import layout_of
+
 # Where PARD's base architectures keep the embedding, and PARD-2's projection.
 EMBEDDING, PROJECTION = "embed_tokens", "target_proj"
 
@@ -111,7 +113,7 @@ def adapted(drafter: PreTrainedModel, peft_config: Any) -> nn.Module:
             "know: use LoRA or another method that changes weights"
         )
     config = copy.deepcopy(peft_config)
-    if drafter.training_layout == "dropped_masks":
+    if layout_of(drafter).learns_mask_token:
         _train_mask_token(config, drafter)
     else:
         # These are no causal LMs, whose inputs PEFT would expect.

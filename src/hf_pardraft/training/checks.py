@@ -1,6 +1,7 @@
 """What DraftTrainer refuses before any work: models that don't go together, and settings that would not be obeyed."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedModel, TrainingArguments
@@ -8,6 +9,8 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from ..models.base import ParallelDrafter
 from .arguments import DraftTrainingArguments, is_tau
+from .layouts import layout_of
+from .losses.objectives import OBJECTIVES
 
 # Arguments of a Trainer that need what this one never has: a model's own loss, or the logits of whole batches.
 UNUSED_ARGUMENTS = ("compute_metrics", "preprocess_logits_for_metrics", "compute_loss_func", "model_init")
@@ -29,10 +32,17 @@ def check_pair(model: Any, target: PreTrainedModel | None, args: DraftTrainingAr
         raise ValueError(f"a {type(model).__name__} reads the target's hidden states: pass target=")
 
 
+def check_asks_no_target(coefficients: Mapping[str, float], target: PreTrainedModel | None) -> None:
+    """Raise a `ValueError` for objectives that the target has to say something for, where there is none."""
+    asking = [name for name in coefficients if OBJECTIVES[name].asks_target]
+    if asking and target is None:
+        raise ValueError(f"{', '.join(asking)} learns from what the target says, and there is none: pass target=")
+
+
 def check_recomputing(model: ParallelDrafter, args: DraftTrainingArguments, has_adapter: bool) -> None:
     """Raise a `ValueError` for a way to recompute activations that would lose gradients."""
     recomputing = args.activation_checkpointing_kwargs or {}
-    if recomputing.get("use_reentrant") and (has_adapter or model.training_layout == "anchored_blocks"):
+    if recomputing.get("use_reentrant") and (has_adapter or not layout_of(model).inputs_have_gradient):
         raise ValueError(
             "activation checkpointing with use_reentrant=True loses gradients where embeddings are frozen, as this "
             "drafter's are: leave use_reentrant out"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .layouts.collators import IGNORED, checked
+from .data.documents import IGNORED, checked
 
 # Of a text that is supervised from its start, what is taken for the prompt.
 PROMPT_SHARE = 0.5
