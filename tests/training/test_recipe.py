@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from hf_pardraft.cli.train import new_drafter
+from hf_pardraft.training.adapters import lora_config
 from hf_pardraft.training.layouts import SharedPrefixes
 from hf_pardraft.training.losses.objectives import (
     OBJECTIVES,
@@ -307,13 +308,14 @@ def test_an_adapter_that_can_not_be_is_refused(words, message):
 
 def test_an_adapters_settings_become_pefts_and_a_recipe_may_hold_them(tmp_path):
     pytest.importorskip("peft")
-    assert run_of("dflare").adapter.config() is None
-    config = run_of("dflare", "--lora-rank", "4", "--lora-target-modules", "all-linear").adapter.config()
+    assert lora_config(run_of("dflare").adapter) is None
+    run = run_of("dflare", "--lora-rank", "4", "--lora-target-modules", "all-linear")
+    config = lora_config(run.adapter)
     assert (config.r, config.lora_alpha, config.lora_dropout, config.target_modules) == (4, 8, 0.0, "all-linear")
     path = tmp_path / "own.yaml"
     path.write_text("kind: dart\nlora_rank: 2\nlora_alpha: 3\nlora_target_modules: [q_proj, fc]\nkeep_adapter: true\n")
     run = run_of(str(path))
-    config = run.adapter.config()
+    config = lora_config(run.adapter)
     assert (config.r, config.lora_alpha, config.target_modules) == (2, 3, {"q_proj", "fc"})
     assert run.arguments["keep_adapter"] is True
 

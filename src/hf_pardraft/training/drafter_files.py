@@ -17,7 +17,7 @@ from ..models.base import ParallelDrafter
 from ..models.checksums import check_checksums
 from ..models.saving import CARD
 from .adapters import is_adapted, save_drafter_config, save_merged
-from .whole_checkpoints import WholeCheckpointTrainer
+from .checkpointing import WholeCheckpointTrainer
 
 # What a drafter has in its folder besides the files of any model.
 DRAFTER_FILES = ("*.safetensors", "*/*.safetensors", "*.py", "*/*.py")

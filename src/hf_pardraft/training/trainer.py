@@ -7,12 +7,13 @@ from accelerate.utils import DistributedType
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import has_length
 
-from .adapters import adapted, base_drafter, check_base_is_named, is_adapted
+from .adapters import adapted, base_drafter, is_adapted
 from .arguments import DraftTrainingArguments
 from .batch_scorer import BatchScorer
 from .checks import (
     check_arguments,
     check_asks_no_target,
+    check_base_is_named,
     check_in_one_place,
     check_one_device,
     check_pair,
@@ -21,7 +22,6 @@ from .checks import (
 )
 from .data.dataset import chat_arguments, prepare_all, prepare_for_training, tokenizer_of
 from .drafter_files import DrafterFilesTrainer
-from .held_out import held_out_prompts, tokens_and_rounds, whole_copy
 from .layouts import layout_of
 from .layouts.attention import training_attention
 from .losses.objectives import (
@@ -42,7 +42,7 @@ from .losses.sums import (
     mean_of,
     with_denominators,
 )
-from .metrics import DraftMetrics
+from .metrics import DraftMetrics, held_out_prompts, tokens_and_rounds, whole_copy
 from .run_identity import identity_of
 from .target.feature_store import StoredStatesCollator, store_for
 from .target.reading import freeze
