@@ -22,8 +22,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_pardraft import PardDrafter
-from hf_pardraft.training.layouts.collators import PardCollator
-from hf_pardraft.training.layouts.forwards import pard_forward, pard_rows
+from hf_pardraft.training.layouts import DroppedMasks
 
 RESULT = Path(__file__).parent / "results" / "cod.json"
 DRAFT_TOKENS, LENGTHS = (4, 8, 12, 16), (512, 1024, 2048, 4096)
@@ -44,11 +43,11 @@ def small_drafter() -> PardDrafter:
     return PardDrafter.from_causal_lm(LlamaForCausalLM(config), mask_token_id=VOCAB_SIZE - 1).train()
 
 
-def train_step(drafter: PardDrafter, collator: PardCollator, text: list[int]) -> int:
+def train_step(drafter: PardDrafter, collator: DroppedMasks, text: list[int]) -> int:
     """One step; returns how many rows it had."""
     batch = collator([{"input_ids": text, "labels": text}])
-    labels = pard_rows(drafter, batch).labels
-    logits = pard_forward(drafter, drafter, None, batch, None, lambda head, states: head(states))
+    labels = DroppedMasks.supervised(batch, drafter).labels
+    logits = DroppedMasks.forward(drafter, drafter, None, batch, None, lambda head, states: head(states))
     torch.nn.functional.cross_entropy(logits, labels).backward()
     drafter.zero_grad()
     return batch["input_ids"].shape[1]
@@ -62,7 +61,7 @@ def measure(num_tokens: int, length: int, retention: float, repeats: int) -> dic
     """Rows, seconds and megabytes of a step, in this process, which should be a fresh one."""
     torch.set_num_threads(1)
     drafter = small_drafter()
-    collator = PardCollator(VOCAB_SIZE - 1, num_tokens, retention, MIN_RETENTION)
+    collator = DroppedMasks(VOCAB_SIZE - 1, num_tokens, retention, MIN_RETENTION)
     text = torch.randint(0, VOCAB_SIZE - 1, (length,)).tolist()
     # What torch allocates once is none of the step's.
     train_step(drafter, collator, text[:16])

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hf_pardraft.training.losses.scoring import RowScorer
+from hf_pardraft.training.losses.scoring import PositionScorer
 
 MIB = 2**20
 OBJECTIVES = ("cross_entropy", "forward_kl")
@@ -76,11 +76,11 @@ def step(setting: Setting) -> dict:
         def target_logits(rows: slice) -> torch.Tensor:
             return target_states[rows] @ target_weight.T
 
-    scorer = RowScorer(
+    scorer = PositionScorer(
         labels,
         with_log_probs=setting.objective == "cross_entropy",
         target_logits=target_logits,
-        rows_per_chunk=setting.rows_per_chunk,
+        chunk_size=setting.rows_per_chunk,
     )
     before = resident()
     scored = scorer(head, states)

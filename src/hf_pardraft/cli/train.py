@@ -18,13 +18,15 @@ from ..models.modeling_dart import DartDrafter
 from ..models.modeling_dflare import DFlareDrafter
 from ..models.modeling_dflash import DFlashDrafter
 from ..models.modeling_pard import PardDrafter
+from ..training.adapters import lora_config
 from ..training.arguments import DraftTrainingArguments
 from ..training.checkpointing import check_no_other_run, checkpoint_to_resume, tidy
 from ..training.checks import check_reporting
 from ..training.data.dataset import prepare_for_training
 from ..training.data.sources import load_data, split_off
 from ..training.losses.objectives import parse_objective, reads_logits
-from ..training.recipe import DrafterOptions, TrainingRun, config_fields, training_run
+from ..training.recipe import TrainingRun, config_fields, training_run
+from ..training.run_options import DrafterOptions
 from ..training.target.feature_writing import DTYPES, cache_features, feature_bytes, texts_of
 from ..training.trainer import DraftTrainer
 from ..user_input.models import load_drafter, load_model, load_tokenizer
@@ -107,7 +109,7 @@ def train_drafter(words: list[str]) -> dict[str, Any]:
     """
     run = training_run(words)
     arguments = run.training_arguments()
-    peft_config = run.adapter.config()
+    peft_config = lora_config(run.adapter)
     check_reporting(arguments)
     is_first = arguments.process_index == 0
     with writing_folder(run.options.output) if is_first else nullcontext():

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from hf_pardraft.training.layouts.sampling import conditional_drop
+from hf_pardraft.training.layouts.dropped_masks import conditional_drop
 
 
 def kept(length: int, num_tokens: int, retention: float, least: float, unsupervised=()) -> list[list[int]]:
