@@ -428,7 +428,7 @@ def test_a_prompt_beyond_the_context_is_refused_and_an_answer_beyond_it_is_cut_a
     assert "the prompt has 2000 tokens, and the target's context is 256" in ended(*generate("def add " * 400)).error
     done = ended(*generate("--max-new-tokens", 100, "--drafter", "family/dflash", "def add " * 50))
     assert done.code == 0
-    assert "has room for 6 behind the prompt, not for 100" in done.err
+    assert "has room for 6 after the prompt, not for 100" in done.err
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from conftest import SAMPLE_TEXT
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter
 from hf_pardraft.checkpoints.atomic_folders import writing_folder
-from hf_pardraft.cli import train as train_commands
 from hf_pardraft.cli.app import app
-from hf_pardraft.cli.train import FeatureOptions, cache_target_features, train_drafter
 from hf_pardraft.evaluation.models import read_drafter
+from hf_pardraft.training import run as training_run
+from hf_pardraft.training.run import cache_target_features, train_drafter
 from training.processes import in_a_process
 
 QUICK = (
@@ -129,7 +129,7 @@ def test_states_are_stored_for_the_same_settings(recipe, tiny_family, text, tmp_
     live = train_drafter(words(recipe, tiny_family, text, tmp_path / "live"))
     settings = words(recipe, tiny_family, text, "unused")
     del settings[settings.index("--output") : settings.index("--output") + 2]
-    facts = cache_target_features(settings, FeatureOptions(str(tmp_path / "states"), "float32", 4))
+    facts = cache_target_features(settings, str(tmp_path / "states"), "float32", 4)
     assert "MB as float32" in capsys.readouterr().err
     assert facts["texts"] > 0
     read = train_drafter(
@@ -142,7 +142,7 @@ def test_a_drafter_that_reads_no_states_has_none_to_store(tiny_family, text, tmp
     settings = words("pard", tiny_family, text, "unused")
     del settings[settings.index("--output") : settings.index("--output") + 2]
     with pytest.raises(ValueError, match="reads token ids only"):
-        cache_target_features(settings, FeatureOptions(str(tmp_path / "states")))
+        cache_target_features(settings, str(tmp_path / "states"))
 
 
 def test_what_can_not_be_is_said_before_anything_is_loaded(tmp_path):
@@ -207,7 +207,7 @@ def test_a_run_takes_no_other_runs_place_unless_told_to(tiny_family, text, tmp_p
     train_drafter(command)
     before = AutoDrafter.from_pretrained(tmp_path / "out").state_dict()
     with monkeypatch.context() as patch:
-        patch.setattr(train_commands, "load_run", lambda run: pytest.fail("something was loaded"))
+        patch.setattr(training_run, "load_run", lambda run: pytest.fail("something was loaded"))
         with pytest.raises(
             ValueError, match=r"holds an earlier run \(.*\): go on with it \(--resume-from-checkpoint last\)"
         ):
