@@ -13,7 +13,7 @@ from .convert import convert
 from .demo import demo
 from .env import env
 from .errors import DEBUG_VARIABLE, finish
-from .eval_arguments import ManyValues, evaluate_drafters
+from .eval import ManyValues, evaluate
 from .generate import generate
 from .ngram import ngram
 from .options import ANY_SETTINGS
@@ -33,12 +33,10 @@ def pardraft(
     """Parallel drafters for speculative decoding: the same text, sooner."""
     if debug:
         os.environ[DEBUG_VARIABLE] = "1"
-    # Loading bars and notes on generation settings would drown the text.
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
+    quieten()
 
 
-app.command("eval", cls=ManyValues)(evaluate_drafters)
+app.command("eval", cls=ManyValues)(evaluate)
 app.command()(demo)
 app.command()(generate)
 app.command()(regenerate)
@@ -51,10 +49,16 @@ app.command()(env)
 app.add_typer(ngram, name="ngram")
 
 
-def main() -> None:
+def quieten() -> None:
+    """Loading bars and notes on generation settings would drown the text."""
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+
+
+def main(command: typer.Typer = app) -> None:
     """Entry point: an error is one line, without a traceback unless that is asked for."""
     try:
-        app()
+        command()
     # The one place where all of them end; a bug says there that it is one.
     except Exception as error:  # noqa: BLE001
         sys.exit(finish(error))
