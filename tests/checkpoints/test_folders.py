@@ -12,7 +12,7 @@ from hf_pardraft.checkpoints.atomic_folders import PLAN, replaced_files
 from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.checkpoints.locks import LOCK
 from hf_pardraft.cli.card import load_folder
-from killing import kill_before_change, num_changes
+from processes import kill_before_change, num_changes
 from published_checkpoints import LAYOUTS
 from tiny_models import tiny_drafter, tiny_target
 

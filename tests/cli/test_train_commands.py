@@ -16,7 +16,7 @@ from hf_pardraft.checkpoints.atomic_folders import writing_folder
 from hf_pardraft.training import run as training_run
 from hf_pardraft.training.run import cache_target_features, train_drafter
 from in_process import pardraft
-from training.processes import in_a_process
+from processes import in_a_process
 
 QUICK = (
     *("--max-steps", "2", "--use-cpu", "--bf16", "false", "--max-length", "48", "--per-device-train-batch-size", "2"),
