@@ -184,10 +184,10 @@ def test_accelerate_launches_the_command_on_two_processes(tiny_family, text, tmp
     done = subprocess.run(
         [*command, "-m", "hf_pardraft", "train", *settings], capture_output=True, text=True, timeout=600
     )
-    assert done.returncode == 0, done.err[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
     AutoDrafter.from_pretrained(tmp_path / "out")
     # One of them speaks.
-    assert done.out.count("eval_tau: ") == 1
+    assert done.stdout.count("eval_tau: ") == 1
 
 
 def test_a_run_takes_no_other_runs_place_unless_told_to(tiny_family, text, tmp_path, monkeypatch):
