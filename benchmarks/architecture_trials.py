@@ -23,7 +23,7 @@ TREE_BUDGET = 12
 ONE, LONGER, RAGGED = (21,), (40,), (10, 28, 21)
 # How often an oracle's first choice is right, and how often, where it is not, its second.
 RATE, RUNNER_UP = 0.75, 0.5
-# TokenBuffer with fewer different tokens would hide errors, if there is a scale of weights with which they have more.
+# Texts with fewer different tokens would hide errors, if there is a scale of weights with which they have more.
 VARIED, TRIES = 6, 3
 
 

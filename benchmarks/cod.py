@@ -12,19 +12,18 @@ benchmarks/results/cod.json.
 
 import argparse
 import json
-import multiprocessing
 import platform
-import resource
 import time
-from pathlib import Path
 
 import torch
+from memory import held_bytes, in_a_process, peak_bytes
+from result_files import RESULTS, save
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_pardraft import PardDrafter
 from hf_pardraft.training.layouts import DroppedMasks
 
-RESULT = Path(__file__).parent / "results" / "cod.json"
+RESULT = RESULTS / "cod.json"
 DRAFT_TOKENS, LENGTHS = (4, 8, 12, 16), (512, 1024, 2048, 4096)
 RETENTION, MIN_RETENTION = 0.7, 0.2
 VOCAB_SIZE, WIDTH = 256, 32
@@ -53,10 +52,6 @@ def train_step(drafter: PardDrafter, collator: DroppedMasks, text: list[int]) ->
     return batch["input_ids"].shape[1]
 
 
-def held_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
 def measure(num_tokens: int, length: int, retention: float, repeats: int) -> dict:
     """Rows, seconds and megabytes of a step, in this process, which should be a fresh one."""
     torch.set_num_threads(1)
@@ -70,26 +65,10 @@ def measure(num_tokens: int, length: int, retention: float, repeats: int) -> dic
         start = time.process_time()
         num_rows = train_step(drafter, collator, text)
         seconds.append(time.process_time() - start)
-        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+        peaks.append(peak_bytes() - before)
     # Of the first step: what the allocator has not given back by the second is none of it.
     peak = peaks[0]
     return {"rows": num_rows, "seconds": round(min(seconds), 3), "peak_mb": round(peak / 1e6, 1)}
-
-
-def report(pipe, *arguments) -> None:
-    pipe.send(measure(*arguments))
-
-
-def in_a_process(*arguments) -> dict:
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-    process = context.Process(target=report, args=(there, *arguments))
-    process.start()
-    there.close()
-    try:
-        return here.recv()
-    finally:
-        process.join()
 
 
 def compare(num_tokens: int, length: int, max_rows: int, repeats: int) -> dict:
@@ -97,10 +76,10 @@ def compare(num_tokens: int, length: int, max_rows: int, repeats: int) -> dict:
     # Block j has no row before place j, and every text's last token predicts nothing.
     all_rows = length + sum(length - 1 - j for j in range(1, num_tokens))
     row = {"draft_tokens": num_tokens, "length": length}
-    row["cod"] = in_a_process(num_tokens, length, RETENTION, repeats)
+    row["cod"] = in_a_process("fork", measure, num_tokens, length, RETENTION, repeats)
     row["all_masks"] = {"rows": all_rows, "seconds": None, "peak_mb": None}
     if all_rows <= max_rows:
-        row["all_masks"] = in_a_process(num_tokens, length, 1.0, repeats)
+        row["all_masks"] = in_a_process("fork", measure, num_tokens, length, 1.0, repeats)
         assert row["all_masks"]["rows"] == all_rows
     row["all_masks"]["mask_mb"] = round(all_rows**2 * 4 / 1e6, 1)
     return row
@@ -149,7 +128,7 @@ def store(rows: list[dict]) -> None:
         "drafter": f"llama, 1 layer of width {WIDTH}, vocabulary {VOCAB_SIZE}",
         "settings": rows,
     }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    save(RESULT, result, indent=1)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ benchmarks/results/evidence.json.
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset, disable_progress_bars
+from result_files import RESULTS, save, this_machine
 from stories260k import (
     EVALUATION_TOKENS,
     fresh_drafter,
@@ -42,10 +42,12 @@ from transformers import (
 )
 
 from hf_pardraft import DartDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
-from hf_pardraft.evaluation.benchmark import Contender, padded_batch, timed_run
+from hf_pardraft.evaluation.entries import Entry
+from hf_pardraft.evaluation.measurement import Condition, padded_batch
+from hf_pardraft.evaluation.measurement import run as run_entry
 from hf_pardraft.pairing.mask_token import unused_token_ids
 
-RESULT = Path(__file__).parent / "results" / "evidence.json"
+RESULT = RESULTS / "evidence.json"
 SEEDS = (0, 1, 2)
 NEW_TOKENS = 100
 COMMON = {
@@ -182,8 +184,8 @@ def drafter_of(setting: Setting, target: PreTrainedModel, tokenizer):
 
 def tau_of(target: PreTrainedModel, drafter, prompts: list[torch.LongTensor], depth: int) -> float:
     """Tokens per forward of the target, the bonus token counted, over all prompts."""
-    contender = Contender(drafter, {"num_assistant_tokens": depth})
-    runs = [timed_run(target, contender, padded_batch([prompt]), NEW_TOKENS) for prompt in prompts]
+    entry, condition = Entry("", drafter, {"num_assistant_tokens": depth}), Condition(max_new_tokens=NEW_TOKENS)
+    runs = [run_entry(target, entry, padded_batch([prompt]), condition) for prompt in prompts]
     rounds = [count for run in runs for count in run.tokens_per_round]
     return sum(rounds) / len(rounds)
 
@@ -364,7 +366,7 @@ def main() -> None:
     verdicts = [judged(claim, measured) for claim in CLAIMS if {claim.better, claim.worse} & {*SETTINGS} <= {*measured}]
     result = {
         "command": "python benchmarks/evidence.py --target ... --training-text ... --prompt-text ...",
-        "machine": f"{platform.machine()} CPU, 1 thread, torch {torch.__version__}",
+        "machine": this_machine(),
         "seeds": list(arguments.seeds),
         "prompts": arguments.prompts,
         "new_tokens": NEW_TOKENS,
@@ -379,7 +381,7 @@ def main() -> None:
             for name, found in measured.items()
         },
     }
-    arguments.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    save(arguments.output, result, indent=1)
     print(verdict_table(verdicts))
 
 

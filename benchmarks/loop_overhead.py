@@ -20,7 +20,6 @@ of a setting. Runs and forwards take turns, and each counts with its fastest rep
 
 import argparse
 import json
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from pathlib import Path
 
 import torch
 from loop_probe import LoopCounter, Mark, Probe, prescribe
+from result_files import save, this_machine
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 from transformers.utils import logging
 
@@ -242,11 +242,9 @@ def main() -> None:
                 continue
             rows += bench.measure(setting, 1 if arguments.quick else arguments.repeats)
     if arguments.output:
-        machine = f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
         clock = "thread time" if arguments.cpu_clock else "wall time"
-        report = {"machine": machine, "clock": clock, "repeats": arguments.repeats, "rows": rows}
-        arguments.output.parent.mkdir(exist_ok=True)
-        arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+        report = {"machine": this_machine(), "clock": clock, "repeats": arguments.repeats, "rows": rows}
+        save(arguments.output, report)
     if arguments.json:
         print(json.dumps(rows, indent=2))
     elif rows:

@@ -11,15 +11,13 @@ gradient of the lm_head is part of it, and is given beside it. The C library is 
 
 import argparse
 import json
-import multiprocessing
 import os
-import platform
-import resource
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from memory import held_bytes, in_a_process, peak_bytes
+from result_files import public_command, save, this_machine
 from torch import nn
 
 from hf_pardraft.training.losses.scoring import PositionScorer
@@ -43,17 +41,6 @@ class Setting:
     rows: int
     hidden: int
     vocab: int
-
-
-def resident() -> int:
-    """Bytes of memory that this process has now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
-
-
-def peak() -> int:
-    """Bytes of memory that it had at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def measure(setting: Setting) -> dict:
@@ -82,7 +69,7 @@ def step(setting: Setting) -> dict:
         target_logits=target_logits,
         chunk_size=setting.rows_per_chunk,
     )
-    before = resident()
+    before = held_bytes()
     scored = scorer(head, states)
     loss = -scored["log_probs"].mean() if target_logits is None else scored["divergences"].mean()
     loss.backward()
@@ -90,7 +77,7 @@ def step(setting: Setting) -> dict:
         **asdict(setting),
         "all_logits_mib": round(setting.rows * setting.vocab * 4 / MIB),
         "head_gradient_mib": round(head.weight.grad.nbytes / MIB),
-        "peak_mib": round((peak() - before) / MIB),
+        "peak_mib": round((peak_bytes() - before) / MIB),
         "loss": round(loss.item(), 4),
         "gradient_norm": round(states.grad.norm().item(), 6),
     }
@@ -110,14 +97,10 @@ def main() -> None:
     for objective in options.objectives:
         for rows_per_chunk in (*options.chunks, options.rows):
             setting = Setting(objective, rows_per_chunk, options.rows, options.hidden, options.vocab)
-            # A fresh process, whose peak is its own.
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                results.append(pool.apply(measure, (setting,)))
+            results.append(in_a_process("spawn", measure, setting))
             print(json.dumps(results[-1]), flush=True)
     if options.out:
-        machine = f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
-        command = " ".join(["python", "benchmarks/loss_memory.py", *sys.argv[1:]])
-        options.out.write_text(json.dumps({"machine": machine, "command": command, "rows": results}, indent=2) + "\n")
+        save(options.out, {"machine": this_machine(), "command": public_command(), "rows": results})
 
 
 if __name__ == "__main__":

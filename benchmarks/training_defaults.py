@@ -13,9 +13,7 @@ benchmarks/results/training_defaults.json.
 """
 
 import argparse
-import json
 import math
-import platform
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +22,17 @@ from typing import Any
 import torch
 from datasets import Dataset, disable_progress_bars
 from evidence import COMMON, reports_of, spread
+from result_files import RESULTS, save, this_machine
 from stories260k import EVALUATION_TOKENS, story_beginnings, story_parser, target_and_prompts, target_text
 from transformers import PreTrainedModel, TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
 
 from hf_pardraft import DFlareDrafter, DFlashDrafter, DraftTrainer, DraftTrainingArguments
-from hf_pardraft.evaluation.benchmark import Contender, timed_run
+from hf_pardraft.evaluation.entries import Entry
+from hf_pardraft.evaluation.measurement import Condition
+from hf_pardraft.evaluation.measurement import run as run_entry
 
-RESULT = Path(__file__).parent / "results" / "training_defaults.json"
+RESULT = RESULTS / "training_defaults.json"
 NEW_TOKENS = 100
 LEARNING_RATE = 1e-2
 KINDS = {"DFlash": DFlashDrafter, "DFlare": DFlareDrafter}
@@ -97,7 +98,8 @@ def tau_of(target: PreTrainedModel, drafter, prompts: torch.LongTensor) -> float
     """Tokens that a row gets per forward of the target, the bonus token counted; all prompts as one batch."""
     settings = {"num_assistant_tokens": drafter.max_draft_depth, "draft_schedule": "fixed"}
     batch = {"input_ids": prompts, "attention_mask": torch.ones_like(prompts)}
-    counts = timed_run(target, Contender(drafter, settings), batch, NEW_TOKENS).tokens_per_round
+    entry, condition = Entry("", drafter, settings), Condition(len(prompts), max_new_tokens=NEW_TOKENS)
+    counts = run_entry(target, entry, batch, condition).tokens_per_round
     return sum(counts) / len(counts)
 
 
@@ -192,7 +194,7 @@ def main() -> None:
     }
     result = {
         "command": "python benchmarks/training_defaults.py --target ... --training-text ... --prompt-text ...",
-        "machine": f"{platform.machine()} CPU, 1 thread, torch {torch.__version__}",
+        "machine": this_machine(),
         "ln_vocabulary": round(math.log(target.config.vocab_size), 4),
         "prompts": arguments.prompts,
         "new_tokens": NEW_TOKENS,
@@ -208,7 +210,7 @@ def main() -> None:
             for name, figures in measured.items()
         },
     }
-    arguments.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    save(arguments.output, result, indent=1)
     print(table(measured))
 
 

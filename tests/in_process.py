@@ -1,17 +1,16 @@
-"""The `pardraft` command without a process of its own, which takes seconds to start."""
+"""The `pardraft` command, and scripts that end as it does, without a process of their own, which takes seconds to start."""
 
 import io
 import os
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from unittest import mock
 
-from click.testing import Result
 from transformers.utils import logging
-from typer.testing import CliRunner
 
-from hf_pardraft.cli.app import app, main
+from hf_pardraft.cli.app import main
 
 
 @dataclass(frozen=True)
@@ -24,10 +23,11 @@ class Ended:
 
     @property
     def error(self) -> str:
-        """The one line that says why it failed."""
+        """The one line that says why it failed, by no bug."""
         lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
         assert self.code in (1, 2), (self.code, self.err)
         assert len(lines) == 1, self.err
+        assert "this is a bug" not in lines[0], self.err
         return lines[0]
 
 
@@ -42,13 +42,15 @@ def unsilenced():
         logging.enable_progress_bar()
 
 
-def pardraft(*arguments) -> Result:
-    with unsilenced():
-        return CliRunner().invoke(app, [*map(str, arguments)])
+def pardraft(*arguments, stdin: bytes = b"", main: Callable[[], None] = main, **environment: str) -> Ended:
+    """Run a command to its end, exit status included; what it raises beyond that is a failure of the test.
 
-
-def ended(*arguments, stdin: bytes = b"", **environment: str) -> Ended:
-    """Run a command to its end, entry point and exit status included; what it raises beyond that is a failure of the test."""
+    Args:
+        arguments: words of its command line.
+        stdin: what it can read.
+        main: its entry point.
+        environment: variables that it finds besides.
+    """
     out, err, code = io.StringIO(), io.StringIO(), 0
     words, terminal = ["pardraft", *map(str, arguments)], io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
     with (

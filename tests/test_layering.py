@@ -23,13 +23,21 @@ ARROWS = {
     "training": {"checkpoints", "models", "pairing", "user_input"},
     "datagen": {"checkpoints", "models", "training.data", "user_input"},
     "hub": {"checkpoints", "models", "user_input"},
-    "evaluation": {"checkpoints", "generation.settings", "models", "pairing", "user_input"},
+    "evaluation": {
+        "checkpoints",
+        "generation.cache",
+        "generation.settings",
+        "generation.schedule",
+        "models",
+        "pairing",
+        "user_input",
+    },
     "demo": {"evaluation", "hub", "models", "user_input"},
 }
 # The entry points, which may import everything; only they, and one command another, may import cli/.
 FREE = {"__init__", "__main__", "cli"}
 PURE = {
-    "evaluation.cost_model",
+    "evaluation.tuning.cost_model",
     "generation.tree",
     "training.data.documents",
     "training.layouts.masks",
@@ -151,7 +159,7 @@ def test_every_import_follows_the_design(path):
         ("generation.decoder", "from hf_pardraft.training.losses.sums import decay"),
         ("generation.decoder", "from .. import training"),
         ("training.trainer", "from ..generation.decoder import decode"),
-        ("evaluation.benchmark", "def f():\n    from ..generation import decoder"),
+        ("evaluation.measurement", "def f():\n    from ..generation import decoder"),
         ("auto", "from .hub.push import push"),
         ("auto", "from . import generation"),
         ("generation.tree.token_tree", "import logging"),
@@ -181,7 +189,7 @@ def test_the_checker_finds_a_bad_import(module, source):
         ),
         ("generation.tree.token_tree", "from dataclasses import dataclass\nimport torch.nn.functional as F"),
         ("generation.tree.verify", "from .token_tree import TokenTree"),
-        ("evaluation.benchmark", "import time\nfrom ..models.drafting import ParallelDrafter"),
+        ("evaluation.measurement", "import time\nfrom ..models.drafting import ParallelDrafter"),
         ("auto", "from .checkpoints.published import drafter_class_for\nfrom .models.modeling_pard import PardDrafter"),
         ("cli.app", "from ..training.trainer import DraftTrainer\nfrom ..demo import show"),
         ("__init__", "from .generation.hooks import install"),

@@ -12,13 +12,6 @@ RESULT = ROOT / "benchmarks" / "results" / "architectures.json"
 PAGE = ROOT / "docs" / "supported_targets.md"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _importable():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield
-    sys.path.remove(str(ROOT / "benchmarks"))
-
-
 @pytest.fixture(scope="module")
 def result():
     return json.loads(RESULT.read_text())

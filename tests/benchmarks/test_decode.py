@@ -6,21 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from acceptance_profile import expected_tau
 from transformers import AutoModelForCausalLM
 
 from compiled_cases import batch_of, settle, texts_of
-from hf_pardraft.evaluation.acceptance_profile import expected_tau
 from tiny_models import make_lasting_oracle, tiny_drafter, tiny_target
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = ("ours", "ours compiled", "ours, tree 16", "ours compiled, tree 16")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _importable():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
 
 
 def run_quickly(folder: Path, monkeypatch, *words: str) -> list[dict]:

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from hf_pardraft.evaluation.cost_model import (
+from hf_pardraft.evaluation.tuning.cost_model import (
     Draft,
     Measurements,
     RoundCosts,
-    RowAcceptance,
+    TextAcceptance,
     at_batch,
     best,
     call_seconds,
@@ -45,7 +45,7 @@ def text(num_tokens, rate, depth=8):
     """A text whose drafts are right at each place with the same rate, if all before them are; its rounds are no whole number."""
     shares = [rate**place for place in range(1, depth + 1)]
     num_rounds = num_tokens / (1 + sum(shares))
-    return RowAcceptance(num_tokens, num_rounds, tuple(num_rounds * share for share in shares))
+    return TextAcceptance(num_tokens, num_rounds, tuple(num_rounds * share for share in shares))
 
 
 def test_a_curve_is_linear_between_its_points_and_goes_on_behind_them():
@@ -70,15 +70,15 @@ def test_a_round_is_the_sum_of_its_parts():
 
 
 def test_fewer_drafts_mean_more_rounds():
-    found = RowAcceptance(num_tokens=30, num_rounds=10, reached=(9, 6, 5))
+    found = TextAcceptance(num_tokens=30, num_rounds=10, reached=(9, 6, 5))
     assert [found.tau(depth) for depth in (0, 1, 2, 3)] == pytest.approx([1.0, 1.9, 2.5, 3.0])
     assert found.rounds(3) == 10
     assert found.rounds(1) == pytest.approx(30 / 1.9)
     assert found.rounds(0) == pytest.approx(30)
 
 
-@pytest.mark.parametrize("rows_leave", [True, False])
-def test_a_call_lasts_as_long_as_a_loop_over_its_rounds(rows_leave):
+@pytest.mark.parametrize("items_leave", [True, False])
+def test_a_call_lasts_as_long_as_a_loop_over_its_rounds(items_leave):
     draw = random.Random(0)
     for _ in range(50):
         known = {size: costs(draw.random(), 1 + size * draw.random(), step=1.0) for size in (1, 2, 4, 8)}
@@ -87,9 +87,9 @@ def test_a_call_lasts_as_long_as_a_loop_over_its_rounds(rows_leave):
         by_batch = {size: round_seconds(each, draft) for size, each in known.items()}
         seconds = at_batch({size: each.prompt for size, each in known.items()}, len(rounds))
         for number in range(2, max(rounds) + 1):
-            live = sum(number <= needed for needed in rounds) if rows_leave else len(rounds)
+            live = sum(number <= needed for needed in rounds) if items_leave else len(rounds)
             seconds += at_batch(by_batch, live)
-        measured = Measurements(known, [], rows_leave=rows_leave)
+        measured = Measurements(known, [], items_leave=items_leave)
         assert call_seconds(measured, draft, rounds) == pytest.approx(seconds)
 
 
@@ -146,7 +146,7 @@ def test_where_each_token_costs_a_short_draft_wins_and_the_best_is_the_best_by_f
 
 
 def test_a_deeper_draft_that_nothing_comes_of_is_not_worth_it():
-    found = RowAcceptance(100, 25, (25, 25, 25, 0, 0, 0, 0, 0))
+    found = TextAcceptance(100, 25, (25, 25, 25, 0, 0, 0, 0, 0))
     assert chains_of(Measurements({1: costs()}, [found]), 1) == Draft(3)
 
 
@@ -166,7 +166,7 @@ def test_plain_is_predicted_to_be_faster_where_it_is():
 def test_a_tree_wins_where_it_accepts_more_than_it_costs():
     chain = [text(200, 0.5)]
     rounds = round(chain[0].num_rounds * 0.7)
-    trees = {Draft(8, 16): [RowAcceptance(200, rounds)], Draft(8, 32): [RowAcceptance(200, rounds)]}
+    trees = {Draft(8, 16): [TextAcceptance(200, rounds)], Draft(8, 32): [TextAcceptance(200, rounds)]}
     candidates = [*(Draft(depth) for depth in range(1, 9)), *trees]
     free = Measurements({1: costs()}, chain, trees)
     # Both trees accept the same, and the larger one takes longer to build.
@@ -177,7 +177,7 @@ def test_a_tree_wins_where_it_accepts_more_than_it_costs():
 
 def test_of_equals_the_one_that_drafts_less():
     same = replace(costs(), tree={0: dict.fromkeys(DEPTHS, 0.0), 16: {8: 0.5}, 32: {8: 0.5}})
-    trees = {Draft(8, budget): [RowAcceptance(100, 20)] for budget in (16, 32)}
+    trees = {Draft(8, budget): [TextAcceptance(100, 20)] for budget in (16, 32)}
     measured = Measurements({1: same}, [text(100, 0.1)], trees)
     assert best(measured, [Draft(8, 32), Draft(8, 16)], 1) == Draft(8, 16)
     with pytest.raises(ValueError, match="no draft to choose from"):

@@ -29,7 +29,7 @@ def target():
 
 
 def texts(count=8):
-    """TokenBuffer of different lengths, of which different parts are learned."""
+    """Texts of different lengths, of which different parts are learned."""
     rows = []
     for seed in range(count):
         ids = random_prompt(9 + 2 * (seed % 4), seed)[0].tolist()

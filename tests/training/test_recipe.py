@@ -8,7 +8,6 @@ import pytest
 import torch
 import yaml
 
-from hf_pardraft.cli.train import new_drafter
 from hf_pardraft.training.adapters import lora_config
 from hf_pardraft.training.layouts import SharedPrefixes
 from hf_pardraft.training.losses.objectives import (
@@ -21,6 +20,7 @@ from hf_pardraft.training.losses.objectives import (
 from hf_pardraft.training.losses.sums import mean_of
 from hf_pardraft.training.recipe import RECIPES, read_recipe, recipe_names, training_run
 from hf_pardraft.training.recipe_help import help_text
+from hf_pardraft.training.run import new_drafter
 from tiny_models import random_prompt, tiny_target
 
 NEEDED = ["--target", "t", "--dataset", "d", "--output", "o"]

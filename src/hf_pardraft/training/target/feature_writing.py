@@ -72,7 +72,7 @@ def check_head(target: PreTrainedModel, input_ids: Sequence[int]) -> None:
 
 
 def shards_of(texts: list[list[int]], tokens_per_shard: int) -> list[list[list[int]]]:
-    """TokenBuffer in groups of about so many tokens, in their order: the same groups whenever they are asked for."""
+    """Texts in groups of about so many tokens, in their order: the same groups whenever they are asked for."""
     shards, room = [], 0
     for text in texts:
         if room < len(text) or not shards:

@@ -1,18 +1,31 @@
 """What tuning found, for people: what forwards cost, and how fast each choice was predicted to be and is."""
 
+from rich.console import Console
 from rich.table import Table
 
-from .benchmark import PLAIN
+from ..entries import PLAIN
+from ..report import NOTHING, new_table
 from .cost_model import Draft, RoundCosts, round_seconds
 from .probing import describe
-from .report import NOTHING, new_table
-from .tuning import DEFAULT, TUNED, BatchChoice, Tuning
+from .search import DEFAULT, TUNED, BatchChoice, Tuning
 
 TUNING_LEGEND = (
     "draft, tree: by tokens or nodes; verify: the target's forward and the choice of tokens, by tokens read for each text; rest: "
     "of a round, whatever it drafts; round: all of it, predicted. "
     "The cost model chooses the draft called tuned; of plain, default and tuned, the fastest one as measured (*) is written."
 )
+
+
+def show_tuning(tuning: Tuning, screen: Console) -> None:
+    """Print what was found."""
+    for table in cost_tables(tuning):
+        screen.print(table)
+    screen.print(acceptance_line(tuning), highlight=False)
+    if tuning.choices:
+        screen.print(speed_table(tuning))
+    screen.print(TUNING_LEGEND, highlight=False, style="dim")
+    for line in verdict_lines(tuning):
+        screen.print(line, highlight=False)
 
 
 def milliseconds(seconds: float) -> str:
@@ -26,18 +39,18 @@ def cost_tables(tuning: Tuning) -> list[Table]:
     chains, trees = sorted(any_costs.verify_chain), sorted(any_costs.verify_tree)
     deepest = max(any_costs.draft)
     verify = table_of_times("Chains, measured (ms)")
-    for heading in ("plain step", f"draft {deepest}", *(f"verify {rows}" for rows in chains), "rest"):
+    for heading in ("plain step", f"draft {deepest}", *(f"verify {slots}" for slots in chains), "rest"):
         verify.add_column(heading, justify="right")
     of_trees = table_of_times("Trees, measured (ms)")
-    for rows in trees:
-        of_trees.add_column(f"tree {rows - 1}", justify="right")
-        of_trees.add_column(f"verify {rows}", justify="right")
+    for slots in trees:
+        of_trees.add_column(f"tree {slots - 1}", justify="right")
+        of_trees.add_column(f"verify {slots}", justify="right")
     for size, known in costs.items():
-        times = [known.plain_step, known.draft[deepest], *(known.verify_chain[rows] for rows in chains), known.fixed]
+        times = [known.plain_step, known.draft[deepest], *(known.verify_chain[slots] for slots in chains), known.fixed]
         verify.add_row(f"batch {size}", *map(milliseconds, times))
         # Of a budget that was tried with several depths, the deepest tree.
         built = {budget: by_depth[max(by_depth)] for budget, by_depth in known.tree.items()}
-        times = [time for rows in trees for time in (built[rows - 1], known.verify_tree[rows])]
+        times = [time for slots in trees for time in (built[slots - 1], known.verify_tree[slots])]
         of_trees.add_row(f"batch {size}", *map(milliseconds, times))
     return [verify, of_trees] if trees else [verify]
 

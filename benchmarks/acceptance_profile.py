@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from ..user_input.files import quoted, read_text
+from hf_pardraft.user_input.files import quoted, read_text
 
 TAU_PREFIX = "tau="
 

@@ -1,19 +1,28 @@
 """What the cost model needs, measured: the parts of a round by what it drafts, and what becomes of the drafts."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
 from transformers import PreTrainedModel
 
-from ..models.base import ParallelDrafter
-from .benchmark import WARM_UP_TOKENS, padded_batch
-from .cost_model import Draft, RoundCosts, RowAcceptance
-from .entries import Entry, plain_entry
-from .measurement import Around, Condition, Run, Watched, call, generation_config, on_device, run, warm_up, watch
-from .rows import PARTS
+from ...models.base import ParallelDrafter
+from ..entries import Entry, plain_entry
+from ..measurement import (
+    Batch,
+    Condition,
+    Run,
+    Watched,
+    call,
+    generation_config,
+    in_batches,
+    run,
+    warm_up_to_watch,
+    watch,
+)
+from ..rows import PARTS
+from .cost_model import Draft, RoundCosts, TextAcceptance
 
 # Of a probe: enough rounds for a median, even where most of what is drafted is accepted.
 PROBE_TOKENS = 64
@@ -48,7 +57,6 @@ def measure_costs(
     drafts: list[Draft],
     prompts: list[torch.LongTensor],
     condition: Condition,
-    around: Around = lambda entry: nullcontext(),
 ) -> RoundCosts:
     """Time rounds of several drafts, and plain `generate`, in turns.
 
@@ -57,26 +65,22 @@ def measure_costs(
         drafts: at least one chain, and all trees that are to be judged.
         prompts: as many as the condition has at once, each `(1, length)`.
         condition: what to measure under; each setting is run `repeats` times, and written texts are short.
-        around: see [`measure`].
 
     Raises:
         ValueError: if texts are over before a round could be timed.
     """
-    batch = on_device(padded_batch(prompts), target)
+    (batch,) = in_batches(target, prompts, len(prompts))
     condition = replace(condition, max_new_tokens=min(PROBE_TOKENS, condition.max_new_tokens))
     entries, plain = {draft: fixed_depth(entry_for(drafter, draft)) for draft in drafts}, plain_entry()
     for entry in [plain, *entries.values()]:
-        with around(entry):
-            warm_up(target, entry, [batch], condition)
+        warm_up_to_watch(target, entry, [batch], condition)
     timed: dict[Draft, list[tuple[float, object]]] = {draft: [] for draft in drafts}
     plain_runs: list[tuple[Run, Run]] = []
     for _ in range(condition.repeats):
-        with around(plain):
-            plain_runs.append((run(target, plain, batch, condition, 1), run(target, plain, batch, condition)))
+        plain_runs.append((run(target, plain, batch, condition, 1), run(target, plain, batch, condition)))
         for draft, entry in entries.items():
-            with around(entry):
-                seconds = run(target, entry, batch, condition).seconds
-                timed[draft].append((seconds, timed_stats(target, entry, batch, condition)))
+            seconds = run(target, entry, batch, condition).seconds
+            timed[draft].append((seconds, timed_stats(target, entry, batch, condition)))
     probes = {draft: summarise_probe(draft, len(prompts), runs) for draft, runs in timed.items()}
     return round_costs(probes, *plain_costs(plain_runs))
 
@@ -86,7 +90,7 @@ def fixed_depth(entry: Entry) -> Entry:
     return replace(entry, setting={**entry.setting, "adaptive_depth": False})
 
 
-def timed_stats(target: PreTrainedModel, entry: Entry, batch: dict[str, torch.LongTensor], condition: Condition):
+def timed_stats(target: PreTrainedModel, entry: Entry, batch: Batch, condition: Condition):
     """The statistics of a call whose rounds are timed."""
     torch.manual_seed(condition.seed)
     call(target, entry, batch, generation_config(entry, condition, time_rounds=True))
@@ -97,13 +101,13 @@ def summarise_probe(draft: Draft, batch_size: int, runs: list[tuple[float, objec
     """One setting's calls, each timed as a whole and once more round by round."""
     parts: dict[str, list[float]] = {part: [] for part in PARTS}
     for _, stats in runs:
-        first_row = 0
-        for index, rows in enumerate(stats.rows_per_round):
-            is_whole = rows == batch_size and stats.drafted_per_round[first_row] == (draft.tree_budget or draft.depth)
+        first = 0
+        for index, items in enumerate(stats.rows_per_round):
+            is_whole = items == batch_size and stats.drafted_per_round[first] == (draft.tree_budget or draft.depth)
             if index and is_whole:
                 for part in PARTS:
                     parts[part].append(stats.seconds_per_round[part][index])
-            first_row += rows
+            first += items
     if not parts[PARTS[0]]:
         raise ValueError(
             f"no round that drafts {draft.depth} tokens for {batch_size} texts could be timed: they are over too soon. Raise "
@@ -133,8 +137,8 @@ def round_costs(probes: dict[Draft, Probe], plain_step: float, plain_prompt: flo
     for setting, probe in probes.items():
         draft.setdefault(setting.depth, []).append(probe.parts["draft"])
         tree.setdefault(setting.tree_budget, {})[setting.depth] = probe.parts["tree"]
-        verify[bool(setting.tree_budget)].setdefault(setting.rows, []).append(probe.parts["verify"])
-    chains, trees = ({rows: median(values) for rows, values in by_rows.items()} for by_rows in verify)
+        verify[bool(setting.tree_budget)].setdefault(setting.slots, []).append(probe.parts["verify"])
+    chains, trees = ({slots: median(values) for slots, values in by_slots.items()} for by_slots in verify)
     return RoundCosts(
         draft={depth: median(values) for depth, values in draft.items()},
         tree=tree,
@@ -153,33 +157,29 @@ def measure_acceptance(
     drafts: list[Draft],
     prompts: list[torch.LongTensor],
     condition: Condition,
-    around: Around = lambda entry: nullcontext(),
     note: Note = lambda line: None,
-) -> dict[Draft, list[RowAcceptance]]:
+) -> dict[Draft, list[TextAcceptance]]:
     """Decode all prompts with each draft, not timed, and see what is accepted of it."""
-    size = condition.batch_size
-    batches = [on_device(padded_batch(prompts[i : i + size]), target) for i in range(0, len(prompts), size)]
+    batches = in_batches(target, prompts, condition.batch_size)
     found = {}
     for draft in drafts:
         note(f"What is accepted of {describe(draft)} ...")
         entry = fixed_depth(entry_for(drafter, draft))
-        with around(entry):
-            run(target, entry, batches[0], condition, min(WARM_UP_TOKENS, condition.max_new_tokens))
-            watched = [watch(target, entry, batch, condition) for batch in batches]
-        found[draft] = [text for each in watched for text in row_acceptance(each, draft.depth)]
+        watched = [watch(target, entry, batch, condition) for batch in batches]
+        found[draft] = [text for each in watched for text in texts_accepted(each, draft.depth)]
     return found
 
 
-def row_acceptance(watched: Watched, depth: int) -> list[RowAcceptance]:
-    """Row by row, what a call accepted."""
-    rows = []
-    for row, text in enumerate(watched.texts):
-        proposals = [proposal for proposal in watched.proposals if proposal.row == row]
+def texts_accepted(watched: Watched, depth: int) -> list[TextAcceptance]:
+    """What a call accepted of each text."""
+    texts = []
+    for item, text in enumerate(watched.texts):
+        proposals = [proposal for proposal in watched.proposals if proposal.row == item]
         # A round without a draft, such as a prompt's, commits one token.
         undrafted = len(text) - sum(proposal.num_committed for proposal in proposals)
         reached = tuple(sum(p.num_accepted >= place for p in proposals) for place in range(1, depth + 1))
-        rows.append(RowAcceptance(len(text), len(proposals) + max(0, undrafted), reached))
-    return rows
+        texts.append(TextAcceptance(len(text), len(proposals) + max(0, undrafted), reached))
+    return texts
 
 
 def describe(draft: Draft) -> str:

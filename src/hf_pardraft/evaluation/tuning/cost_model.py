@@ -1,7 +1,7 @@
 """What a draft depth and a tree budget are worth at a batch size, from measured times and measured acceptance. Pure.
 
 A round drafts, builds a tree, verifies and commits. What these cost depends on how many tokens are drafted and read for each
-row, and on how many rows there are; how many rounds a row needs depends on what is accepted, and not on the other rows. So a
+text, and on how many texts there are; how many rounds a text needs depends on what is accepted, and not on the others. So a
 few measured settings tell about all, and no setting has to be run at every batch size.
 """
 
@@ -18,8 +18,8 @@ class Draft:
     tree_budget: int = 0
 
     @property
-    def rows(self) -> int:
-        """Tokens that the target reads for each text: the nodes, and the one that they stand behind."""
+    def slots(self) -> int:
+        """Tokens that the target reads for each text: the nodes, and the anchor."""
         return 1 + (self.tree_budget or self.depth)
 
 
@@ -33,7 +33,7 @@ class RoundCosts:
         verify_chain, verify_tree: the target's forward and what is done with its logits, by tokens read for each text.
         fixed: all else that a round takes, whatever it drafts.
         prompt: the first round, which reads the prompts.
-        plain_step: of plain `generate`, for one token in each row.
+        plain_step: of plain `generate`, for one token in each text.
         plain_prompt: of plain `generate`, up to its first token.
     """
 
@@ -48,7 +48,7 @@ class RoundCosts:
 
 
 @dataclass(frozen=True)
-class RowAcceptance:
+class TextAcceptance:
     """How a text came about with the deepest draft that was tried.
 
     Attributes:
@@ -78,13 +78,13 @@ class Measurements:
         costs: by batch size.
         chains: each prompt's text, drafted by the deepest chain.
         trees: the same, by tree.
-        rows_leave: whether a row that is finished takes no more part in rounds; else it is carried along to the end.
+        items_leave: whether a batch item that is finished takes no more part in rounds; else it is carried along to the end.
     """
 
     costs: dict[int, RoundCosts]
-    chains: list[RowAcceptance]
-    trees: dict[Draft, list[RowAcceptance]] = field(default_factory=dict)
-    rows_leave: bool = True
+    chains: list[TextAcceptance]
+    trees: dict[Draft, list[TextAcceptance]] = field(default_factory=dict)
+    items_leave: bool = True
 
 
 def interpolate(curve: dict[int, float], place: float) -> float:
@@ -112,7 +112,7 @@ def round_seconds(costs: RoundCosts, draft: Draft) -> float:
     return (
         interpolate(costs.draft, draft.depth)
         + interpolate(tree, draft.tree_budget)
-        + interpolate(verify, draft.rows)
+        + interpolate(verify, draft.slots)
         + costs.fixed
     )
 
@@ -123,9 +123,9 @@ def at_batch(by_batch: dict[int, float], batch: int) -> float:
 
 
 def call_seconds(measurements: Measurements, draft: Draft, rounds: Sequence[float]) -> float:
-    """How long a `generate` call takes whose rows need so many rounds each, the prompt's round counted.
+    """How long a `generate` call takes whose items need so many rounds each, the prompt's round counted.
 
-    A round is there for all rows, so there are as many as the slowest row needs. The later ones have fewer rows, if rows
+    A round is there for all items, so there are as many as the slowest one needs. The later ones have fewer items, if items
     leave.
     """
     costs, batch = measurements.costs, len(rounds)
@@ -133,14 +133,14 @@ def call_seconds(measurements: Measurements, draft: Draft, rounds: Sequence[floa
     seconds = at_batch({size: known.prompt for size, known in costs.items()}, batch)
     done = 1.0
     for finished, until in enumerate(sorted(rounds)):
-        live = batch - finished if measurements.rows_leave else batch
+        live = batch - finished if measurements.items_leave else batch
         seconds += max(0.0, until - done) * at_batch(by_batch, live)
         done = max(done, until)
     return seconds
 
 
 def plain_call_seconds(costs: dict[int, RoundCosts], lengths: Sequence[int]) -> float:
-    """How long plain `generate` takes to write texts of these lengths together: each row stays to the end of the longest."""
+    """How long plain `generate` takes to write texts of these lengths together: each item stays to the end of the longest."""
     step = at_batch({size: known.plain_step for size, known in costs.items()}, len(lengths))
     prompt = at_batch({size: known.plain_prompt for size, known in costs.items()}, len(lengths))
     return prompt + (max(lengths) - 1) * step
@@ -177,4 +177,4 @@ def best(measurements: Measurements, candidates: Sequence[Draft], batch: int) ->
     """
     if not candidates:
         raise ValueError("there is no draft to choose from: pass at least one depth and tree budget")
-    return max(candidates, key=lambda draft: (predict(measurements, draft, batch), -draft.rows, -draft.depth))
+    return max(candidates, key=lambda draft: (predict(measurements, draft, batch), -draft.slots, -draft.depth))

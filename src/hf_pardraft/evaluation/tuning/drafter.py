@@ -1,4 +1,4 @@
-"""What `pardraft eval --tune` does; cli/app.py only reads its arguments."""
+"""`pardraft eval --tune` from its plan on: a drafter that can be tuned, what was found, and where it is written."""
 
 import os
 import tempfile
@@ -7,109 +7,100 @@ from typing import Any
 
 from rich.console import Console
 
-from ..checkpoints.atomic_folders import writing_folder
-from ..checkpoints.locks import PATIENCE
-from ..checkpoints.staging import check_destination
-from ..evaluation.entries import plain_entry
-from ..evaluation.measurement import is_compiled
-from ..evaluation.plan import EvalRequest, Plan, make_plan
-from ..evaluation.report import Report
-from ..evaluation.tuning import Tuning, plan_search, table_of, tune, tuning_facts
-from ..evaluation.tuning_tables import TUNING_LEGEND, acceptance_line, cost_tables, speed_table, verdict_lines
-from ..generation.cache import is_hybrid
-from ..generation.schedule import with_table
-from ..generation.settings import own_draft, settings_in
-from ..models.base import ParallelDrafter
-from .eval import Workbench, conditions_of, prepare, save_json, show
+from ...checkpoints.atomic_folders import writing_folder
+from ...checkpoints.locks import PATIENCE
+from ...checkpoints.staging import check_destination
+from ...generation.cache import is_hybrid
+from ...generation.schedule import with_table
+from ...generation.settings import own_draft, settings_in
+from ...models.base import ParallelDrafter
+from ..entries import plain_entry
+from ..measurement import is_compiled
+from ..plan import Plan
+from ..report import Report
+from ..workbench import Workbench, prepare, save_json, show
+from .search import Tuning, plan_search, table_of, tune, tuning_facts
+from .tables import show_tuning
 
 GENERATION_CONFIG = "generation_config.json"
 
 
-def tune_drafter(request: EvalRequest, screen: Console, notes: Console) -> Report:
+def tune_drafter(plan: Plan, screen: Console, notes: Console) -> Report:
     """Find the best draft at each batch size, print tables, and write the drafter's generation config.
 
     Nothing is written into the drafter if something could not be measured, or a text was not the target's own.
 
     Args:
-        request: what to do.
+        plan: what to do.
         screen: for the tables.
         notes: for what goes on meanwhile.
 
     Raises:
-        ImportError, OSError, ValueError: if the request can't be met, before anything is measured; a `ValueError` also if what
+        ImportError, OSError, ValueError: if the plan can't be met, before anything is measured; a `ValueError` also if what
             was measured should not be relied on, and then results that were asked for as files are there all the same.
     """
-    plan = make_plan(request)
-    name = check_tuning(request, plan)
-    source = Path(plan.drafters[name].source)
-    bench = prepare(request, plan, notes)
-    drafter = bench.drafters[name]
+    name = check_tuning(plan)
+    bench = prepare(plan, notes)
+    drafter, report = bench.drafters[name], bench.report
     check_drafter(drafter)
-    conditions = conditions_of(request, plan)
-    search = plan_search(
-        drafter,
-        request.depths,
-        request.tree_budgets,
-        takes_trees=not is_hybrid(bench.target.config.get_text_config(decoder=True)),
-    )
-    compiled = is_compiled(plain_entry(), conditions[0])
+    takes_trees = not is_hybrid(bench.target.config.get_text_config(decoder=True))
+    search = plan_search(drafter, plan.contenders.depths, plan.contenders.tree_budgets, takes_trees)
+    compiled = is_compiled(plain_entry(), plan.conditions[0])
     tuning = tune(
         bench.target,
         drafter,
         bench.prompts,
-        conditions,
+        plan.conditions,
         search,
-        bench.report,
-        bench.around,
+        report,
         lambda line: notes.print(line, highlight=False),
-        lambda: save_json(request, bench.report),
-        # Compiled rounds keep their shape, and so the rows that are finished.
-        rows_leave=not compiled,
+        lambda: save_json(bench),
+        # Compiled rounds keep their shape, and so the items that are finished.
+        items_leave=not compiled,
     )
-    bench.report.facts["tuning"] = tuning_facts(tuning)
-    save_json(request, bench.report)
-    show(request, bench.report, screen, notes)
+    report.facts["tuning"] = tuning_facts(tuning)
+    save_json(bench)
+    show(bench, screen, notes)
     show_tuning(tuning, screen)
     if tuning.problems:
         raise ValueError(f"{'; '.join(tuning.problems)}: nothing was written into the drafter")
-    tuned = with_table(
-        vars(drafter.generation_config).get("tuned_drafting"), measured_table(bench, drafter, tuning), compiled
-    )
-    written = write_tuning(drafter, tuned, source, request.output)
+    earlier = vars(drafter.generation_config).get("tuned_drafting")
+    tuned = with_table(earlier, measured_table(bench, drafter, tuning), compiled)
+    written = write_tuning(drafter, tuned, Path(plan.contenders.drafters[name].source), plan.outputs.tuned)
     screen.print(f"Written: {written}", highlight=False, soft_wrap=True)
-    return bench.report
+    return report
 
 
-def check_tuning(request: EvalRequest, plan: Plan) -> str:
+def check_tuning(plan: Plan) -> str:
     """The name of the drafter to tune, if tuning makes sense.
 
     Raises:
         ValueError: if not.
         OSError: if the result could not be written.
     """
-    if len(plan.drafters) != 1 or request.baselines:
+    contenders = plan.contenders
+    if len(contenders.drafters) != 1 or contenders.baselines:
         raise ValueError(
-            f"--tune is for one drafter beside plain generate, got {len(plan.drafters)} drafters and {len(request.baselines)} "
-            "baselines: pass one --drafter, and no --baselines"
+            f"--tune is for one drafter beside plain generate, got {len(contenders.drafters)} drafters and "
+            f"{len(contenders.baselines)} baselines: pass one --drafter, and no --baselines"
         )
-    if request.compiled:
+    if contenders.compiled:
         raise ValueError(
             "--tune finds one table at a time, for eager rounds or for compiled ones: pass --generate-argument "
             "cache_implementation=static for these, instead of --compiled. The other table stays as it is"
         )
-    if plan.profile is not None or request.random_weights:
+    if plan.random_weights:
         raise ValueError(
-            "--tune writes what was measured, and a simulated or random model has no acceptance to measure: leave "
-            "--simulate-acceptance and --random-weights out"
+            "--tune writes what was measured, and a random model has no acceptance to measure: leave --random-weights out"
         )
-    if len(set(request.temperatures)) > 1 or request.settings:
+    if len({condition.temperature for condition in plan.conditions}) > 1 or contenders.settings:
         raise ValueError(
             "--tune finds one table of depths and tree budgets, for one temperature and the drafter's other settings as they "
             "are: pass one --temperature and no --setting (set those in the drafter's generation config first)"
         )
-    name, source = next(iter(plan.drafters.items()))
-    if request.output is not None:
-        check_destination(request.output)
+    name, source = next(iter(contenders.drafters.items()))
+    if plan.outputs.tuned is not None:
+        check_destination(plan.outputs.tuned)
         return name
     folder = Path(source.source)
     if not folder.is_dir():
@@ -129,18 +120,6 @@ def check_drafter(drafter: ParallelDrafter) -> None:
             raise ValueError(
                 f"the drafter's generation config says {name}={own[name]!r}, and only {value!r} drafts as tuned: set it back"
             )
-
-
-def show_tuning(tuning: Tuning, screen: Console) -> None:
-    """Print what was found."""
-    for table in cost_tables(tuning):
-        screen.print(table)
-    screen.print(acceptance_line(tuning), highlight=False)
-    if tuning.choices:
-        screen.print(speed_table(tuning))
-    screen.print(TUNING_LEGEND, highlight=False, style="dim")
-    for line in verdict_lines(tuning):
-        screen.print(line, highlight=False)
 
 
 def measured_table(bench: Workbench, drafter: ParallelDrafter, tuning: Tuning) -> dict[str, Any]:

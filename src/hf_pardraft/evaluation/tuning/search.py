@@ -2,23 +2,21 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from ..models.base import ParallelDrafter
-from .benchmark import PLAIN
+from ...models.base import ParallelDrafter
+from ..entries import PLAIN, plain_entry
+from ..measurement import Condition
+from ..report import Report
+from ..rows import Difference, EvaluationRow
+from ..runner import evaluate_conditions
 from .cost_model import Draft, Measurements, best, predict, predict_plain
-from .differences import Difference
-from .entries import plain_entry
-from .measurement import Around, Condition
 from .probing import Note, describe, entry_for, measure_acceptance, measure_costs
-from .report import Report
-from .rows import EvaluationRow
-from .runner import evaluate_conditions
 
 DEFAULT, TUNED = "default", "tuned"
 # Of equally fast ones the first is written.
@@ -129,10 +127,9 @@ def tune(
     conditions: list[Condition],
     search: Search,
     report: Report,
-    around: Around = lambda entry: nullcontext(),
     note: Note = lambda line: None,
     save: Callable[[], None] = lambda: None,
-    rows_leave: bool = True,
+    items_leave: bool = True,
 ) -> Tuning:
     """Measure costs and acceptance, choose for each condition, and measure the choice beside the default and plain `generate`.
 
@@ -140,11 +137,10 @@ def tune(
         target, drafter, prompts: to decode with.
         conditions: one for each batch size.
         search: what to choose from.
-        report: gets the rows of the final measurements, under the names "plain", "default" and "tuned".
-        around: see [`measure`].
+        report: gets the result rows of the final measurements, under the names "plain", "default" and "tuned".
         note: told what goes on.
         save: called whenever the report has grown.
-        rows_leave: see [`Measurements`].
+        items_leave: see [`Measurements`].
 
     Raises:
         ValueError: if something can't be measured: texts are too short, or there is no memory for a batch.
@@ -153,18 +149,18 @@ def tune(
     needed = sorted({search.deepest_chain, *search.trees, *([search.default] if search.default.tree_budget else [])})
     costs = {}
     with naming_memory("the drafts' acceptance", largest.batch_size):
-        accepted = measure_acceptance(target, drafter, needed, prompts, largest, around, note)
+        accepted = measure_acceptance(target, drafter, needed, prompts, largest, note)
     for condition in conditions:
         size = condition.batch_size
         note(f"Timing rounds of {len(search.probes)} drafts and plain generate, {size} at once ...")
         with naming_memory("rounds", size):
-            costs[size] = measure_costs(target, drafter, search.probes, prompts[:size], condition, around)
+            costs[size] = measure_costs(target, drafter, search.probes, prompts[:size], condition)
     trees = {draft: texts for draft, texts in accepted.items() if draft.tree_budget}
-    measurements = Measurements(costs, accepted[search.deepest_chain], trees, rows_leave)
+    measurements = Measurements(costs, accepted[search.deepest_chain], trees, items_leave)
     choices = []
     for condition in conditions:
         chosen = best(measurements, search.candidates, condition.batch_size)
-        rows = measure_choice(target, drafter, prompts, condition, search.default, chosen, report, around, note)
+        rows = measure_choice(target, drafter, prompts, condition, search.default, chosen, report, note)
         save()
         if rows is not None:
             choices.append(choice_of(measurements, condition.batch_size, search.default, chosen, rows))
@@ -191,7 +187,6 @@ def measure_choice(
     default: Draft,
     chosen: Draft,
     report: Report,
-    around: Around,
     note: Note,
 ) -> dict[str, EvaluationRow] | None:
     """The three rows of a condition, by name; `None` if they could not be measured, and then the report says why."""
@@ -201,7 +196,7 @@ def measure_choice(
     note(f"Measuring the drafter as it is, with {describe(chosen)}, and plain, {condition.batch_size} at once ...")
     first = len(report.rows)
     # What it tells meanwhile is for a whole evaluation.
-    deque(evaluate_conditions(target, entries, prompts, [condition], report, around), maxlen=0)
+    deque(evaluate_conditions(target, entries, prompts, [condition], report), maxlen=0)
     rows = {row.name: row for row in report.rows[first:]}
     if not rows:
         return None

@@ -3,7 +3,7 @@
 Both models run their real forwards. Only what comes out is changed: the target's next token is the script's, whatever it was
 asked and at whatever temperature, and the drafter's guesses are right with given probabilities. That costs each forward a few
 small operations, those of plain `generate` too. It is luck whether a guess is right, and every loop meets the same luck at the
-same place of the same row, so that loops differ in time and not in tau. All of this can be compiled.
+same place of the same batch item, so that loops differ in time and not in tau. All of this can be compiled.
 """
 
 import inspect
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from acceptance_profile import AcceptanceProfile, expected_tau
 from transformers import PreTrainedModel
 
-from .acceptance_profile import AcceptanceProfile, expected_tau
-from .entries import Entry
+from hf_pardraft.evaluation.entries import Entry
 
 # Far beyond the logits of real models. These and their neighbours are whole numbers in bfloat16.
 SURE = 128.0
 SECOND = 127.0
-# How many numbers luck is made of, and how far from one another those of neighbouring places and of neighbouring rows are.
+# How many numbers luck is made of, and how far from one another those of neighbouring places and of neighbouring items are.
 LUCK_SIZE = 65521
 PLACE_STEP = 127
-ROW_STEP = 16411
+ITEM_STEP = 16411
 NO_SCRIPT = "a simulation needs a target that is told the positions of its tokens, one for each"
 
 
@@ -139,7 +139,7 @@ class Simulation:
         return {"draft": guess_instead, "draft_static": guess_news_instead}
 
     def _guess(self, logits: torch.Tensor, anchors: torch.LongTensor, rates: torch.Tensor) -> torch.Tensor:
-        """Prefer in `logits (batch, depth, vocab)` what the simulated drafter says behind anchors `(batch, 1)`; in place."""
+        """Prefer in `logits (batch, depth, vocab)` what the simulated drafter says after anchors `(batch, 1)`; in place."""
         device, (batch, depth) = logits.device, logits.shape[:2]
         script, luck = self._on(device)
         anchors, rates = anchors.to(device), rates[:depth].to(device)
@@ -154,7 +154,7 @@ class Simulation:
         return logits.scatter_(2, first[..., None], SURE)
 
     def tau(self, first: int, last: int, depth: int) -> float:
-        """What its luck makes of the profile: mean tokens of the rounds of a chain, in the first row of a batch.
+        """What its luck makes of the profile: mean tokens of the rounds of a chain, in the first item of a batch.
 
         Args:
             first, last: positions in the text between which the rounds begin.
@@ -184,12 +184,12 @@ class Simulation:
         self._inside = False
 
     def _after_target(self, module, args, kwargs, outputs) -> None:
-        """Make the target sure of the script's next token behind each one that it read."""
+        """Make the target sure of the script's next token after each one that it read."""
         logits, positions = outputs.logits, kwargs.get("position_ids")
         if positions is None or positions.ndim != 2:
             raise ValueError(f"{NO_SCRIPT}; {type(module).__name__} was given {positions}")
         read = positions[:, positions.shape[1] - logits.shape[1] :].to(logits.device)
-        # Rows that are padded on the left may have any position there.
+        # Items that are padded on the left may have any position there.
         script, _ = self._on(logits.device)
         following = script.right[read.clamp(min=0) + 1].expand(logits.shape[0], -1)
         logits.scatter_(2, following[..., None], SURE)
@@ -205,9 +205,9 @@ class Simulation:
         return hook
 
 
-def luck_indices(anchors: torch.LongTensor, depth: int, rows: torch.LongTensor | int) -> torch.LongTensor:
-    """Which numbers decide on drafts behind anchors `(n, 1)` in rows `(n, 1)`, `(n, depth)`."""
-    return (anchors * PLACE_STEP + rows * ROW_STEP + torch.arange(depth, device=anchors.device)) % LUCK_SIZE
+def luck_indices(anchors: torch.LongTensor, depth: int, items: torch.LongTensor | int) -> torch.LongTensor:
+    """Which numbers decide on drafts after anchors `(n, 1)` in batch items `(n, 1)`, `(n, depth)`."""
+    return (anchors * PLACE_STEP + items * ITEM_STEP + torch.arange(depth, device=anchors.device)) % LUCK_SIZE
 
 
 def fair_simulation(
