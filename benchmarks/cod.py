@@ -16,13 +16,13 @@ import platform
 import time
 
 import torch
-from memory import held_bytes, in_a_process, peak_bytes
-from result_files import RESULTS, save
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_pardraft import PardDrafter
 from hf_pardraft.training.layouts.collators import PardCollator
 from hf_pardraft.training.layouts.forwards import pard_forward, pard_rows
+from memory import held_bytes, in_a_process, peak_bytes
+from result_files import RESULTS, save
 
 RESULT = RESULTS / "cod.json"
 DRAFT_TOKENS, LENGTHS = (4, 8, 12, 16), (512, 1024, 2048, 4096)

@@ -21,15 +21,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset, disable_progress_bars
-from result_files import RESULTS, save, this_machine
-from stories260k import (
-    EVALUATION_TOKENS,
-    fresh_drafter,
-    story_beginnings,
-    story_parser,
-    target_and_prompts,
-    target_text,
-)
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorForLanguageModeling,
@@ -46,6 +37,15 @@ from hf_pardraft.evaluation.entries import Entry
 from hf_pardraft.evaluation.measurement import Condition, padded_batch
 from hf_pardraft.evaluation.measurement import run as run_entry
 from hf_pardraft.models.mask_token import unused_token_ids
+from result_files import RESULTS, save, this_machine
+from stories260k import (
+    EVALUATION_TOKENS,
+    fresh_drafter,
+    story_beginnings,
+    story_parser,
+    target_and_prompts,
+    target_text,
+)
 
 RESULT = RESULTS / "evidence.json"
 SEEDS = (0, 1, 2)

@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from loop_probe import LoopCounter, Mark, Probe, prescribe
-from result_files import save, this_machine
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 from transformers.utils import logging
 
 from hf_pardraft import DFlashDrafter
+from loop_probe import LoopCounter, Mark, Probe, prescribe
+from result_files import save, this_machine
 
 DEPTH = 8
 PROMPT_LENGTH = 16

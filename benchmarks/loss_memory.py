@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from memory import held_bytes, in_a_process, peak_bytes
-from result_files import public_command, save, this_machine
 from torch import nn
 
 from hf_pardraft.training.losses.scoring import RowScorer
+from memory import held_bytes, in_a_process, peak_bytes
+from result_files import public_command, save, this_machine
 
 MIB = 2**20
 OBJECTIVES = ("cross_entropy", "forward_kl")

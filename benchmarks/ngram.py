@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from result_files import RESULTS, save, this_machine
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 from transformers.utils import logging
@@ -34,6 +33,7 @@ from hf_pardraft.evaluation.entries import Entry, plain_entry
 from hf_pardraft.evaluation.measurement import Condition, race
 from hf_pardraft.evaluation.rows import compare
 from hf_pardraft.ngram.sources import token_documents
+from result_files import RESULTS, save, this_machine
 
 RESULT = RESULTS / "ngram.json"
 BEAMS, CANDIDATES = 20, 25

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset, load_from_disk
-from result_files import RESULTS, save, this_machine
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -43,6 +42,7 @@ from hf_pardraft.evaluation.entries import Entry, plain_entry
 from hf_pardraft.evaluation.measurement import Condition, padded_batch, race, run
 from hf_pardraft.evaluation.rows import compare
 from hf_pardraft.models.base import ParallelDrafter
+from result_files import RESULTS, save, this_machine
 
 RESULT = RESULTS / "stories260k.json"
 PROMPT_TOKENS = 24

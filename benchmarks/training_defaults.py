@@ -21,16 +21,16 @@ from typing import Any
 
 import torch
 from datasets import Dataset, disable_progress_bars
-from evidence import COMMON, reports_of, spread
-from result_files import RESULTS, save, this_machine
-from stories260k import EVALUATION_TOKENS, story_beginnings, story_parser, target_and_prompts, target_text
 from transformers import PreTrainedModel, TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
 
+from evidence import COMMON, reports_of, spread
 from hf_pardraft import DFlareDrafter, DFlashDrafter, DraftTrainer, DraftTrainingArguments
 from hf_pardraft.evaluation.entries import Entry
 from hf_pardraft.evaluation.measurement import Condition
 from hf_pardraft.evaluation.measurement import run as run_entry
+from result_files import RESULTS, save, this_machine
+from stories260k import EVALUATION_TOKENS, story_beginnings, story_parser, target_and_prompts, target_text
 
 RESULT = RESULTS / "training_defaults.json"
 NEW_TOKENS = 100
