@@ -74,7 +74,7 @@ def test_a_temperature_changes_nothing(verification):
     assert len(measured.runs[0][0].texts[0]) == TOKENS
 
 
-def test_rows_of_a_batch_each_follow_the_script():
+def test_items_of_a_batch_each_follow_the_script():
     condition = Condition(batch_size=3, max_new_tokens=60, repeats=1)
     script, _, measured, row = simulated("dflash", {}, condition, architecture="gemma3", prompts=3)
     for index, text in enumerate(measured.runs[0][0].texts):
