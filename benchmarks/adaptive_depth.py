@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
 from loop_overhead import DEPTH, PROMPT_LENGTH, Bench, random_target
 from loop_probe import prescribe
 from result_files import save, this_machine
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging
 
 WAYS = ("plain", "fixed depth", "adaptive depth")
 

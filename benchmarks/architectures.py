@@ -27,14 +27,14 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.utils import logging
+
 from architecture_cases import registered
 from architecture_page import is_wrong, page_of, print_rows
 from architecture_trials import CASES, try_variant
 from architecture_variants import variants_of
-from result_files import RESULTS, public_command, save
-from transformers.utils import logging
-
 from hf_pardraft.checkpoints.atomic_files import write_whole
+from result_files import RESULTS, public_command, save
 
 RESULT = RESULTS / "architectures.json"
 PAGE = Path(__file__).parents[1] / "docs" / "supported_targets.md"

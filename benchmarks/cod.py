@@ -1,4 +1,4 @@
-"""What conditional drop-token saves: rows, step time and peak memory of a PARD training step, against all masks.
+"""What conditional drop-token saves: positions, step time and peak memory of a PARD training step, against all masks.
 
     python benchmarks/cod.py
 
@@ -6,7 +6,7 @@ A step is collating one text of N tokens, all of them learned, and forward and b
 float32, dense masks. Attention is what grows fastest, so the drafter is kept so small that little else is measured: one layer
 of width 32. Time is the processor's, the better of two steps. Memory is how much a fresh process grows beyond what it held
 before its first step. "all masks" is the same code with a retention of 1; settings whose all-mask step would have more than
---max-rows rows are not run, and only the rows and the size of their mask are told. The result goes to
+--max-rows positions are not run, and only their number and the size of their mask are told. The result goes to
 benchmarks/results/cod.json.
 """
 
@@ -16,12 +16,12 @@ import platform
 import time
 
 import torch
-from memory import held_bytes, in_a_process, peak_bytes
-from result_files import RESULTS, save
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_pardraft import PardDrafter
 from hf_pardraft.training.layouts import DroppedMasks
+from memory import held_bytes, in_a_process, peak_bytes
+from result_files import RESULTS, save
 
 RESULT = RESULTS / "cod.json"
 DRAFT_TOKENS, LENGTHS = (4, 8, 12, 16), (512, 1024, 2048, 4096)
@@ -43,7 +43,7 @@ def small_drafter() -> PardDrafter:
 
 
 def train_step(drafter: PardDrafter, collator: DroppedMasks, text: list[int]) -> int:
-    """One step; returns how many rows it had."""
+    """One step; returns how many positions it had."""
     batch = collator([{"input_ids": text, "labels": text}])
     labels = DroppedMasks.supervised(batch, drafter).labels
     logits = DroppedMasks.forward(drafter, drafter, None, batch, None, lambda head, states: head(states))
@@ -53,7 +53,7 @@ def train_step(drafter: PardDrafter, collator: DroppedMasks, text: list[int]) ->
 
 
 def measure(num_tokens: int, length: int, retention: float, repeats: int) -> dict:
-    """Rows, seconds and megabytes of a step, in this process, which should be a fresh one."""
+    """Positions, seconds and megabytes of a step, in this process, which should be a fresh one."""
     torch.set_num_threads(1)
     drafter = small_drafter()
     collator = DroppedMasks(VOCAB_SIZE - 1, num_tokens, retention, MIN_RETENTION)
@@ -73,7 +73,7 @@ def measure(num_tokens: int, length: int, retention: float, repeats: int) -> dic
 
 def compare(num_tokens: int, length: int, max_rows: int, repeats: int) -> dict:
     """COD beside all masks, for one K and N."""
-    # Block j has no row before place j, and every text's last token predicts nothing.
+    # Block j has no position before place j, and every text's last token predicts nothing.
     all_rows = length + sum(length - 1 - j for j in range(1, num_tokens))
     row = {"draft_tokens": num_tokens, "length": length}
     row["cod"] = in_a_process("fork", measure, num_tokens, length, RETENTION, repeats)
@@ -89,7 +89,7 @@ def table_line(row: dict) -> str:
     cod, every = row["cod"], row["all_masks"]
     unless_run = {name: "-" if every[name] is None else every[name] for name in ("seconds", "peak_mb")}
     return (
-        f"K={row['draft_tokens']:>2} N={row['length']:>4}  rows {cod['rows']:>6} of {every['rows']:>6} "
+        f"K={row['draft_tokens']:>2} N={row['length']:>4}  positions {cod['rows']:>6} of {every['rows']:>6} "
         f"({cod['rows'] / every['rows']:.0%})  {cod['seconds']:>7} s of {unless_run['seconds']:>7}  "
         f"{cod['peak_mb']:>7} MB of {unless_run['peak_mb']:>7}"
     )

@@ -27,14 +27,14 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.utils import logging
+
 from decode_cases import CASES, default_targets
 from decode_measure import COLUMNS, measure
 from decode_report import print_runs, save_plots
-from result_files import RESULTS, public_command, save
-from transformers.utils import logging
-
 from hf_pardraft.evaluation.entries import PLAIN
 from hf_pardraft.evaluation.facts import machine
+from result_files import RESULTS, public_command, save
 
 RESULT = RESULTS / "decode.json"
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)

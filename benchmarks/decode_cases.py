@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from acceptance_profile import AcceptanceProfile
-from loop_overhead import DEPTH, random_target
-from simulation import Simulation, depth_of, fair_simulation, write_script
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from true_shapes import CONFIGS, PUBLISHED, random_model, true_drafter
 
+from acceptance_profile import AcceptanceProfile
 from hf_pardraft import AutoDrafter, DFlashDrafter
 from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
 from hf_pardraft.demo.prompts import built_in_prompts
@@ -20,6 +17,9 @@ from hf_pardraft.evaluation.encoding import random_prompts
 from hf_pardraft.evaluation.entries import Entry
 from hf_pardraft.evaluation.models import chosen_device
 from hf_pardraft.models.base import ParallelDrafter
+from loop_overhead import DEPTH, random_target
+from simulation import Simulation, depth_of, fair_simulation, write_script
+from true_shapes import CONFIGS, PUBLISHED, random_model, true_drafter
 
 TRAINED = ("PARD", "DFlash", "DFlare", "DART")
 RANDOM_PROMPT = 128

@@ -6,10 +6,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from decode_cases import Case, Pair
-from decode_limits import CompiledForwards, EagerForwards, bytes_read, medians, memory_bandwidth
 from transformers import CompileConfig
 
+from decode_cases import Case, Pair
+from decode_limits import CompiledForwards, EagerForwards, bytes_read, medians, memory_bandwidth
 from hf_pardraft.evaluation.entries import STOCK_KINDS, Entry, plain_entry
 from hf_pardraft.evaluation.measurement import Condition, Measured, in_batches, run, watch
 from hf_pardraft.evaluation.rows import summarise

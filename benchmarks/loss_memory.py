@@ -1,11 +1,11 @@
-"""What lm_head and loss of a training step need in memory, rows taken a chunk at a time against all at once.
+"""What lm_head and loss of a training step need in memory, positions taken a chunk at a time against all at once.
 
     python benchmarks/loss_memory.py --out benchmarks/results/loss_memory.json
 
-Each row of the table is a process of its own: it makes an lm_head, the hidden states of the supervised rows, and where the
-target's law is learned the target's hidden states and head; notes the memory that it then has; and runs one step's lm_head,
-loss and backward pass. What is reported is by how much the process's peak (its largest resident set) exceeds that. The
-gradient of the lm_head is part of it, and is given beside it. The C library is told to give back what is freed
+Each row of the table is measured in a process of its own: it makes an lm_head, the hidden states of the supervised positions,
+and where the target's law is learned the target's hidden states and head; notes the memory that it then has; and runs one
+step's lm_head, loss and backward pass. What is reported is by how much the process's peak (its largest resident set) exceeds
+that. The gradient of the lm_head is part of it, and is given beside it. The C library is told to give back what is freed
 (MALLOC_MMAP_THRESHOLD_), or else its own stock would be measured.
 """
 
@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from memory import held_bytes, in_a_process, peak_bytes
-from result_files import public_command, save, this_machine
 from torch import nn
 
 from hf_pardraft.training.losses.scoring import PositionScorer
+from memory import held_bytes, in_a_process, peak_bytes
+from result_files import public_command, save, this_machine
 
 MIB = 2**20
 OBJECTIVES = ("cross_entropy", "forward_kl")
@@ -32,7 +32,7 @@ class Setting:
 
     Attributes:
         objective: with the text's tokens alone, or with the target's law too.
-        rows_per_chunk: how many rows go through the lm_head at a time.
+        rows_per_chunk: how many positions go through the lm_head at a time.
         rows, hidden, vocab: sizes.
     """
 
@@ -85,10 +85,10 @@ def step(setting: Setting) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1024, help="supervised rows of a step")
+    parser.add_argument("--rows", type=int, default=1024, help="supervised positions of a step")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--vocab", type=int, default=151_936)
-    parser.add_argument("--chunks", type=int, nargs="+", default=[64, 512], help="rows at a time, besides all")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[64, 512], help="positions at a time, besides all")
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=OBJECTIVES)
     parser.add_argument("--out", type=Path, help="where to write the table, as JSON")
     options = parser.parse_args()

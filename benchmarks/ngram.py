@@ -5,7 +5,7 @@
 The text is the source of the Python library that runs this, without the modules that the demo's prompts are from. It is
 tokenised first, which is not timed. Building is measured in one process and thread, from token ids on; a level of the
 search is 20 contexts from the text, each with the same 25 candidates, taken from other places of it (so most are unseen) and
-from behind the contexts (so some are seen). Every level is looked up once in a fresh model and again when all of them have
+from after the contexts (so some are seen). Every level is looked up once in a fresh model and again when all of them have
 been, since the first look-ups read the file. Trees are those of the demo's target and drafters: greedy, on the demo's
 prompts. The result goes to benchmarks/results/ngram.json.
 """
@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from result_files import RESULTS, save, this_machine
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 from transformers.utils import logging
@@ -34,6 +33,7 @@ from hf_pardraft.evaluation.entries import Entry, plain_entry
 from hf_pardraft.evaluation.measurement import Condition, race
 from hf_pardraft.evaluation.rows import compare
 from hf_pardraft.ngram.sources import token_documents
+from result_files import RESULTS, save, this_machine
 
 RESULT = RESULTS / "ngram.json"
 BEAMS, CANDIDATES = 20, 25

@@ -17,15 +17,14 @@ from functools import wraps
 from typing import Any
 
 import typer
-from acceptance_profile import AcceptanceProfile, read_profile
-from result_files import public_command
 from rich.console import Console
-from simulation import Simulation, depth_of, write_script
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from acceptance_profile import AcceptanceProfile, read_profile
 from hf_pardraft import DartDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.checkpoints.config_checks import check_fresh_fields
-from hf_pardraft.cli.app import main, quieten
+from hf_pardraft.cli.app import main as end_as_command
+from hf_pardraft.cli.app import quieten
 from hf_pardraft.cli.eval import ManyValues, read_plan
 from hf_pardraft.evaluation.entries import Entry, drafter_entries
 from hf_pardraft.evaluation.models import load_drafter, load_target
@@ -34,6 +33,8 @@ from hf_pardraft.evaluation.report import Report
 from hf_pardraft.evaluation.workbench import Workbench, check_settings, ending_tokens, evaluate, lay_out, texts_of
 from hf_pardraft.models.base import ParallelDrafter
 from hf_pardraft.user_input.models import load_config
+from result_files import public_command
+from simulation import Simulation, depth_of, write_script
 
 NEW = "new:"
 NEW_KINDS = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}
@@ -176,5 +177,9 @@ def simulate(simulate_acceptance: list[str] | None, simulate_runner_up: float, *
     evaluate(prepare(plan, new, profile, simulate_runner_up, notes), Console(), notes)
 
 
+def main() -> None:
+    end_as_command(app)
+
+
 if __name__ == "__main__":
-    main(app)
+    main()

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from acceptance_profile import AcceptanceProfile, expected_tau
 from transformers import PreTrainedModel
 
+from acceptance_profile import AcceptanceProfile, expected_tau
 from hf_pardraft.evaluation.entries import Entry
 
 # Far beyond the logits of real models. These and their neighbours are whole numbers in bfloat16.

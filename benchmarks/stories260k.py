@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset, load_from_disk
-from result_files import RESULTS, save, this_machine
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -43,6 +42,7 @@ from hf_pardraft.evaluation.entries import Entry, plain_entry
 from hf_pardraft.evaluation.measurement import Condition, padded_batch, race, run
 from hf_pardraft.evaluation.rows import compare
 from hf_pardraft.models.base import ParallelDrafter
+from result_files import RESULTS, save, this_machine
 
 RESULT = RESULTS / "stories260k.json"
 PROMPT_TOKENS = 24
@@ -57,13 +57,13 @@ def story_beginnings(path: Path, tokenizer, count: int, length: int) -> torch.Lo
     """The first `length` tokens of up to `count` stories: paragraphs that begin as stories do. `(stories, length)`."""
     starts = ("Once", "One day", "There was", "Lily", "In a")
     paragraphs = [p.strip() for p in path.read_text(encoding="utf-8").split("\n") if p.strip().startswith(starts)]
-    rows = [tokenizer(paragraph)["input_ids"][:length] for paragraph in dict.fromkeys(paragraphs)]
-    return torch.tensor([row for row in rows if len(row) == length][:count])
+    ids = [tokenizer(paragraph)["input_ids"][:length] for paragraph in dict.fromkeys(paragraphs)]
+    return torch.tensor([story for story in ids if len(story) == length][:count])
 
 
-def sampled_text(target, beginnings: torch.LongTensor, rows: int) -> Dataset:
-    """Stories that the target wrote: `rows` continuations, each beginning used about equally often."""
-    prompts = beginnings.repeat(rows // len(beginnings) + 1, 1)[:rows]
+def sampled_text(target, beginnings: torch.LongTensor, count: int) -> Dataset:
+    """Stories that the target wrote: `count` continuations, each beginning used about equally often."""
+    prompts = beginnings.repeat(count // len(beginnings) + 1, 1)[:count]
     examples = []
     for index, batch in enumerate(prompts.split(256)):
         # Short prompts first, long ones later: drafters have to start from both.
@@ -73,10 +73,10 @@ def sampled_text(target, beginnings: torch.LongTensor, rows: int) -> Dataset:
         written = target.generate(
             batch, attention_mask=torch.ones_like(batch), max_length=TEXT_TOKENS, pad_token_id=0, **sampling
         )
-        for row in written.tolist():
-            ends = [i for i, token in enumerate(row) if i >= length and token in (1, 2)]
-            end = ends[0] + 1 if ends else len(row)
-            examples.append({"input_ids": row[:end], "labels": [-100] * length + row[length:end]})
+        for story in written.tolist():
+            ends = [i for i, token in enumerate(story) if i >= length and token in (1, 2)]
+            end = ends[0] + 1 if ends else len(story)
+            examples.append({"input_ids": story[:end], "labels": [-100] * length + story[length:end]})
     return Dataset.from_list(examples)
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from acceptance_profile import AcceptanceProfile
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
+from acceptance_profile import AcceptanceProfile
 from hf_pardraft import DartDrafter, DFlareDrafter, PardDrafter
 from hf_pardraft.models.base import ParallelDrafter
 

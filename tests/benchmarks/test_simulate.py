@@ -5,12 +5,11 @@ import re
 from functools import partial
 
 import pytest
+
 import simulate
+from in_process import run_main
 
-from hf_pardraft.cli.app import main
-from in_process import pardraft
-
-run = partial(pardraft, main=lambda: main(simulate.app))
+run = partial(run_main, simulate.main)
 COMMON = ("--max-new-tokens", 4, "--repeats", 1)
 
 
@@ -30,7 +29,7 @@ def test_a_simulation_needs_no_trained_model(tiny_family, tmp_path):
     found = json.loads(results.read_text())
     assert found["simulated"] is True
     assert found["simulation"] == {"acceptance": "1 0.5 0 0", "runner_up": 0.0}
-    assert found["command"].startswith("python benchmarks/")
+    assert found["command"].startswith("python benchmarks/simulate.py --target")
     assert [drafter["source"] for drafter in found["drafters"].values()] == ["untrained dflash", "untrained dart"]
     assert [row["name"] for row in found["rows"]] == ["plain", "new dflash", "second"]
     for row in found["rows"][1:]:

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from acceptance_profile import AcceptanceProfile, expected_tau, rate_for_tau, read_profile
-from simulation import Simulation, fair_simulation, write_script
 
+from acceptance_profile import AcceptanceProfile, expected_tau, rate_for_tau, read_profile
 from hf_pardraft.evaluation.entries import Entry, plain_entry
 from hf_pardraft.evaluation.measurement import Condition, measure
 from hf_pardraft.evaluation.rows import summarise
+from simulation import Simulation, fair_simulation, write_script
 from tiny_models import VOCAB_SIZE, random_prompt, tiny_drafter, tiny_target
 
 PROFILE = AcceptanceProfile(by_position=(0.8, 0.6, 0.5, 0.2))
@@ -74,7 +74,7 @@ def test_a_temperature_changes_nothing(verification):
     assert len(measured.runs[0][0].texts[0]) == TOKENS
 
 
-def test_rows_of_a_batch_each_follow_the_script():
+def test_items_of_a_batch_each_follow_the_script():
     condition = Condition(batch_size=3, max_new_tokens=60, repeats=1)
     script, _, measured, row = simulated("dflash", {}, condition, architecture="gemma3", prompts=3)
     for index, text in enumerate(measured.runs[0][0].texts):

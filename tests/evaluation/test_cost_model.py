@@ -23,11 +23,11 @@ from hf_pardraft.evaluation.tuning.cost_model import (
 DEPTHS = (1, 2, 4, 8)
 
 
-def costs(per_row=0.0, verify=5.0, draft=1.0, draft_per_token=0.0, tree=0.5, fixed=0.25, step=None):
-    """A machine where reading another token of each text costs `per_row` more."""
+def costs(per_slot=0.0, verify=5.0, draft=1.0, draft_per_token=0.0, tree=0.5, fixed=0.25, step=None):
+    """A machine where reading another token of each text costs `per_slot` more."""
 
-    def read(rows):
-        return verify + per_row * rows
+    def read(slots):
+        return verify + per_slot * slots
 
     return RoundCosts(
         draft={depth: draft + draft_per_token * depth for depth in DEPTHS},
@@ -48,7 +48,7 @@ def text(num_tokens, rate, depth=8):
     return TextAcceptance(num_tokens, num_rounds, tuple(num_rounds * share for share in shares))
 
 
-def test_a_curve_is_linear_between_its_points_and_goes_on_behind_them():
+def test_a_curve_is_linear_between_its_points_and_goes_on_after_them():
     curve = {2: 1.0, 4: 3.0, 8: 4.0}
     assert [interpolate(curve, place) for place in (2, 3, 4, 6, 8, 16)] == [1.0, 2.0, 3.0, 3.5, 4.0, 6.0]
     assert interpolate(curve, 1) == 0.0 == interpolate(curve, 0)
@@ -62,7 +62,7 @@ def test_batch_sizes_beyond_those_measured_cost_what_the_nearest_does():
 
 
 def test_a_round_is_the_sum_of_its_parts():
-    known = costs(per_row=0.1, draft_per_token=0.2)
+    known = costs(per_slot=0.1, draft_per_token=0.2)
     assert round_seconds(known, Draft(4)) == pytest.approx(1.8 + 0.0 + 5.5 + 0.25)
     assert round_seconds(known, Draft(3)) == pytest.approx(1.6 + 0.0 + 5.4 + 0.25)
     assert round_seconds(known, Draft(8, 16)) == pytest.approx(2.6 + 0.5 + 6.7 + 0.25)
@@ -99,7 +99,7 @@ def test_plain_generate_lasts_as_long_as_its_longest_text():
     assert plain_call_seconds(known, [3, 10, 1]) == pytest.approx(2.5 + 9 * 6.0)
 
 
-def test_the_slowest_row_makes_a_batch_slow():
+def test_the_slowest_text_makes_a_batch_slow():
     known = {size: costs() for size in (1, 2)}
     even = Measurements(known, [text(60, 0.7), text(60, 0.7)])
     uneven = Measurements(known, [text(60, 0.99), text(60, 0.05)])
@@ -129,9 +129,9 @@ def test_free_tokens_are_drafted_as_deep_as_possible():
 
 
 def test_where_each_token_costs_a_short_draft_wins_and_the_best_is_the_best_by_force():
-    for per_row in (0.05, 0.3, 0.6, 1.5, 5.0):
+    for per_slot in (0.05, 0.3, 0.6, 1.5, 5.0):
         for rate in (0.3, 0.6, 0.9):
-            known = costs(per_row)
+            known = costs(per_slot)
             measured = Measurements({1: known}, [text(200, rate)])
 
             def speed(depth, known=known, rate=rate):
@@ -142,7 +142,7 @@ def test_where_each_token_costs_a_short_draft_wins_and_the_best_is_the_best_by_f
             expected = max(range(1, 9), key=speed)
             found = chains_of(measured, 1).depth
             assert speed(found) >= 0.999 * speed(expected)
-    assert chains_of(Measurements({1: costs(per_row=5.0)}, [text(200, 0.3)]), 1) == Draft(1)
+    assert chains_of(Measurements({1: costs(per_slot=5.0)}, [text(200, 0.3)]), 1) == Draft(1)
 
 
 def test_a_deeper_draft_that_nothing_comes_of_is_not_worth_it():
@@ -151,7 +151,7 @@ def test_a_deeper_draft_that_nothing_comes_of_is_not_worth_it():
 
 
 def test_large_batches_draft_less_where_tokens_cost_there():
-    cheap, dear = costs(per_row=0.01), costs(per_row=4.0, verify=20.0)
+    cheap, dear = costs(per_slot=0.01), costs(per_slot=4.0, verify=20.0)
     measured = Measurements({1: cheap, 64: dear}, [text(200, 0.75) for _ in range(64)])
     candidates = [Draft(depth) for depth in range(1, 9)]
     assert best(measured, candidates, 1).depth > best(measured, candidates, 64).depth
@@ -159,7 +159,7 @@ def test_large_batches_draft_less_where_tokens_cost_there():
 
 
 def test_plain_is_predicted_to_be_faster_where_it_is():
-    measured = Measurements({1: costs(per_row=4.0, draft=6.0, step=4.0)}, [text(200, 0.2)])
+    measured = Measurements({1: costs(per_slot=4.0, draft=6.0, step=4.0)}, [text(200, 0.2)])
     assert predict(measured, chains_of(measured, 1), 1) < predict_plain(measured, 1)
 
 
@@ -171,7 +171,7 @@ def test_a_tree_wins_where_it_accepts_more_than_it_costs():
     free = Measurements({1: costs()}, chain, trees)
     # Both trees accept the same, and the larger one takes longer to build.
     assert best(free, candidates, 1) == Draft(8, 16)
-    dear = replace(free, costs={1: costs(per_row=1.0)})
+    dear = replace(free, costs={1: costs(per_slot=1.0)})
     assert not best(dear, candidates, 1).tree_budget
 
 

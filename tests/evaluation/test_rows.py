@@ -34,7 +34,7 @@ def plain_measured():
 
 
 def drafted_measured(texts=TEXTS):
-    # Row 0: one right of two drafts; then the last token. Row 1: a right draft ends the text; what is behind it is unknown.
+    # Item 0: one right of two drafts; then the last token. Item 1: a right draft ends the text; what comes after is unknown.
     proposals = (
         Proposal(0, 0, (1, 9), (1, 2), 1, 2),
         Proposal(1, 0, (5, 6), (1, 2), 2, 2),

@@ -30,12 +30,12 @@ from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 PROMPTS = [random_prompt(5, seed=seed) for seed in range(3)]
 
 
-def proposal(row, num_accepted, num_committed, depth=3):
-    return Proposal(row, 0, (1,) * depth, tuple(range(1, depth + 1)), num_accepted, num_committed)
+def proposal(item, num_accepted, num_committed, depth=3):
+    return Proposal(item, 0, (1,) * depth, tuple(range(1, depth + 1)), num_accepted, num_committed)
 
 
-def test_what_a_row_accepted_is_counted_by_position():
-    # The first row's prompt took a round without a draft; the second one's text ended inside the accepted tokens.
+def test_what_a_text_accepted_is_counted_by_position():
+    # The first text's prompt took a round without a draft; the second one's text ended inside the accepted tokens.
     proposals = (proposal(0, 3, 4), proposal(1, 2, 2), proposal(0, 0, 1), proposal(0, 1, 2))
     watched = Watched(((5,) * 8, (5,) * 3), 4, (), proposals)
     assert texts_accepted(watched, 3) == [TextAcceptance(8, 4, (2, 1, 1)), TextAcceptance(3, 2, (1, 1, 0))]
@@ -43,31 +43,33 @@ def test_what_a_row_accepted_is_counted_by_position():
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("draft", [Draft(3), Draft(4, 9)])
-def test_every_round_of_every_row_is_counted(batch, draft):
+def test_every_round_of_every_text_is_counted(batch, draft):
     target = tiny_target()
     drafter = tiny_drafter("dflash", target)
     options = {"max_new_tokens": 20, "do_sample": False}
     texts = [target.generate(prompt, attention_mask=torch.ones_like(prompt), **options)[0] for prompt in PROMPTS]
     condition = Condition(batch_size=batch, max_new_tokens=20)
-    # One row's oracle for all would not do, so only whole batches get one.
+    # One item's oracle for all would not do, so only whole batches get one.
     if batch == 3:
         make_oracle(drafter, texts, [0.9, 0.7, 0.5, 0.5])
     found = measure_acceptance(target, drafter, [draft], PROMPTS, condition)[draft]
-    assert [row.num_tokens for row in found] == [20] * 3
-    for row in found:
+    assert [text.num_tokens for text in found] == [20] * 3
+    for text in found:
         # Each round commits the bonus token and what it accepted; only the last may be cut before its bonus token.
-        assert row.num_rounds + sum(row.reached) - row.num_tokens in (0, 1)
-        assert list(row.reached) == sorted(row.reached, reverse=True)
+        assert text.num_rounds + sum(text.reached) - text.num_tokens in (0, 1)
+        assert list(text.reached) == sorted(text.reached, reverse=True)
     if batch == 3:
-        assert sum(sum(row.reached) for row in found) > 10
+        assert sum(sum(text.reached) for text in found) > 10
 
 
 def stats_of(rounds, drafted=4):
-    """Statistics of rounds given as `(rows, seconds of each part)`."""
+    """Statistics of rounds given as `(items, seconds of each part)`."""
     return SimpleNamespace(
         rounds=len(rounds),
-        rows_per_round=[rows for rows, _ in rounds],
-        drafted_per_round=[0 if not index else drafted for index, (rows, _) in enumerate(rounds) for _ in range(rows)],
+        rows_per_round=[items for items, _ in rounds],
+        drafted_per_round=[
+            0 if not index else drafted for index, (items, _) in enumerate(rounds) for _ in range(items)
+        ],
         seconds_per_round={part: [seconds for _, seconds in rounds] for part in ("draft", "tree", "verify", "commit")},
         seconds={part: sum(seconds for _, seconds in rounds) for part in ("draft", "tree", "verify", "commit")},
     )
@@ -257,7 +259,7 @@ def test_compiled_rounds_get_a_table_of_their_own(tiny_family, drafter, prompts,
     once = arguments(tiny_family, drafter, prompts, "--depth", 2, "--tree-budget", 0)
     place = drafter / "generation_config.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "tuned_drafting": {"by_batch_size": {"one": 1}}}))
-    assert "can't be read" in pardraft(*once).stderr
+    assert "can't be read" in pardraft(*once).err
     first = json.loads(place.read_text())["tuned_drafting"]
     done = pardraft(*once, "--generate-argument", "cache_implementation=static")
     assert done.code == 0, done.err

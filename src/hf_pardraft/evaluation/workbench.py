@@ -8,6 +8,7 @@ from rich.console import Console
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.atomic_files import write_whole
+from ..generation.schedule import is_readable
 from ..generation.settings import read_settings
 from ..models.base import ParallelDrafter
 from ..pairing.mask_token import special_token_ids
@@ -115,10 +116,21 @@ def prepare(plan: Plan, notes: Console) -> Workbench:
         name: load_drafter(source, plan.placement, texts.vocab_size)
         for name, source in plan.contenders.drafters.items()
     }
+    if plan.tune:
+        forget_unreadable_tables(drafters, notes)
     check_settings(drafters, plan)
     small = {name: load_target(name, plan.placement) for name in plan.contenders.small_models}
     target = load_target(plan.target, plan.placement, plan.random_weights)
     return lay_out(plan, texts, target, drafters, small, notes)
+
+
+def forget_unreadable_tables(drafters: dict[str, ParallelDrafter], notes: Console) -> None:
+    """Tune as if for the first time where an earlier tuning's table is no such."""
+    for drafter in drafters.values():
+        tuned = vars(drafter.generation_config).get("tuned_drafting")
+        if tuned is not None and not is_readable(tuned, drafter.max_draft_depth):
+            notes.print("The table of an earlier tuning can't be read, and is replaced.")
+            del drafter.generation_config.tuned_drafting
 
 
 def texts_of(plan: Plan) -> Texts:
