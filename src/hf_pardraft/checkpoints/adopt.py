@@ -4,12 +4,8 @@ import weakref
 from typing import Any
 
 from ..models.base import ParallelDrafter
-from ..models.modeling_dart import DartDrafter
-from ..models.modeling_dflare import DFlareDrafter
-from ..models.modeling_dflash import DFlashDrafter
-from ..models.modeling_pard import PARD_DRAFTERS
+from .published import class_of_config
 
-CLASSES = {cls.__name__: cls for cls in (DartDrafter, DFlareDrafter, DFlashDrafter, *PARD_DRAFTERS.values())}
 _adopted: "weakref.WeakKeyDictionary[Any, ParallelDrafter]" = weakref.WeakKeyDictionary()
 
 
@@ -24,8 +20,8 @@ def adopted(drafter: Any) -> ParallelDrafter:
     Args:
         drafter: any assistant with a drafter's config. One of a class that this package doesn't know is returned as it is.
     """
-    own_class = CLASSES.get(type(drafter).__name__)
-    if own_class is None or isinstance(drafter, ParallelDrafter):
+    own_class = class_of_config(drafter.config)
+    if isinstance(drafter, ParallelDrafter) or own_class is None or own_class.__name__ != type(drafter).__name__:
         return drafter
     if drafter not in _adopted:
         ours = object.__new__(own_class)
