@@ -6,10 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_pardraft import AutoDrafter, PardDrafter
+from hf_pardraft import AutoDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
-from hf_pardraft.checkpoints.export import config_and_weights, export_drafter
-from hf_pardraft.checkpoints.whitelists import check_whitelist
+from hf_pardraft.checkpoints.export import check_weights, config_and_weights, export_drafter
 from in_process import pardraft
 from published_checkpoints import FIXTURES, LAYOUTS, change_config, config_of
 from strict_readers import RefusedError, draft_hidden, read_pard, read_speculators, read_zlab
@@ -95,18 +94,29 @@ def test_other_kinds_are_refused_with_what_does_serve_them(kind, layout):
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dflare", "dart", "pard"])
-def test_the_whitelists_are_those_of_the_models_and_let_nothing_else_pass(kind):
+def test_no_other_weights_are_exported_than_those_of_the_kind(kind):
     drafter = tiny_drafter(kind, tiny_target("qwen3"))
-    fields, shapes = drafter.config.to_dict(), {n: tuple(w.shape) for n, w in drafter.state_dict().items()}
-    check_whitelist(kind, fields, shapes)
-    name = next(iter(shapes))
+    weights = drafter.state_dict()
+    check_weights(drafter.config, weights)
+    name = next(iter(weights))
     for wrong in (
-        {**shapes, "extra.weight": (1,)},
-        {n: s for n, s in shapes.items() if n != name},
-        {**shapes, name: (1, 2)},
+        {**weights, "extra.weight": torch.zeros(1)},
+        {n: w for n, w in weights.items() if n != name},
+        {**weights, name: torch.zeros(1, 2)},
     ):
         with pytest.raises(ValueError, match="not those of a"):
-            check_whitelist(kind, fields, wrong)
+            check_weights(drafter.config, wrong)
+
+
+def test_a_class_with_more_weights_is_not_exported(tmp_path):
+    class Wider(DFlashDrafter):
+        def add_fusion(self):
+            super().add_fusion()
+            self.extra = torch.nn.Linear(2, 2)
+
+    drafter = Wider(tiny_drafter("dflash", tiny_target("qwen3")).config)
+    with pytest.raises(ValueError, match=r"extra.bias: found \(2,\), expected None"):
+        export_drafter(drafter, tmp_path, "zlab")
 
 
 def test_the_command_converts_and_says_what_it_did(tmp_path):

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CompileConfig
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from hf_pardraft import AutoDrafter
+from hf_pardraft.models.base import ParallelDrafter
 from tiny_models import tiny_drafter, tiny_target
 
 # Five drafters of tests/tiny_models.py with the code that was saved with them before the modules were divided as they are now,
@@ -21,6 +23,7 @@ from tiny_models import tiny_drafter, tiny_target
 EARLIER = Path(__file__).parent.parent / "fixtures" / "pushed_drafters.tar.xz"
 SCRIPT = Path(__file__).parent / "without_package.py"
 KINDS = ["pard", "pard2", "dflash", "dflare", "dart"]
+EARLIER_NAMES = ["pard-qwen3", "pard2", "dflash", "dflare", "dart"]
 # What somebody reads before saying trust_remote_code=True; generate.py, the custom_generate entry point, is counted.
 MOST_FILES, MOST_LINES = 10, 1800
 
@@ -73,14 +76,45 @@ def test_drafters_pushed_with_earlier_code_load_with_it_where_the_package_is_not
         assert found[name].get("stock", {"same": True})["same"]
 
 
-@pytest.mark.parametrize("name", ["pard-qwen3", "pard2", "dflash", "dflare", "dart"])
-def test_drafters_pushed_with_earlier_code_load_with_the_packages_and_draft(earlier, name):
-    drafter = AutoDrafter.from_pretrained(earlier / name)
+def assert_greedy_text(earlier: Path, drafter, **options) -> None:
+    """Assert that generate with a drafter writes what the target writes by itself."""
     target = AutoModelForCausalLM.from_pretrained(earlier / "target")
     ids = load_file(earlier / "inputs.safetensors")["ids"]
-    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
-    mask = torch.ones_like(ids)
-    plain = target.generate(ids, attention_mask=mask, **options)
-    assert torch.equal(target.generate(ids, attention_mask=mask, assistant_model=drafter, **options), plain)
+    greedy = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    plain = target.generate(ids, **greedy)
+    assert torch.equal(target.generate(ids, assistant_model=drafter, **greedy, **options), plain)
+
+
+@pytest.mark.parametrize("name", EARLIER_NAMES)
+def test_drafters_pushed_with_earlier_code_load_with_the_packages_and_draft(earlier, name):
+    drafter = AutoDrafter.from_pretrained(earlier / name)
+    assert_greedy_text(earlier, drafter)
     assert drafter.generation_config.tree_budget == 5
+    assert drafter.last_stats.rounds > 0
+
+
+@pytest.fixture(params=EARLIER_NAMES)
+def with_its_own_code(request, earlier, own_modules):
+    """A drafter as `AutoModel` loads it before the package is imported: with the code in its folder, which is older."""
+    folder = earlier / request.param
+    reference = json.loads((folder / "config.json").read_text())["auto_map"]["AutoModel"]
+    drafter = get_class_from_dynamic_module(reference, folder).from_pretrained(folder).eval()
+    assert not isinstance(drafter, ParallelDrafter)
+    return drafter
+
+
+STATIC = {"cache_implementation": "static", "compile_config": CompileConfig(backend="eager", mode=None)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [({}, {}), ({}, STATIC), ({"decode_loop": "stock", "tree_budget": 0}, {})],
+    ids=["eager", "compiled", "stock"],
+)
+def test_drafters_with_earlier_code_of_their_own_are_run_by_the_package(earlier, with_its_own_code, settings, options):
+    drafter = with_its_own_code
+    for name, value in {"decode_loop": "native", "tree_budget": 5, **settings}.items():
+        setattr(drafter.generation_config, name, value)
+    assert_greedy_text(earlier, drafter, **options)
+    # Noted of the caller's own drafter.
     assert drafter.last_stats.rounds > 0

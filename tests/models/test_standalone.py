@@ -145,6 +145,25 @@ def test_custom_generate_says_what_dart_needs(elsewhere):
     assert "pip install hf-pardraft" in found["dart"]["refusal"]
 
 
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_code_in_the_folder_refuses_what_would_draft_wrongly(elsewhere, name):
+    _, found, _, _ = elsewhere
+    refusals = found[name]["refusals"]
+    assert f"missing keys: {refusals['lost']}" in refusals["missing"]
+    assert "vocabulary mismatch: the drafter has 64 tokens and the target 65" in refusals["check_target"]
+    # Transformers' loops can't run DART, so custom_generate asks for the package first.
+    assert ("pip install hf-pardraft" if name == "dart" else "vocabulary mismatch") in refusals["other_target"]
+    if name == "pard2":
+        assert "without its projection (target_projection/model.safetensors)" in refusals["no_projection"]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_fresh_drafter_takes_the_package(elsewhere, name):
+    _, found, _, _ = elsewhere
+    assert found[name]["refusals"]["fresh"].startswith("ImportError")
+    assert "pip install hf-pardraft" in found[name]["refusals"]["fresh"]
+
+
 @pytest.mark.parametrize("name", PARDS)
 def test_a_pard_folder_is_its_base_architecture_to_whom_trusts_no_code(elsewhere, name):
     work, found, _, _ = elsewhere

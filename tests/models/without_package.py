@@ -6,6 +6,7 @@ python without_package.py WORK    # folders `target`, `KIND` for each kind, and 
 import importlib
 import importlib.abc
 import json
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -106,6 +107,38 @@ def right_run(target, model, ids) -> dict:
     return {**facts, "worst": max(differences)}
 
 
+def told(call) -> str:
+    """What a call refuses, and with which words."""
+    try:
+        call()
+    except (ValueError, ImportError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def refusals(folder: Path, model, target, ids) -> dict[str, str]:
+    """What is said of another target, of weights that are not there, and of what only the package can do."""
+    broken = shutil.copytree(folder, folder.parent / "broken")
+    weights = load_file(broken / "model.safetensors")
+    lost = next(name for name in weights if name.endswith("self_attn.o_proj.weight"))
+    del weights[lost]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    facts = {"lost": lost, "missing": told(lambda: AutoModel.from_pretrained(broken, trust_remote_code=True))}
+    shutil.rmtree(broken)
+    if (folder / "target_projection").exists():
+        bare = shutil.copytree(folder, folder.parent / "broken", ignore=lambda *_: ["target_projection"])
+        facts["no_projection"] = told(lambda: AutoModel.from_pretrained(bare, trust_remote_code=True))
+        shutil.rmtree(bare)
+    config = type(target.config).from_dict({**target.config.to_dict(), "vocab_size": target.config.vocab_size + 1})
+    other = AutoModelForCausalLM.from_config(config)
+    by_file = {"custom_generate": str(folder), "trust_remote_code": True, "assistant_model": model}
+    facts["other_target"] = told(lambda: other.generate(ids, **GREEDY, **by_file))
+    facts["check_target"] = told(lambda: model.check_target(other))
+    make = type(model).from_causal_lm if model.config.drafter_kind == "pard" else type(model).for_target
+    facts["fresh"] = told(lambda: make(target))
+    return facts
+
+
 def examine(folder: Path, target, inputs, found: dict, drafts: dict) -> None:
     """Everything about one drafter."""
     model = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
@@ -122,6 +155,9 @@ def examine(folder: Path, target, inputs, found: dict, drafts: dict) -> None:
     copy = AutoModel.from_pretrained(again, trust_remote_code=True)
     facts["same_again"] = torch.equal(draft(copy.eval(), target, inputs), drafts[folder.name])
     ids = inputs["ids"]
+    # Drafters that were pushed with earlier code carry all of it, and don't say these things.
+    if not (folder / "drafting.py").exists():
+        facts["refusals"] = refusals(folder, model, target, ids)
     by_file = {"custom_generate": str(folder), "trust_remote_code": True}
     if model.config.drafter_kind == "dart":
         try:

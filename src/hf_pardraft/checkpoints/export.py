@@ -11,7 +11,8 @@ from transformers import PreTrainedConfig
 from ..models.base import ParallelDrafter
 from .checksums import add_checksums
 from .layouts import NATIVE, layout_for
-from .whitelists import check_whitelist
+from .published import class_of_config
+from .weights import NAMED
 
 
 def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
@@ -27,6 +28,24 @@ def own_weights(drafter: ParallelDrafter) -> dict[str, torch.Tensor]:
     return {name: weight for name, weight in weights.items() if name not in drafter.all_tied_weights_keys}
 
 
+def check_weights(config: PreTrainedConfig, weights: dict[str, torch.Tensor]) -> None:
+    """Raise a `ValueError` unless these are the weights of a drafter with this config, all of them and no other.
+
+    Of our own class, that is: one that somebody has derived from it may have more, and serving stacks skip what they don't know.
+    That our classes have the weights that docs/formats.md lists is tested with published checkpoints, and with readers that don't
+    know our classes.
+    """
+    with torch.device("meta"):
+        expected = own_weights(class_of_config(config)(config))
+    found, allowed = ({name: tuple(w.shape) for name, w in each.items()} for each in (weights, expected))
+    wrong = sorted(name for name in found.keys() | allowed.keys() if found.get(name) != allowed.get(name))
+    if wrong:
+        told = "; ".join(f"{name}: found {found.get(name)}, expected {allowed.get(name)}" for name in wrong[:NAMED])
+        raise ValueError(
+            f"these weights are not those of a {config.drafter_kind} checkpoint ({told}), and a serving stack would skip them"
+        )
+
+
 def check_export(drafter: ParallelDrafter, layout_name: str) -> None:
     """Raise a `ValueError` if a drafter can't be written in a layout; the message says what to do instead."""
     if layout_name != NATIVE:
@@ -37,12 +56,11 @@ def config_and_weights(drafter: ParallelDrafter, layout_name: str) -> tuple[dict
     """config.json and weights of a drafter in a layout.
 
     Raises:
-        ValueError: if the layout can't hold it, or its weights are not those on the layout's whitelist.
+        ValueError: if the layout can't hold it, or its weights are not exactly those of its kind.
     """
-    kind = drafter.config.drafter_kind
-    layout, fields = layout_for(layout_name, kind), fields_of(drafter.config)
+    layout, fields = layout_for(layout_name, drafter.config.drafter_kind), fields_of(drafter.config)
     config, weights = layout.write_config(drafter, fields), own_weights(drafter)
-    check_whitelist(kind, fields, {name: tuple(weight.shape) for name, weight in weights.items()})
+    check_weights(drafter.config, weights)
     return config, {layout.name_of(name): weight.detach().cpu().contiguous() for name, weight in weights.items()}
 
 

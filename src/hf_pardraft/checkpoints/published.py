@@ -12,7 +12,7 @@ from ..models.configuration_dflash import EITHER_PLACE, FIRST_LAYER_OUTPUT
 from ..models.modeling_dart import DartDrafter
 from ..models.modeling_dflare import DFlareDrafter
 from ..models.modeling_dflash import DFlashDrafter
-from ..models.modeling_pard import PardDrafter
+from ..models.modeling_pard import PARD_DRAFTERS, PardDrafter
 
 MUSE_GLIMMER = "muse_glimmer_assistant"
 SPECULATORS_TYPE = "speculators_model_type"
@@ -90,6 +90,13 @@ def drafter_class_for(config: dict[str, Any], source: str = "config.json") -> ty
         f"{source} describes no drafter that this package reads: found {found or 'none of the fields that tell drafters apart'}. "
         f"Known layouts: {KNOWN_LAYOUTS}. To adapt an ordinary causal LM, use PardDrafter.from_causal_lm"
     )
+
+
+def class_of_config(config: PairedConfig) -> type[ParallelDrafter] | None:
+    """The class of our own that a drafter's configuration belongs to; `None` for one of a kind that we don't have."""
+    if config.drafter_kind == "pard":
+        return PARD_DRAFTERS.get(config.model_type)
+    return {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}.get(config.drafter_kind)
 
 
 def native_fields(config_class: type[PairedConfig], fields: dict[str, Any]) -> dict[str, Any]:

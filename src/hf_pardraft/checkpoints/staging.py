@@ -8,12 +8,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from .atomic_folders import (
-    finish_interrupted,
-    is_leftover,
-    replaced_files,
-    stale_weights,
-)
+from ..models.base import CUSTOM_GENERATE
+from .atomic_folders import finish_interrupted, is_leftover, replaced_files, stale_weights
 
 # What a folder must hold to be taken for a checkpoint, which may be replaced.
 CHECKPOINT_MARK = "config.json"
@@ -29,7 +25,6 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
-CUSTOM_GENERATE = "custom_generate/generate.py"
 
 
 def check_destination(destination: str | Path, overwrite: bool = False) -> None:

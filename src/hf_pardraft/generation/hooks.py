@@ -6,6 +6,7 @@ from transformers import GenerationMixin
 from transformers.generation import GenerationMode
 from transformers.utils import logging
 
+from ..checkpoints.adopt import adopted
 from ..pairing.remembered import warn_if_other_text
 from .candidate_generator import ParallelCandidateGenerator
 from .checks import check_mode, check_request
@@ -88,6 +89,7 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
     drafter = generation_mode_kwargs.get("assistant_model")
     if is_ours(drafter, generation_config):
         check_mode(self, generation_mode, generation_config, generation_mode_kwargs.get("synced_gpus"))
+        drafter = adopted(drafter)
         settings = read_settings(drafter, generation_config, self.device.type)
         setattr(generation_config, RESOLVED, settings)
         drafter.check_target(self, drafter.taps_for(self, settings.use_target_features))
@@ -102,6 +104,7 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
 def _get_candidate_generator(self, generation_config, input_ids, *args, assistant_model=None, **kwargs):
     """Our candidate generator for our drafters."""
     if is_ours(assistant_model, generation_config):
+        assistant_model = adopted(assistant_model)
         generator = ParallelCandidateGenerator(assistant_model, self, generation_config, input_ids.shape[0])
         assistant_model.last_stats = generator.stats
         return generator
@@ -127,6 +130,7 @@ def _assisted_decoding(
     """Our loop for our drafters, unless they ask for transformers' own."""
     settings = None
     if is_ours(assistant_model, generation_config):
+        assistant_model = adopted(assistant_model)
         settings = settings_of_call(assistant_model, generation_config, input_ids.shape[0], self.device.type)
         warn_if_other_text(assistant_model, input_ids, tokenizer)
         inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)

@@ -30,6 +30,7 @@ def generate(*args: Any, model: Any, assistant_model: Any = None, **kwargs: Any)
 
     Raises:
         ImportError: for a drafter that only hf_pardraft can run, where it is missing.
+        ValueError: for a drafter that was made for another target.
     """
     # A model that was loaded with this file has it as its `generate`; what is wanted is the one of its class.
     own_generate = type(model).generate
@@ -43,6 +44,7 @@ def generate(*args: Any, model: Any, assistant_model: Any = None, **kwargs: Any)
                 f"a {type(assistant_model).__name__} drafts with the package {PACKAGE}, which is not installed: {INSTALL}, then "
                 f"import {PACKAGE} and call generate with assistant_model=drafter"
             )
+        assistant_model.check_target(model)
         if STOCK_SPECULATION[kind] is not None:
             kwargs.setdefault("speculation_type", STOCK_SPECULATION[kind])
         warnings.warn(
