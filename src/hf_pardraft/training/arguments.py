@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import TrainingArguments
+from transformers import TrainerState, TrainingArguments
 
 from .checks import EVERY, check_settings
-from .losses.objectives import OBJECTIVES
-from .losses.sums import REDUCTIONS
+from .losses.objectives import OBJECTIVES, ObjectiveSettings
+from .losses.sums import REDUCTIONS, gamma_after_epochs, linear_gamma
 
 
 @dataclass
@@ -150,6 +150,27 @@ class DraftTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self)
+
+    def objective_settings(self, gamma: float | None) -> ObjectiveSettings:
+        """The numbers that objectives share.
+
+        Args:
+            gamma: decay constant of the position weights.
+        """
+        return ObjectiveSettings(gamma, self.kl_gamma, self.dpace_alpha, self.loss_reduction)
+
+    @property
+    def gamma_grows(self) -> bool:
+        """Whether gamma is another one later."""
+        return self.loss_gamma_end is not None or self.loss_gamma_epoch_step is not None
+
+    def gamma_after(self, state: TrainerState) -> float | None:
+        """The decay constant of the next step's position weights, from the steps or epochs that are done."""
+        if self.loss_gamma_end is not None:
+            return linear_gamma(state.global_step, max(state.max_steps, 1), self.loss_gamma, self.loss_gamma_end)
+        if self.loss_gamma_epoch_step is not None:
+            return gamma_after_epochs(state.epoch or 0, self.loss_gamma, self.loss_gamma_epoch_step)
+        return self.loss_gamma
 
     @property
     def most_anchors(self) -> int | None:
