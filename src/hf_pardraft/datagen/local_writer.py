@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from ..training.data.chat import Conversation
-from ..training.data.examples import template_inputs
+from ..training.data.formats import template_inputs
 from .rewriting import Answer, Rewrite, check_sampling
 from .sampling import HalfDone, Nucleus, RowNoise
 

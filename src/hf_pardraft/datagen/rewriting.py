@@ -4,7 +4,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from ..training.data.examples import as_messages, from_sharegpt, without_nones
+from ..training.data.formats import as_messages, from_sharegpt, without_nones
 from ..user_input.options import check_temperature
 
 SEED_BITS = 0x7FFFFFFF

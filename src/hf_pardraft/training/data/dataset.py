@@ -14,9 +14,8 @@ from ..arguments import DraftTrainingArguments
 from ..layouts import DroppedMasks, Layout, layout_of
 from .documents import IGNORED, TOKEN_MASKS, labels_of, packed_examples
 from .encoding import check_tokenizer
-from .examples import KINDS, ExampleEncoder, check_kind, example_kind
+from .formats import KINDS, ExampleEncoder, check_kind, check_tokens, example_kind, with_checked_tokens
 from .sources import first_row, load_data, one_split, require_datasets
-from .token_ids import check_tokens, with_checked_tokens
 
 logger = logging.getLogger(__name__)
 
