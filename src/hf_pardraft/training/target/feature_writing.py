@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ...checkpoints.atomic_files import write_whole
 from ...checkpoints.atomic_folders import writing_folder
-from ...checkpoints.write_errors import explained, free_bytes, told_size
+from ...checkpoints.write_errors import free_bytes, told_size
 from ...models.pairing import public_name, target_fingerprint
 from ...user_input.files import read_json
 from ..data.documents import checked, split_documents
@@ -134,7 +135,7 @@ def cache_features(
         for index in tqdm(missing, desc="shards", disable=not progress):
             name = f"{index:05d}"
             tables[name] = _write_shard(folder, name, shards[index], target, source, batch_size)
-        _write_json(folder / INDEX, {**asdict(source), "complete": True, "shards": dict(sorted(tables.items()))})
+        _write_index(folder, {**asdict(source), "complete": True, "shards": dict(sorted(tables.items()))})
         return FeatureStore(folder)
 
 
@@ -160,7 +161,7 @@ def _begin(folder: Path, source: FeatureSource, shards: list[list[list[int]]]) -
     for left in folder.glob("*.part"):
         left.unlink()
     if not index.exists():
-        _write_json(index, {**asdict(source), "complete": False})
+        _write_index(folder, {**asdict(source), "complete": False})
     expected_keys = {f"{number:05d}": [text_key(text) for text in shard] for number, shard in enumerate(shards)}
     tables = {}
     for path in folder.glob("*.safetensors"):
@@ -194,11 +195,9 @@ def check_own_folder(folder: Path) -> None:
         )
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    part = path.with_suffix(".part")
-    with explained(path, "the shards are intact; make room, and run it again, which goes on there"):
-        part.write_text(json.dumps(content, indent=2) + "\n")
-        os.replace(part, path)
+def _write_index(folder: Path, content: dict[str, Any]) -> None:
+    kept = "the shards are intact; make room, and run it again, which goes on there"
+    write_whole(folder / INDEX, json.dumps(content, indent=2) + "\n", kept)
 
 
 def _write_shard(
