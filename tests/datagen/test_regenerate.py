@@ -72,7 +72,7 @@ def local(target, tokenizer, **options) -> LocalWriter:
     return LocalWriter(target, tokenizer, **{"max_tokens": 12, "batch_size": 3, **options})
 
 
-def test_each_turn_is_written_behind_the_new_answers_before_it():
+def test_each_turn_is_written_after_the_new_answers_before_it():
     call = assistant("", tool_calls=[{"function": {"name": "f"}}])
     row = {"messages": [user("a"), assistant("old 1"), user("b"), call, {"role": "tool", "content": "7"}, user("c")]}
     rewrite = Rewrite(5, row)

@@ -56,7 +56,7 @@ FRAMES = {
         "user:",
         TurnEnd(None, "\nassistant:"),
     ),
-    "nothing behind it": (
+    "nothing after it": (
         "{% for m in messages %}{{'<|im_start|>' + m.content}}{% endfor %}",
         "<|im_start|>",
         TurnEnd(),

@@ -117,7 +117,7 @@ class PromptWriter(LocalWriter):
             self.turns.header_ids(messages)
         self.marks = marks_of(writer.tokenizer)
         self.good_ends = self.end_ids | ({self.turns.end.token} - {None})
-        # No message goes on behind a special token, whichever it is.
+        # No message goes on after a special token, whichever it is.
         self.end_ids = self.good_ends | set(self.marks)
 
     def first_turn(self, number: int) -> UserTurn:
@@ -132,7 +132,7 @@ class PromptWriter(LocalWriter):
         """
         return self.answer(turns, [self.prompt_ids(turn) for turn in turns])
 
-    def answer_of(self, ids: list[int], behind: list[int]) -> Prompt:
+    def answer_of(self, ids: list[int], prompt: list[int]) -> Prompt:
         """The message up to what ends it."""
         end = next((place for place, token in enumerate(ids) if token in self.end_ids), None)
         text, ending = self.decode(ids[:end]), self.turns.end.text

@@ -64,7 +64,7 @@ class Dialogue(Rewrite):
         self._read_on()
 
     def take_back(self) -> None:
-        """End with the last answer: what the user said behind it can't be answered."""
+        """End with the last answer: what the user said after it can't be answered."""
         self._ahead, self._written = [], self._written[:-1]
 
 

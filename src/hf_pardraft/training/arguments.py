@@ -25,10 +25,10 @@ class DraftTrainingArguments(TrainingArguments):
         },
     )
     cod_retention: float = field(
-        default=0.7, metadata={"help": "PARD: retention decay r of conditional drop-token; 1 keeps every row."}
+        default=0.7, metadata={"help": "PARD: retention decay r of conditional drop-token; 1 keeps every mask."}
     )
     cod_min_retention: float = field(
-        default=0.2, metadata={"help": "PARD: least share of rows that a subtask keeps (r_min)."}
+        default=0.2, metadata={"help": "PARD: least share of positions that a subtask keeps (r_min)."}
     )
     objective: dict[str, float] | str | None = field(
         default=None,
@@ -49,7 +49,8 @@ class DraftTrainingArguments(TrainingArguments):
     loss_chunk_rows: int = field(
         default=512,
         metadata={
-            "help": "How many supervised rows go through the lm_head at a time: their logits are the largest tensors of a step."
+            "help": "How many supervised positions go through the lm_head at a time: their logits are the largest tensors of a "
+            "step."
         },
     )
     kl_temperature: float = field(
@@ -71,16 +72,17 @@ class DraftTrainingArguments(TrainingArguments):
     num_anchors: int | str = field(
         default=512,
         metadata={
-            "help": "DFlash, DFlare, DART: most blocks per row of a batch, packed or not, chosen anew in each epoch; all: behind "
+            "help": "DFlash, DFlare, DART: most blocks per batch item, packed or not, chosen anew in each epoch; all: after "
             "every token that one can begin with."
         },
     )
     max_length: int | None = field(
         default=3072,
-        metadata={"help": "Tokens at which texts are cut off, and length of packed rows; None cuts nothing."},
+        metadata={"help": "Tokens at which texts are cut off, and length of packed examples; None cuts nothing."},
     )
     packing: bool = field(
-        default=False, metadata={"help": "Put several texts in a row of at most max_length tokens; none sees another."}
+        default=False,
+        metadata={"help": "Put several texts into an example of at most max_length tokens; none sees another."},
     )
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None,

@@ -74,13 +74,13 @@ def check_head(target: PreTrainedModel, input_ids: Sequence[int]) -> None:
 
 def shards_of(texts: list[list[int]], tokens_per_shard: int) -> list[list[list[int]]]:
     """Texts in groups of about so many tokens, in their order: the same groups whenever they are asked for."""
-    shards, room = [], 0
+    shards, tokens_left = [], 0
     for text in texts:
-        if room < len(text) or not shards:
+        if tokens_left < len(text) or not shards:
             shards.append([])
-            room = max(tokens_per_shard, len(text))
+            tokens_left = max(tokens_per_shard, len(text))
         shards[-1].append(text)
-        room -= len(text)
+        tokens_left -= len(text)
     return shards
 
 
@@ -205,7 +205,7 @@ def _write_shard(
 ) -> int:
     """All texts of a shard through the target, into a file that is there whole or not at all; the checksum of its table."""
     taps = [*source.taps, -1] if source.with_last else source.taps
-    rows = []
+    written = []
     for first in range(0, len(texts), batch_size):
         ids = [torch.tensor(text) for text in texts[first : first + batch_size]]
         padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(target.device)
@@ -214,13 +214,13 @@ def _write_shard(
         states = read_target(target, taps, padded, real).features.to(DTYPES[source.dtype]).cpu()
         if not states.isfinite().all():
             raise ValueError(f"the target has hidden states beyond the range of {source.dtype}: store them as bfloat16")
-        rows += [row[: len(text)] for row, text in zip(states, ids, strict=True)]
-    table = ShardTable([text_key(text) for text in texts], list(map(len, texts)), list(map(checksum_of, rows)))
+        written += [own[: len(text)] for own, text in zip(states, ids, strict=True)]
+    table = ShardTable([text_key(text) for text in texts], list(map(len, texts)), list(map(checksum_of, written)))
     part = folder / f"{name}.part"
     columns = {"lengths": torch.tensor(table.lengths), "checksums": torch.tensor(table.checksums)}
     try:
         save_file(
-            {"states": torch.cat(rows), **columns}, part, metadata={"format": "pt", "keys": json.dumps(table.keys)}
+            {"states": torch.cat(written), **columns}, part, metadata={"format": "pt", "keys": json.dumps(table.keys)}
         )
     except (OSError, SafetensorError) as error:
         part.unlink(missing_ok=True)
