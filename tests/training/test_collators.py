@@ -97,7 +97,7 @@ def test_anchors_lie_in_the_response_and_tails_are_kept():
     assert (blocks["block_ids"][:, 1:] == MASK_TOKEN_ID).all()
 
 
-def test_a_block_is_not_trained_behind_a_token_that_the_target_did_not_write():
+def test_a_block_is_not_trained_after_a_token_that_the_target_did_not_write():
     sample = example(0, 8)
     sample["labels"][4] = -100
     blocks = AnchoredBlocks(MASK_TOKEN_ID, block_size=5, num_anchors=100).lay_out(sample)
@@ -136,7 +136,7 @@ def test_bad_examples_are_refused():
 
 
 @pytest.mark.parametrize("shifted", [True, False])
-def test_shared_prefixes_teach_every_draft_behind_every_anchor_once(shifted):
+def test_shared_prefixes_teach_every_draft_after_every_anchor_once(shifted):
     """Anchor a, which the target writes itself, and position t: the token a + t, as far as the answer goes."""
     examples = [example(5, 7), example(0, 9, seed=2), example(3, 4, seed=3)]
     examples[1]["labels"][4] = -100
@@ -165,7 +165,7 @@ def test_few_prefixes_get_masks_and_all_predict_their_first_token():
     batch = SharedPrefixes(num_tokens=4, num_anchors=3)([example(4, 30)])
     positions = batch["draft_positions"][batch["labels"] != -100].tolist()
     assert positions.count(1) == 29
-    # The last anchor has one token behind it, and so needs no mask.
+    # The last anchor has one token after it, and so needs no mask.
     assert 2 <= positions.count(2) <= 3
     again = SharedPrefixes(num_tokens=4, num_anchors=3, seed=1)([example(4, 30)])
     assert again["query_index"].tolist() != batch["query_index"].tolist()
@@ -304,7 +304,7 @@ def test_dart_training_rows_equal_inference_with_the_same_prefix(architecture, s
             assert (
                 label == UNKNOWN if truth not in supervised.vocabulary else int(supervised.vocabulary[label]) == truth
             )
-        # The teacher is the target behind the true text before the drafted token.
+        # The teacher is the target after the true text before the drafted token.
         teacher = target(text[:, : anchor + t]).logits[0, -1]
         torch.testing.assert_close(teachers[position], teacher, rtol=1e-3, atol=1e-3)
 

@@ -22,7 +22,7 @@ def rows_by_hand(ids, labels, documents, masks) -> set[tuple]:
         inside = place + 1 < len(ids) and documents[place + 1] == documents[place] and labels[place + 1] != -100
         rows.add((0, place, ids[place], labels[place + 1] if inside else -100))
     for anchor in range(len(ids)):
-        # The prefix ends at the anchor; behind it come m_0, m_1, ..., and mask j - 1 drafts the (j + 1)-th token.
+        # The prefix ends at the anchor; after it come m_0, m_1, ..., and mask j - 1 drafts the (j + 1)-th token.
         for block in range(1, len(masks) + 1):
             drafted = anchor + block + 1
             span = range(anchor, drafted + 1)

@@ -34,7 +34,7 @@ def random_example(rng: random.Random, packed: bool) -> dict:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_pard_mask_is_what_inference_sees(seed):
-    """Row (j, p) follows the prefix that ends at a = p - j: real tokens up to a, then masks 1..j right behind them."""
+    """Row (j, p) follows the prefix that ends at a = p - j: real tokens up to a, then masks 1..j right after them."""
     rng = random.Random(seed)
     examples = [random_example(rng, packed=seed % 2 == 0) for _ in range(3)]
     batch = DroppedMasks(63, num_tokens=4, retention=rng.choice([0.5, 0.7, 1.0]), seed=seed)(examples)

@@ -69,7 +69,7 @@ def trainer_for(kind, target, folder, data=None, drafter=None, **settings):
 
 
 def drafted_by_hand(kind, drafter, target, rows):
-    """Every prefix that a draft can begin behind: what is drafted there, the text, the target's logits and confidence."""
+    """Every prefix that a draft can begin after: what is drafted there, the text, the target's logits and confidence."""
     blocks = {name: [] for name in ("drafts", "labels", "valid", "target", "confidence", "prefix")}
     for row in rows:
         ids, labels = torch.tensor([row["input_ids"]]), row["labels"]

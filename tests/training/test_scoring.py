@@ -118,7 +118,7 @@ SMALL = {
     "num_key_value_heads": 2,
     "initializer_range": 0.3,
 }
-# Targets that do something behind their head, have a bias in it, or are divided in another way.
+# Targets that do something after their head, have a bias in it, or are divided in another way.
 HEADS = {
     "softcapped": Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=2.0),
     "multiplied": Cohere2Config(**SMALL, logit_scale=0.25),

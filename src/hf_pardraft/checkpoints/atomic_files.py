@@ -6,9 +6,14 @@ from pathlib import Path
 from .locks import PATIENCE, locked
 from .write_errors import explained
 
+AS_BEFORE = "what was there before is as it was. Make room, or choose another place"
 
-def write_whole(path: str | Path, text: str) -> None:
+
+def write_whole(path: str | Path, text: str, kept: str = AS_BEFORE) -> None:
     """Write a text beside its place and put it there.
+
+    Args:
+        kept: what an error says of a full disk: what is left, and what to do.
 
     Raises:
         OSError: if it can't be written; what was there is as it was.
@@ -18,7 +23,7 @@ def write_whole(path: str | Path, text: str) -> None:
     # One name for all, so that what a killed writer has left is written over.
     beside = path.with_name(f".{path.name}.part")
     with (
-        explained(path, "what was there before is as it was. Make room, or choose another place"),
+        explained(path, kept),
         locked(path.with_name(f".{path.name}.lock"), path, PATIENCE),
     ):
         try:

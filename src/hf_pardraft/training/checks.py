@@ -84,7 +84,7 @@ def _check_data(args: "DraftTrainingArguments") -> None:
     if args.max_length is not None and args.max_length < 2:
         raise ValueError(f"max_length must be at least 2 (a token and one to learn), or None, got {args.max_length}")
     if args.packing and args.max_length is None:
-        raise ValueError("packing needs the length of a row, got max_length=None: set max_length, too")
+        raise ValueError("packing needs the length of a packed example, got max_length=None: set max_length, too")
     if args.training_attention not in ATTENTIONS:
         raise ValueError(f"training_attention must be one of {ATTENTIONS}, got {args.training_attention!r}")
     if not isinstance(args.chat_template_kwargs, dict | None):

@@ -24,24 +24,8 @@ from .data.dataset import chat_arguments, prepare_all, prepare_for_training, tok
 from .drafter_files import DrafterFilesTrainer
 from .layouts import layout_of
 from .layouts.attention import training_attention
-from .losses.objectives import (
-    OBJECTIVES,
-    BlockScores,
-    ObjectiveSettings,
-    combined,
-    objective_sums,
-    parse_objective,
-    total_loss,
-)
-from .losses.sums import (
-    Sums,
-    added,
-    denominators_of,
-    gamma_after_epochs,
-    linear_gamma,
-    mean_of,
-    with_denominators,
-)
+from .losses.objectives import BlockScores, combined, objective_sums, parse_objective, total_loss
+from .losses.sums import Sums, denominators_of, with_denominators
 from .metrics import DraftMetrics, held_out_prompts, tokens_and_rounds, whole_copy
 from .run_identity import identity_of
 from .target.feature_store import StoredStatesCollator, store_for
@@ -139,7 +123,6 @@ class DraftTrainer(DrafterFilesTrainer):
         # Numerators are divided by the denominators of all accumulated batches.
         self.loss_is_scaled_for_ga = True
         self.model_accepts_loss_kwargs = False
-        self._sums: dict[str, dict[str, Sums]] = {"train": {}, "eval": {}}
         self.metrics = {"train": DraftMetrics(), "eval": DraftMetrics()}
         if self.splits_weights:
             plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
@@ -156,12 +139,10 @@ class DraftTrainer(DrafterFilesTrainer):
         """
         training = model.training
         # Evaluation losses are compared with each other, so their weights stay what they are before the first step.
-        gamma = self.current_gamma() if training else self.args.loss_gamma
+        gamma = self.args.gamma_after(self.state) if training else self.args.loss_gamma
         scores = self.scorer.scores(model, inputs, None if training else self._num_counted(inputs))
         sums = self.draft_sums(scores, gamma)
-        mode = "train" if training else "eval"
-        self.metrics[mode].add(scores.is_right, scores.valid)
-        self._sums[mode] = added(self._sums[mode], sums)
+        self.metrics["train" if training else "eval"].add(sums, scores)
         if num_items_in_batch is None:
             num_items_in_batch = self.over_processes(denominators_of(sums))
         loss = total_loss(self.scorer.coefficients, with_denominators(sums, num_items_in_batch))
@@ -176,9 +157,7 @@ class DraftTrainer(DrafterFilesTrainer):
             scores: see [`BlockScores`].
             gamma: decay constant of the position weights.
         """
-        args = self.args
-        settings = ObjectiveSettings(gamma, args.kl_gamma, args.dpace_alpha, args.loss_reduction)
-        return objective_sums(self.scorer.coefficients, scores, settings)
+        return objective_sums(self.scorer.coefficients, scores, self.args.objective_settings(gamma))
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """As in `Trainer`; the batches come with the objectives' denominators over all of them and all processes.
@@ -190,7 +169,7 @@ class DraftTrainer(DrafterFilesTrainer):
         if len(batches) < 2 and not self.scorer.known_before:
             # Its own forward will tell.
             return batches, None
-        gamma, parts, known = self.current_gamma(), [], self.scorer.known_before
+        gamma, parts, known = self.args.gamma_after(self.state), [], self.scorer.known_before
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices), self.compute_loss_context_manager():
             # With the dropout of training, and the random numbers that it will draw again.
@@ -216,15 +195,6 @@ class DraftTrainer(DrafterFilesTrainer):
             return None
         size = len(inputs["input_ids"])
         return min(max(state.remainder - self.accelerator.process_index * size, 0), size)
-
-    def current_gamma(self) -> float | None:
-        """The decay constant of the next step's position weights, from the steps or epochs that are done."""
-        args, state = self.args, self.state
-        if args.loss_gamma_end is not None:
-            return linear_gamma(state.global_step, max(state.max_steps, 1), args.loss_gamma, args.loss_gamma_end)
-        if args.loss_gamma_epoch_step is not None:
-            return gamma_after_epochs(state.epoch or 0, args.loss_gamma, args.loss_gamma_epoch_step)
-        return args.loss_gamma
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
         """As in `Trainer`; the target is frozen and in evaluation mode throughout, whatever was done to it before.
@@ -265,31 +235,16 @@ class DraftTrainer(DrafterFilesTrainer):
 
     def evaluation_loop(self, dataloader, description, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
         """As in `Trainer`, and the metrics of drafting: see the class. The loss is that of all batches as one."""
-        self._sums["eval"] = {}
-        self.metrics["eval"].pop()
+        self.metrics["eval"] = DraftMetrics()
         output = super().evaluation_loop(dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        found: dict[str, float] = {}
-        if self._sums["eval"]:
-            values = self._pop_values("eval")
-            found = {"loss": combined(self.scorer.coefficients, values)}
-            found |= values if len(values) > 1 else {}
-        found |= self.metrics["eval"].pop(self.over_processes)
+        values = self.metrics["eval"].pop_objectives(self.over_processes)
+        found = {"loss": combined(self.scorer.coefficients, values)} if values else {}
+        found |= values if len(values) > 1 else {}
+        found |= self.metrics["eval"].pop_accuracies(self.over_processes)
         if self.args.tau_prompts and self.target is not None:
             found["tau"] = round(self.measured_tau(dataloader.dataset), 4)
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
-
-    def _pop_values(self, mode: str) -> dict[str, float]:
-        """What each objective was since this was last asked, over all batches and processes as one."""
-        sums, self._sums[mode] = self._sums[mode], {}
-        if not sums:
-            return {}
-        # Numerators first, then denominators, in one exchange.
-        sizes = [len(part.denominators) for part in sums.values()]
-        both = [torch.cat([part[field] for part in sums.values()]) for field in range(2)]
-        numerators, denominators = self.over_processes(torch.stack(both))
-        quotients = zip(sums, numerators.split(sizes), denominators.split(sizes), strict=True)
-        return {name: mean_of(*parts, OBJECTIVES[name].epsilon).item() for name, *parts in quotients}
 
     def measured_tau(self, examples: Any) -> float:
         """Tau over prompts of `examples`, see [`DraftTrainer`]; processes that hold the drafter share them.
@@ -318,13 +273,12 @@ class DraftTrainer(DrafterFilesTrainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the draft metrics that were gathered since the last log, and gamma if it grows."""
-        grows = self.args.loss_gamma_end is not None or self.args.loss_gamma_epoch_step is not None
-        if "loss" in logs and grows:
-            logs["loss_gamma"] = self.current_gamma()
+        if "loss" in logs and self.args.gamma_grows:
+            logs["loss_gamma"] = self.args.gamma_after(self.state)
         if "loss" in logs:
-            values = self._pop_values("train")
+            values = self.metrics["train"].pop_objectives(self.over_processes)
             logs.update(values if len(values) > 1 else {})
-            logs.update(self.metrics["train"].pop(self.over_processes))
+            logs.update(self.metrics["train"].pop_accuracies(self.over_processes))
         super().log(logs, *args, **kwargs)
 
 
