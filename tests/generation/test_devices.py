@@ -11,7 +11,7 @@ from fake_device import CPU, PRETENDED, PretendedDevices
 from hf_pardraft import NgramModel
 from hf_pardraft.generation.candidate_generator import ParallelCandidateGenerator
 from hf_pardraft.generation.tree.token_tree import DART_SCORING, build_tree
-from hf_pardraft.ngram.smoothing import SMOOTHINGS
+from hf_pardraft.ngram.lookup import SMOOTHINGS
 from tiny_models import VOCAB_SIZE, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 FIRST, SECOND = PRETENDED

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..ngram.model import NgramModel, check_no_store
+from ..ngram.model import NgramModel
 from ..ngram.sources import texts_of_dataset, texts_of_files
+from ..ngram.store import check_no_store
 from ..user_input.models import load_tokenizer, naming
 
 
