@@ -19,7 +19,7 @@ from hf_pardraft import NgramModel
 from hf_pardraft.generation.tree.scoring import WalkByCalls
 from hf_pardraft.ngram import build as ngram_build
 from hf_pardraft.ngram import model as ngram_module
-from hf_pardraft.ngram.smoothing import SMOOTHINGS
+from hf_pardraft.ngram.lookup import SMOOTHINGS
 from hf_pardraft.ngram.sources import texts_of_dataset, texts_of_files
 from hf_pardraft.ngram.store import CHECKSUM_KEY, FILE_NAME, METADATA_KEY
 
@@ -246,7 +246,7 @@ def test_a_trigram_takes_twelve_bytes_at_most(exponent, vocab_size, num_tokens):
 
 
 def loop_frequencies(counts, context, token, length, num_tokens):
-    """The count of a context's last `length` tokens, and the share of `token` behind them."""
+    """The count of a context's last `length` tokens, and the share of `token` after them."""
     suffix = tuple(context[len(context) - length :])
     seen = counts[suffix] if length else num_tokens
     return seen, counts[(*suffix, token)] / seen if seen else 0.0
@@ -286,11 +286,11 @@ def test_a_whole_level_is_looked_up_as_one_by_one(smoothing, order):
             [
                 [
                     loop_probability(smoothing, used, counts, context, token, order, num_tokens)
-                    for token in candidates[row].tolist()
+                    for token in candidates[item].tolist()
                 ]
-                for context in contexts[row].tolist()
+                for context in contexts[item].tolist()
             ]
-            for row in range(2)
+            for item in range(2)
         ]
         torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-6, atol=1e-7)
 
@@ -300,7 +300,7 @@ def test_interpolation_sums_to_one():
     model = NgramModel.from_token_stream(documents, vocab_size=6).smoothed("interpolated")
     contexts = torch.cartesian_prod(torch.arange(6), torch.arange(6))
     total = model(contexts, torch.arange(6)).sum(dim=-1)
-    # The document's last two tokens were seen once more than anything behind them.
+    # The document's last two tokens were seen once more than anything after them.
     torch.testing.assert_close(total, torch.ones(36), rtol=0, atol=0.02)
 
 

@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 from ...checkpoints.atomic_files import write_whole
 from ...checkpoints.atomic_folders import writing_folder
 from ...checkpoints.write_errors import free_bytes, told_size
-from ...pairing.remembered import public_name
-from ...models.pairing import (target_fingerprint)
+from ...pairing.remembered import public_name, target_fingerprint
 from ...user_input.files import read_json
 from ..data.documents import checked, split_documents
 from .feature_store import INDEX, FeatureSource, FeatureStore, ShardTable, checksum_of, text_key
