@@ -4,7 +4,9 @@ import importlib.util
 import json
 import re
 import shlex
+import sys
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +16,10 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_pardraft import AutoDrafter, NgramModel
+from hf_pardraft import AutoDrafter, DFlashDrafter, DraftTrainer, DraftTrainingArguments, NgramModel
 from hf_pardraft.cli.app import app
 from hf_pardraft.training.recipe import training_run
-from test_layering import ARROWS
+from test_layering import ARROWS, SOURCE
 
 ROOT = Path(__file__).parent.parent
 CI_BLOCK = re.compile(r"<!-- ci:begin -->(.*?)<!-- ci:end -->", flags=re.DOTALL)
@@ -46,7 +48,7 @@ class Page:
     @property
     def lines(self) -> list[str]:
         """Those of blocks of commands."""
-        return [line for language, block in self.blocks if language != "python" for line in block.splitlines() if line]
+        return [line for language, block in self.blocks if language == "bash" for line in block.splitlines() if line]
 
     @property
     def commands_in_text(self) -> set[str]:
@@ -98,7 +100,7 @@ def test_links_lead_somewhere(page):
 
 @EVERY_PAGE
 def test_every_line_of_a_block_is_python_or_a_command_that_is_looked_at(page):
-    assert {language for language, _ in page.blocks} <= {"python", "bash"}
+    assert {language for language, _ in page.blocks} <= {"python", "bash", "text"}
     assert all(line.startswith(("pardraft ", "# ", *SERVERS)) for line in page.lines)
 
 
@@ -215,7 +217,9 @@ def test_what_servers_are_told_is_json_that_names_a_method(command):
     assert bool(settings) == (words[0] == "vllm")
 
 
-# The pictures
+# Architecture
+
+ARCHITECTURE = Page("docs/architecture.md")
 
 
 @pytest.fixture(scope="module")
@@ -245,10 +249,63 @@ def test_the_picture_of_the_folders_has_all_of_them_and_the_arrows_that_do_not_f
         for other in others
         if not any(other in reachable(between, arrows) for between in others)
     }
-    assert {*draw.SHOWN_ARROWS} == direct
+    to_base = {(folder, other) for folder, other in direct if folder not in draw.BASE and other in draw.BASE}
+    assert {*draw.SHOWN_ARROWS} == direct - to_base
+    assert {*draw.ARROWS_TO_BASE} == {folder for folder, _ in to_base}
 
 
 def test_the_architecture_page_lists_every_folder_and_what_it_may_import():
-    rows = re.findall(r"^\| `(\w+)/?` \| ([^|]*) \|", Page("docs/architecture.md").text, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)/?` \| ([^|]*) \|", ARCHITECTURE.text, flags=re.MULTILINE)
     listed = {folder: set(re.findall(r"`([\w.]+)`", imports)) for folder, imports in rows if folder in ARROWS}
     assert listed == ARROWS
+
+
+def test_the_files_that_the_architecture_page_names_are_there():
+    named = re.findall(r"`([\w/]+\.py)`", ARCHITECTURE.text)
+    assert len(named) > 20
+    assert [name for name in named if not (SOURCE / name).is_file()] == []
+
+
+def listed_calls(heading: str) -> list[tuple[str, str]]:
+    """File and function of each line of the block of text below a heading of the architecture page."""
+    block = ARCHITECTURE.text.split(f"## {heading}\n")[1].split("```text\n")[1].split("```")[0]
+    return [tuple(line.split()[:2]) for line in block.splitlines()]
+
+
+def calls_of(work: Callable[[], object]) -> Iterator[tuple[str, str]]:
+    """File and name of each of our functions that is called, in that order."""
+    calls = []
+
+    def note(frame, event, _) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and SOURCE in file.parents:
+            calls.append((file.relative_to(SOURCE).as_posix(), frame.f_code.co_name))
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return iter(calls)
+
+
+def test_a_call_of_generate_passes_through_the_functions_listed(tiny_family):
+    target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
+    drafter = AutoDrafter.from_pretrained(tiny_family / "dflash")
+    options = {"max_new_tokens": 12, "eos_token_id": None, "do_sample": False, "assistant_model": drafter}
+    calls = calls_of(lambda: target.generate(torch.ones(1, 5, dtype=torch.long), **options))
+    # Each is looked for after the one before it.
+    assert [call for call in listed_calls("One call of generate") if call not in calls] == []
+
+
+def test_a_training_step_passes_through_the_functions_listed(tiny_family, tmp_path):
+    target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
+    args = DraftTrainingArguments(str(tmp_path), max_steps=1, save_strategy="no", report_to="none", num_anchors=4)
+    trainer = DraftTrainer(
+        model=DFlashDrafter.for_target(target, num_layers=1, block_size=4, mask_token_id=1),
+        target=target,
+        args=args,
+        train_dataset=[{"input_ids": [*range(10, 30)], "labels": [*range(10, 30)]}] * 2,
+    )
+    calls = calls_of(trainer.train)
+    assert [call for call in listed_calls("One training step") if call not in calls] == []

@@ -201,60 +201,76 @@ def draw_commit(picture: Drawing, x: float) -> None:
 
 # The folders, from the entry points down to what ships with a drafter: left end, row, width and purpose of each.
 FOLDERS = {
-    "demo": (25, 1, 625, "a tiny family, shown side by side with plain generate"),
-    "evaluation": (25, 2, 300, "measure, tune, plot"),
-    "hub": (350, 2, 300, "model cards, push"),
-    "datagen": (675, 2, 300, "the target writes the training text"),
-    "generation": (25, 3, 300, "rounds inside generate"),
-    "training": (675, 3, 300, "layouts, losses, the trainer"),
-    "ngram": (25, 4, 300, "n-gram models for trees"),
-    "user_input": (25, 5, 950, "files, models and data that users name, checked"),
-    "auto": (25, 6, 950, "AutoDrafter: any drafter by its name"),
-    "checkpoints": (25, 7, 950, "layouts, conversion, saves in one piece"),
-    "models": (
-        25,
-        8,
-        950,
-        "the drafters: these files are shipped with every saved drafter, and import nothing of ours",
-    ),
+    "demo": (25, 1, 465, "a tiny family, shown beside plain generate"),
+    "evaluation": (25, 2, 225, "measure, tune, plot"),
+    "hub": (265, 2, 225, "model cards, push"),
+    "services": (505, 2, 225, "what models/ asks us for"),
+    "datagen": (745, 2, 230, "the target writes texts"),
+    "generation": (25, 3, 225, "rounds inside generate"),
+    "training": (745, 3, 230, "layouts, losses, trainer"),
+    "ngram": (25, 4, 225, "n-gram models for trees"),
+    "user_input": (45, 5.4, 440, "files, models and data that users name, checked"),
+    "pairing": (515, 5.4, 440, "which target a drafter fits, and was trained for"),
+    "auto": (45, 6.4, 440, "AutoDrafter: any drafter by its name"),
+    "checkpoints": (45, 7.4, 910, "layouts, loading, conversion, saves in one piece"),
+    "models": (45, 8.4, 910, "the drafters: what a saved drafter carries; imports nothing of ours"),
 }
-# What the picture shows of tests/test_layering.py's arrows: those that don't follow from others.
+# What the others stand on; an arrow to its frame stands for all that lead into it.
+BASE = ("user_input", "pairing", "auto", "checkpoints", "models")
+# Modules rather than folders.
+FILES = ("auto", "services")
+# Those of tests/test_layering.py's arrows that don't follow from others, but for the ones into the base.
 SHOWN_ARROWS = (
     ("demo", "evaluation"),
     ("demo", "hub"),
     ("evaluation", "generation"),
+    ("services", "hub"),
     ("datagen", "training"),
     ("generation", "ngram"),
-    ("ngram", "user_input"),
-    ("hub", "user_input"),
-    ("training", "user_input"),
     ("user_input", "auto"),
     ("auto", "checkpoints"),
+    ("pairing", "checkpoints"),
     ("checkpoints", "models"),
 )
+ARROWS_TO_BASE = ("ngram", "hub", "services", "training")
+FOLDER_HEIGHT = 54
 
 
-def folder_box(name: str) -> tuple[float, float, float, float]:
+def folder_place(name: str) -> tuple[float, float, float]:
+    """Left end, top and width."""
     x, row, width, _ = FOLDERS[name]
-    return x, 25 + 76 * row, width, 54
+    return x, 25 + 76 * row, width
+
+
+def draw_import(picture: Drawing, start: str, end: str) -> None:
+    x, y, width = folder_place(start)
+    to_x, to_y, to_width = folder_place(end)
+    if y == to_y:
+        middle = y + FOLDER_HEIGHT / 2
+        picture.line([(x, middle), (to_x + to_width + 2, middle)], arrow=True)
+        return
+    # Straight down, from the middle of the narrower one.
+    middle = x + width / 2 if width <= to_width else to_x + to_width / 2
+    picture.line([(middle, y + FOLDER_HEIGHT), (middle, to_y - 2)], arrow=True)
 
 
 def architecture_picture() -> Drawing:
-    picture = Drawing(1000, 25 + 76 * 9 + 3, "The folders of hf_pardraft, and which may import which")
-    picture.box(25, 25, 950, 54, "panel edge", radius=8)
+    picture = Drawing(1000, 752, "The folders of hf_pardraft, and which may import which")
+    picture.box(25, 25, 950, FOLDER_HEIGHT, "panel edge", radius=8)
     picture.text(500, 48, "cli/ and __init__", "text", 17, bold=True)
     picture.text(500, 68, "the entry points: they may import everything", "muted", 13.5)
+    base_top = folder_place(BASE[0])[1] - 20
+    picture.box(25, base_top, 950, 322, "ground line", radius=10)
     for start, end in SHOWN_ARROWS:
-        x, y, width, height = folder_box(start)
-        to_x, to_y, to_width, _ = folder_box(end)
-        # Straight down, from the middle of the narrower one.
-        middle = x + width / 2 if width < to_width or x > to_x else to_x + to_width / 2
-        picture.line([(middle, y + height), (middle, to_y - 2)], arrow=True)
-    for name, (left, _, width, purpose) in FOLDERS.items():
-        _, top, _, height = folder_box(name)
+        draw_import(picture, start, end)
+    for start in ARROWS_TO_BASE:
+        x, y, width = folder_place(start)
+        picture.line([(x + width / 2, y + FOLDER_HEIGHT), (x + width / 2, base_top - 2)], arrow=True)
+    for name, (_, _, _, purpose) in FOLDERS.items():
+        left, top, width = folder_place(name)
         classes = "draft draft-line" if name == "models" else "panel edge"
-        picture.box(left, top, width, height, classes, radius=8)
-        picture.text(left + width / 2, top + 23, name if name == "auto" else name + "/", "text", 17, bold=True)
+        picture.box(left, top, width, FOLDER_HEIGHT, classes, radius=8)
+        picture.text(left + width / 2, top + 23, name if name in FILES else name + "/", "text", 17, bold=True)
         picture.text(left + width / 2, top + 43, purpose, "muted", 13.5)
     return picture
 

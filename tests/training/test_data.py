@@ -11,8 +11,8 @@ from datasets import Dataset, DatasetDict, load_dataset
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
 from hf_pardraft.training.data.dataset import prepare_data
 from hf_pardraft.training.data.documents import checked, pack
-from hf_pardraft.training.data.sources import load_data
 from hf_pardraft.training.layouts import AnchoredBlocks, DroppedMasks, SharedPrefixes
+from hf_pardraft.user_input.data import load_data
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
 

@@ -87,7 +87,7 @@ def regenerate(
     from ..datagen.self_prompts import write_dialogues
     from ..datagen.server_writer import ServerWriter
     from ..datagen.user_turns import UserTurns
-    from ..training.data.sources import load_data
+    from ..user_input.data import load_data
 
     check_sampling(temperature, top_p, max_tokens)
     check_prompts(dataset, self_prompts, config, server)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from ..training.data.sources import load_data
+from ..user_input.data import load_data
 from .local_writer import LocalWriter
 from .resumable_jsonl import ResumableJsonl, as_line
 from .rewriting import Rewrite
@@ -98,7 +98,7 @@ def regenerate(
     """Let the target rewrite the answers of a data set; a run that was cut off goes on where it was.
 
     Args:
-        data: what [`~hf_pardraft.training.data.sources.load_data`] takes. Rows have `messages` (or `conversations`), or a
+        data: what [`~hf_pardraft.user_input.data.load_data`] takes. Rows have `messages` (or `conversations`), or a
             `prompt`, a text or messages, and perhaps a `completion`; other columns are kept.
         output: a .jsonl file. Rows are appended as they are done, each with its `index` in the data set, and `truncated` if
             its answer met the limit of tokens.

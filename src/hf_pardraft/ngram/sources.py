@@ -1,6 +1,5 @@
 """What an n-gram model counts: files and data sets as documents of token ids, and documents as chunks."""
 
-import importlib.util
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..user_input.data import check_json_files, reading_data
+from ..user_input.data import load_data, reading_data
 from ..user_input.files import not_utf8
 
 # Characters of a file that are read, and texts that are tokenised, at once. A fast tokenizer works on them in parallel.
@@ -85,35 +84,22 @@ def texts_of_dataset(name_or_path: str, config: str | None, split: str, column: 
     """The texts of a data set, streamed.
 
     Args:
-        name_or_path: on the Hub, or a folder, or a .json(l), .csv or .parquet file.
-        config: of the data set, if it has several.
-        split: of it, "train" for a file.
+        name_or_path, config, split: as [`load_data`] takes them.
         column: that holds the text.
 
     Raises:
         ImportError: without the `datasets` package.
         OSError, ValueError: if there is no such data set or column, or it can't be read.
     """
-    if importlib.util.find_spec("datasets") is None:
-        raise ImportError('reading data sets needs the datasets package: pip install "hf-pardraft[train]"')
-    from datasets import load_dataset
-
-    kind = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}.get(Path(name_or_path).suffix)
-    is_file = bool(kind) and Path(name_or_path).is_file()
-    check_json_files([Path(name_or_path)] if is_file else [])
-    with reading_data(name_or_path):
-        if is_file:
-            rows = iter(load_dataset(kind, data_files=name_or_path, split=split, streaming=True))
-        else:
-            rows = iter(load_dataset(name_or_path, config, split=split, streaming=True))
+    examples = iter(load_data(name_or_path, config, split, streaming=True))
     while True:
         with reading_data(name_or_path):
-            row = next(rows, None)
-        if row is None:
+            example = next(examples, None)
+        if example is None:
             return
-        if column not in row:
-            raise ValueError(f"the data set has no column {column!r}: it has {', '.join(row)}")
-        yield row[column]
+        if column not in example:
+            raise ValueError(f"the data set has no column {column!r}: it has {', '.join(example)}")
+        yield example[column]
 
 
 # Chunks: pieces of ids that are counted at once

@@ -10,12 +10,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 from transformers.utils import logging as transformers_logging
 
+from ...user_input.data import load_data, one_split, require_datasets
 from ..arguments import DraftTrainingArguments
 from ..layouts import DroppedMasks, Layout, layout_of
 from .documents import IGNORED, TOKEN_MASKS, labels_of, packed_examples
 from .encoding import check_tokenizer
 from .formats import KINDS, ExampleEncoder, check_kind, check_tokens, example_kind, with_checked_tokens
-from .sources import first_row, load_data, one_split, require_datasets
+from .sources import first_row
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ def prepare_data(
         ValueError: for columns or rows that are none of the above, a tokenizer that is missing, slow or without a chat
             template, for token ids that are none, and if there is nothing to learn in any example.
     """
-    require_datasets()
+    require_datasets("preparing training data")
     from datasets import Dataset, IterableDataset
 
     if isinstance(data, list | tuple):
