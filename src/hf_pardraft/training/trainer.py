@@ -12,7 +12,6 @@ from .arguments import DraftTrainingArguments
 from .batch_scorer import BatchScorer
 from .checks import (
     check_arguments,
-    check_asks_no_target,
     check_base_is_named,
     check_in_one_place,
     check_one_device,
@@ -22,9 +21,7 @@ from .checks import (
 )
 from .data.dataset import chat_arguments, prepare_all, prepare_for_training, tokenizer_of
 from .drafter_files import DrafterFilesTrainer
-from .layouts import layout_of
-from .layouts.attention import training_attention
-from .losses.objectives import BlockScores, combined, objective_sums, parse_objective, total_loss
+from .losses.objectives import BlockScores, combined, objective_sums, total_loss
 from .losses.sums import Sums, denominators_of, with_denominators
 from .metrics import DraftMetrics, held_out_prompts, tokens_and_rounds, whole_copy
 from .run_identity import identity_of
@@ -80,7 +77,6 @@ class DraftTrainer(DrafterFilesTrainer):
             )
         trained, model = model, base_drafter(model)
         check_pair(model, target, args)
-        depth = model.taught_depth(args.draft_tokens)
         check_arguments(args, kwargs)
         if target is not None:
             check_in_one_place(target)
@@ -89,29 +85,15 @@ class DraftTrainer(DrafterFilesTrainer):
         self.target = target
         self.drafter = model
         self._peft_config = peft_config
-        layout = layout_of(model)
-        data_collator = data_collator or layout.for_drafter(model, args)
-        coefficients = parse_objective(args.objective or model.training_objective)
-        check_asks_no_target(coefficients, target)
-        self.scorer = BatchScorer(
-            layout=layout,
-            drafter=model,
-            target=target,
-            coefficients=coefficients,
-            depth=depth,
-            chunk_size=args.loss_chunk_rows,
-            temperature=args.kl_temperature,
-            streak_prefixes=args.streak_prefixes,
-            seed=args.seed,
-            attention=training_attention(model, args.training_attention, args.device),
-        )
+        self.scorer = BatchScorer.for_training(model, target, args)
+        data_collator = data_collator or self.scorer.layout.for_drafter(model, args)
         check_one_device(args)
         raw_data, kwargs = kwargs.get("train_dataset"), prepare_all(model, args, kwargs)
         if target is not None:
             model.note_target(target, tokenizer_of(kwargs.get("processing_class")), chat_arguments(raw_data, args))
         if args.features_folder is not None:
             store = store_for(model, target, args.features_folder, with_logits=self.scorer.reads_logits)
-            data_collator = StoredStatesCollator(data_collator, store, layout)
+            data_collator = StoredStatesCollator(data_collator, store, self.scorer.layout)
         if peft_config is not None:
             trained = adapted(model, peft_config)
         if is_adapted(trained) and args.keep_adapter:
