@@ -1,4 +1,18 @@
-"""DraftTrainer: a `Trainer` for drafters, with the target frozen beside it."""
+"""DraftTrainer: a `Trainer` for drafters, with the target frozen beside it.
+
+One training step is this list of functions:
+
+    DraftTrainer.get_batch_samples      accumulated batches, and the objectives' denominators over all of them
+        Layout.__call__                 examples -> batch, in the data loader                         layouts/
+    DraftTrainer.compute_loss           batch -> loss
+        BatchScorer.scores              batch -> scores of the supervised positions, in blocks        batch_scorer
+            Layout.supervised           what is learned
+            target_reading              the target's forward, or its stored states                    target/
+            Layout.forward              the drafter's forward, with the layout's mask
+            PositionScorer.__call__     hidden states -> log-probabilities, divergences, by chunks    losses/scoring
+        objective_sums                  scores -> numerators and denominators                         losses/objectives
+        total_loss                      numerators, all denominators -> loss
+"""
 
 from typing import Any
 
@@ -112,6 +126,29 @@ class DraftTrainer(DrafterFilesTrainer):
         self.add_callback(_TellTheEpoch([self.data_collator, self.scorer]))
         model.adopt_training(args.draft_tokens)
 
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """As in `Trainer`; the batches come with the objectives' denominators over all of them and all processes.
+
+        Where these depend on what the drafter says (its first errors, say), it is asked beforehand, without gradients. What the
+        target writes for a batch goes with it.
+        """
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if len(batches) < 2 and not self.scorer.known_before:
+            # Its own forward will tell.
+            return batches, None
+        gamma, parts, known = self.args.gamma_after(self.state), [], self.scorer.known_before
+        devices = [self.args.device] if self.args.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(devices), self.compute_loss_context_manager():
+            # With the dropout of training, and the random numbers that it will draw again.
+            self.model_wrapped.train()
+            for index, batch in enumerate(map(self._prepare_inputs, batches)):
+                if not known:
+                    sampled = self.scorer.sampled(batch)
+                    batch, batches[index] = {**batch, **sampled}, {**batches[index], **sampled}
+                scores = self.scorer.blank_scores(batch) if known else self.scorer.scores(self.model_wrapped, batch)
+                parts.append(denominators_of(self.draft_sums(scores, gamma)))
+        return batches, self.over_processes(torch.stack(parts).sum(dim=0)) if parts else None
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """What target and drafter say, the sums of the objectives, the loss, metrics.
 
@@ -140,29 +177,6 @@ class DraftTrainer(DrafterFilesTrainer):
             gamma: decay constant of the position weights.
         """
         return objective_sums(self.scorer.coefficients, scores, self.args.objective_settings(gamma))
-
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """As in `Trainer`; the batches come with the objectives' denominators over all of them and all processes.
-
-        Where these depend on what the drafter says (its first errors, say), it is asked beforehand, without gradients. What the
-        target writes for a batch goes with it.
-        """
-        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if len(batches) < 2 and not self.scorer.known_before:
-            # Its own forward will tell.
-            return batches, None
-        gamma, parts, known = self.args.gamma_after(self.state), [], self.scorer.known_before
-        devices = [self.args.device] if self.args.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(devices), self.compute_loss_context_manager():
-            # With the dropout of training, and the random numbers that it will draw again.
-            self.model_wrapped.train()
-            for index, batch in enumerate(map(self._prepare_inputs, batches)):
-                if not known:
-                    sampled = self.scorer.sampled(batch)
-                    batch, batches[index] = {**batch, **sampled}, {**batches[index], **sampled}
-                scores = self.scorer.blank_scores(batch) if known else self.scorer.scores(self.model_wrapped, batch)
-                parts.append(denominators_of(self.draft_sums(scores, gamma)))
-        return batches, self.over_processes(torch.stack(parts).sum(dim=0)) if parts else None
 
     def over_processes(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor that each process has."""
