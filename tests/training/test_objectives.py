@@ -229,7 +229,7 @@ def test_tokens_that_the_drafter_does_not_know_end_a_chain(target, tmp_path):
 
 
 def test_continuations_are_the_targets_own_samples(target):
-    """Their frequencies are its law, and a row's draw doesn't depend on the others."""
+    """Their frequencies are its law, and a prefix's draw doesn't depend on the others."""
     prefix = random_prompt(5, 3)[0]
     uniforms = torch.rand(4000, 2, generator=torch.Generator().manual_seed(0))
     written = sample_continuations(target, [prefix] * 4000, uniforms)

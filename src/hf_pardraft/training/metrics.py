@@ -35,7 +35,7 @@ class DraftMetrics:
         self._right = counted if self._right is None else self._right + counted
         self._seen = seen if self._seen is None else self._seen + seen
 
-    def pop_objectives(self, total: Callable[[torch.Tensor], torch.Tensor] = lambda sums: sums) -> dict[str, float]:
+    def pop_objectives(self, total: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
         """What each objective was, over all batches and processes as one; starts anew.
 
         Args:
@@ -51,7 +51,7 @@ class DraftMetrics:
         quotients = zip(sums, numerators.split(sizes), denominators.split(sizes), strict=True)
         return {name: mean_of(*parts, OBJECTIVES[name].epsilon).item() for name, *parts in quotients}
 
-    def pop_accuracies(self, total: Callable[[torch.Tensor], torch.Tensor] = lambda counts: counts) -> dict[str, float]:
+    def pop_accuracies(self, total: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
         """`accuracy_k` for each position seen, and `expected_tau`; starts counting anew.
 
         `expected_tau` is 1 + the expected length of a chain whose positions are right independently, at these rates.

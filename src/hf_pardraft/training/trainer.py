@@ -1,4 +1,18 @@
-"""DraftTrainer: a `Trainer` for drafters, with the target frozen beside it."""
+"""DraftTrainer: a `Trainer` for drafters, with the target frozen beside it.
+
+One training step is this list of functions:
+
+    DraftTrainer.get_batch_samples      accumulated batches, and the objectives' denominators over all of them
+        Layout.__call__                 examples -> batch, in the data loader                         layouts/
+    DraftTrainer.compute_loss           batch -> loss
+        BatchScorer.scores              batch -> scores of the supervised positions, in blocks        batch_scorer
+            Layout.supervised           what is learned
+            target_reading              the target's forward, or its stored states                    target/
+            Layout.forward              the drafter's forward, with the layout's mask
+            PositionScorer.__call__     hidden states -> log-probabilities, divergences, by chunks    losses/scoring
+        objective_sums                  scores -> numerators and denominators                         losses/objectives
+        total_loss                      numerators, all denominators -> loss
+"""
 
 from typing import Any
 
@@ -12,7 +26,6 @@ from .arguments import DraftTrainingArguments
 from .batch_scorer import BatchScorer
 from .checks import (
     check_arguments,
-    check_asks_no_target,
     check_base_is_named,
     check_in_one_place,
     check_one_device,
@@ -22,9 +35,7 @@ from .checks import (
 )
 from .data.dataset import chat_arguments, prepare_all, prepare_for_training, tokenizer_of
 from .drafter_files import DrafterFilesTrainer
-from .layouts import layout_of
-from .layouts.attention import training_attention
-from .losses.objectives import BlockScores, combined, objective_sums, parse_objective, total_loss
+from .losses.objectives import BlockScores, combined, objective_sums, total_loss
 from .losses.sums import Sums, denominators_of, with_denominators
 from .metrics import DraftMetrics, held_out_prompts, tokens_and_rounds, whole_copy
 from .run_identity import identity_of
@@ -80,7 +91,6 @@ class DraftTrainer(DrafterFilesTrainer):
             )
         trained, model = model, base_drafter(model)
         check_pair(model, target, args)
-        depth = model.taught_depth(args.draft_tokens)
         check_arguments(args, kwargs)
         if target is not None:
             check_in_one_place(target)
@@ -89,29 +99,15 @@ class DraftTrainer(DrafterFilesTrainer):
         self.target = target
         self.drafter = model
         self._peft_config = peft_config
-        layout = layout_of(model)
-        data_collator = data_collator or layout.for_drafter(model, args)
-        coefficients = parse_objective(args.objective or model.training_objective)
-        check_asks_no_target(coefficients, target)
-        self.scorer = BatchScorer(
-            layout=layout,
-            drafter=model,
-            target=target,
-            coefficients=coefficients,
-            depth=depth,
-            chunk_size=args.loss_chunk_rows,
-            temperature=args.kl_temperature,
-            streak_prefixes=args.streak_prefixes,
-            seed=args.seed,
-            attention=training_attention(model, args.training_attention, args.device),
-        )
+        self.scorer = BatchScorer.for_training(model, target, args)
+        data_collator = data_collator or self.scorer.layout.for_drafter(model, args)
         check_one_device(args)
         raw_data, kwargs = kwargs.get("train_dataset"), prepare_all(model, args, kwargs)
         if target is not None:
             model.note_target(target, tokenizer_of(kwargs.get("processing_class")), chat_arguments(raw_data, args))
         if args.features_folder is not None:
             store = store_for(model, target, args.features_folder, with_logits=self.scorer.reads_logits)
-            data_collator = StoredStatesCollator(data_collator, store, layout)
+            data_collator = StoredStatesCollator(data_collator, store, self.scorer.layout)
         if peft_config is not None:
             trained = adapted(model, peft_config)
         if is_adapted(trained) and args.keep_adapter:
@@ -129,6 +125,29 @@ class DraftTrainer(DrafterFilesTrainer):
             check_spreading(is_adapted(trained), plugin and plugin.zero3_save_16bit_model)
         self.add_callback(_TellTheEpoch([self.data_collator, self.scorer]))
         model.adopt_training(args.draft_tokens)
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """As in `Trainer`; the batches come with the objectives' denominators over all of them and all processes.
+
+        Where these depend on what the drafter says (its first errors, say), it is asked beforehand, without gradients. What the
+        target writes for a batch goes with it.
+        """
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if len(batches) < 2 and not self.scorer.known_before:
+            # Its own forward will tell.
+            return batches, None
+        gamma, parts, known = self.args.gamma_after(self.state), [], self.scorer.known_before
+        devices = [self.args.device] if self.args.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(devices), self.compute_loss_context_manager():
+            # With the dropout of training, and the random numbers that it will draw again.
+            self.model_wrapped.train()
+            for index, batch in enumerate(map(self._prepare_inputs, batches)):
+                if not known:
+                    sampled = self.scorer.sampled(batch)
+                    batch, batches[index] = {**batch, **sampled}, {**batches[index], **sampled}
+                scores = self.scorer.blank_scores(batch) if known else self.scorer.scores(self.model_wrapped, batch)
+                parts.append(denominators_of(self.draft_sums(scores, gamma)))
+        return batches, self.over_processes(torch.stack(parts).sum(dim=0)) if parts else None
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """What target and drafter say, the sums of the objectives, the loss, metrics.
@@ -158,29 +177,6 @@ class DraftTrainer(DrafterFilesTrainer):
             gamma: decay constant of the position weights.
         """
         return objective_sums(self.scorer.coefficients, scores, self.args.objective_settings(gamma))
-
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """As in `Trainer`; the batches come with the objectives' denominators over all of them and all processes.
-
-        Where these depend on what the drafter says (its first errors, say), it is asked beforehand, without gradients. What the
-        target writes for a batch goes with it.
-        """
-        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if len(batches) < 2 and not self.scorer.known_before:
-            # Its own forward will tell.
-            return batches, None
-        gamma, parts, known = self.args.gamma_after(self.state), [], self.scorer.known_before
-        devices = [self.args.device] if self.args.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(devices), self.compute_loss_context_manager():
-            # With the dropout of training, and the random numbers that it will draw again.
-            self.model_wrapped.train()
-            for index, batch in enumerate(map(self._prepare_inputs, batches)):
-                if not known:
-                    sampled = self.scorer.sampled(batch)
-                    batch, batches[index] = {**batch, **sampled}, {**batches[index], **sampled}
-                scores = self.scorer.blank_scores(batch) if known else self.scorer.scores(self.model_wrapped, batch)
-                parts.append(denominators_of(self.draft_sums(scores, gamma)))
-        return batches, self.over_processes(torch.stack(parts).sum(dim=0)) if parts else None
 
     def over_processes(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor that each process has."""
