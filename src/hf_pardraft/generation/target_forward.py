@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.inputs import are_real, input_device, last_columns
-from ..models.masks import additive_masks, attention_windows, causal_row_masks
+from ..models.masks import additive_masks, attention_windows, causal_masks
 from .cache import TargetCache, is_hybrid
 from .pending import ENCODED_MEDIA, HANDLED, TOKEN_TYPES, Prompt, Unread
 from .tree.token_tree import TokenTree
@@ -110,7 +110,7 @@ class TargetReader:
             real = are_real(unread.counts, batch, length, self.device)
             if num_cached == 0:
                 return real.long()
-            return causal_row_masks(real, self.windows, self.cache.columns_by_type(), self.target.dtype)
+            return causal_masks(real, self.windows, self.cache.columns_by_type(), self.target.dtype)
         within = root_and_nodes(tree, batch, self.device)
         depths = within.new_zeros(1, dtype=torch.long)
         if tree is not None and self.has_windows:

@@ -96,7 +96,7 @@ def additive_masks(
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
-def causal_row_masks(
+def causal_masks(
     real: torch.BoolTensor,
     windows: dict[str, int | None],
     columns: RowColumns | dict[str, RowColumns],
