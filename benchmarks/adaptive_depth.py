@@ -8,15 +8,16 @@ runs take turns, and each counts with its fastest repeat. Cost is the time over 
 
 import argparse
 import json
-import platform
 import time
 from pathlib import Path
 
 import torch
-from loop_overhead import DEPTH, PROMPT_LENGTH, Bench, random_target
-from loop_probe import prescribe
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
+
+from loop_overhead import DEPTH, PROMPT_LENGTH, Bench, random_target
+from loop_probe import prescribe
+from result_files import save, this_machine
 
 WAYS = ("plain", "fixed depth", "adaptive depth")
 
@@ -39,7 +40,7 @@ def seconds_of(bench: Bench, way: str) -> float:
 
 
 def measure(bench: Bench, repeats: int) -> list[dict]:
-    """One row per way of decoding."""
+    """One result row per way of decoding."""
     seconds = {way: [] for way in WAYS}
     drafts = {}
     for _ in range(repeats):
@@ -78,12 +79,10 @@ def main() -> None:
     name, num_tokens = ("tiny random", 60) if arguments.quick else ("random 100M", 200)
     benches.append(Bench(name, random_target(arguments.quick), 2, num_tokens, time.perf_counter))
     rows = [row for bench in benches for row in measure(bench, arguments.repeats)]
-    machine = f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    report = json.dumps({"machine": machine, "repeats": arguments.repeats, "rows": rows}, indent=2)
+    report = {"machine": this_machine(), "repeats": arguments.repeats, "rows": rows}
     if arguments.output:
-        arguments.output.parent.mkdir(exist_ok=True)
-        arguments.output.write_text(report + "\n")
-    print(report)
+        save(arguments.output, report)
+    print(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

@@ -224,9 +224,15 @@ def known_fields(config_class: type[PreTrainedConfig]) -> set[str]:
 
 
 def tiny_config(name: str, overrides: dict[str, Any] | None = None) -> PreTrainedConfig:
-    """The tiny configuration of a registered model type."""
+    """The tiny configuration of a registered model type; `overrides` are fields of it."""
     config_class = registered()[name]
     return config_class(**tiny_fields(config_class, {**NEEDS.get(name, {}), **(overrides or {})}))
+
+
+def meta_model(name: str, overrides: dict[str, Any] | None = None) -> PreTrainedModel:
+    """The same as a model without weights, on the meta device."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(tiny_config(name, overrides)).eval()
 
 
 def tiny_model(name: str, overrides: dict[str, Any] | None = None, seed: int = 0) -> PreTrainedModel:
@@ -243,13 +249,11 @@ def tiny_model(name: str, overrides: dict[str, Any] | None = None, seed: int = 0
     """
     overrides = dict(overrides or {})
     attention = overrides.pop("_attention", None)
-    config = tiny_config(name, overrides)
-    with torch.device("meta"):
-        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    size = sum(parameter.numel() for parameter in meta_model(name, overrides).parameters())
     if size > MOST_WEIGHTS:
         raise MemoryError(f"{size} weights are not tiny: say in NEEDS what is to be small")
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(tiny_config(name, overrides), dtype=torch.float32).eval()
     draw_weights(model, *SCALES[seed % len(SCALES)])
     if attention is not None:
         model.set_attn_implementation(attention)

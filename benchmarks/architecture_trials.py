@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from architecture_cases import SCALES, tiny_model
-from architecture_variants import variants_of
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 import hf_pardraft
+from architecture_cases import SCALES, tiny_model
+from architecture_variants import variants_of
 from hf_pardraft import DartDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.models.base import ParallelDrafter
 

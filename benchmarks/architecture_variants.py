@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from architecture_cases import NEEDS, WINDOW, known_fields, registered, tiny_config
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from architecture_cases import NEEDS, WINDOW, known_fields, registered, tiny_config
 
 # Where the factors of long texts begin: texts of the sweep cross it.
 BOUNDARY = 32

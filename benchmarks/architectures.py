@@ -18,7 +18,6 @@ docs/supported_targets.md.
 
 import argparse
 import json
-import shlex
 import sys
 import warnings
 from datetime import datetime, timezone
@@ -28,15 +27,16 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.utils import logging
+
 from architecture_cases import registered
 from architecture_page import is_wrong, page_of, print_rows
 from architecture_trials import CASES, try_variant
 from architecture_variants import variants_of
-from transformers.utils import logging
-
 from hf_pardraft.checkpoints.atomic_files import write_whole
+from result_files import RESULTS, public_command, save
 
-RESULT = Path(__file__).parent / "results" / "architectures.json"
+RESULT = RESULTS / "architectures.json"
 PAGE = Path(__file__).parents[1] / "docs" / "supported_targets.md"
 
 
@@ -83,12 +83,6 @@ def sweep(pairs: list[tuple[str, str]], jobs: int, log: Path, but_wrong: bool) -
     return [rows[pair] for pair in pairs]
 
 
-def public_command() -> str:
-    """The command, without the folders of this machine."""
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return shlex.join(["python", "benchmarks/architectures.py", *words])
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="model types; by default all")
@@ -112,7 +106,7 @@ def main() -> None:
         "cases": [case.label for case in CASES],
         "rows": rows,
     }
-    write_whole(arguments.output, json.dumps(result, indent=1) + "\n")
+    save(arguments.output, result, indent=1)
     print_rows(rows)
     if arguments.page is not None:
         write_whole(arguments.page, page_of(result))

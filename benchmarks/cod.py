@@ -1,4 +1,4 @@
-"""What conditional drop-token saves: rows, step time and peak memory of a PARD training step, against all masks.
+"""What conditional drop-token saves: positions, step time and peak memory of a PARD training step, against all masks.
 
     python benchmarks/cod.py
 
@@ -6,26 +6,24 @@ A step is collating one text of N tokens, all of them learned, and forward and b
 float32, dense masks. Attention is what grows fastest, so the drafter is kept so small that little else is measured: one layer
 of width 32. Time is the processor's, the better of two steps. Memory is how much a fresh process grows beyond what it held
 before its first step. "all masks" is the same code with a retention of 1; settings whose all-mask step would have more than
---max-rows rows are not run, and only the rows and the size of their mask are told. The result goes to
+--max-rows positions are not run, and only their number and the size of their mask are told. The result goes to
 benchmarks/results/cod.json.
 """
 
 import argparse
 import json
-import multiprocessing
 import platform
-import resource
 import time
-from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_pardraft import PardDrafter
-from hf_pardraft.training.layouts.collators import PardCollator
-from hf_pardraft.training.layouts.forwards import pard_forward, pard_rows
+from hf_pardraft.training.layouts import DroppedMasks
+from memory import held_bytes, in_a_process, peak_bytes
+from result_files import RESULTS, save
 
-RESULT = Path(__file__).parent / "results" / "cod.json"
+RESULT = RESULTS / "cod.json"
 DRAFT_TOKENS, LENGTHS = (4, 8, 12, 16), (512, 1024, 2048, 4096)
 RETENTION, MIN_RETENTION = 0.7, 0.2
 VOCAB_SIZE, WIDTH = 256, 32
@@ -44,25 +42,21 @@ def small_drafter() -> PardDrafter:
     return PardDrafter.from_causal_lm(LlamaForCausalLM(config), mask_token_id=VOCAB_SIZE - 1).train()
 
 
-def train_step(drafter: PardDrafter, collator: PardCollator, text: list[int]) -> int:
-    """One step; returns how many rows it had."""
+def train_step(drafter: PardDrafter, collator: DroppedMasks, text: list[int]) -> int:
+    """One step; returns how many positions it had."""
     batch = collator([{"input_ids": text, "labels": text}])
-    labels = pard_rows(drafter, batch).labels
-    logits = pard_forward(drafter, drafter, None, batch, None, lambda head, states: head(states))
+    labels = DroppedMasks.supervised(batch, drafter).labels
+    logits = DroppedMasks.forward(drafter, drafter, None, batch, None, lambda head, states: head(states))
     torch.nn.functional.cross_entropy(logits, labels).backward()
     drafter.zero_grad()
     return batch["input_ids"].shape[1]
 
 
-def held_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
 def measure(num_tokens: int, length: int, retention: float, repeats: int) -> dict:
-    """Rows, seconds and megabytes of a step, in this process, which should be a fresh one."""
+    """Positions, seconds and megabytes of a step, in this process, which should be a fresh one."""
     torch.set_num_threads(1)
     drafter = small_drafter()
-    collator = PardCollator(VOCAB_SIZE - 1, num_tokens, retention, MIN_RETENTION)
+    collator = DroppedMasks(VOCAB_SIZE - 1, num_tokens, retention, MIN_RETENTION)
     text = torch.randint(0, VOCAB_SIZE - 1, (length,)).tolist()
     # What torch allocates once is none of the step's.
     train_step(drafter, collator, text[:16])
@@ -71,37 +65,21 @@ def measure(num_tokens: int, length: int, retention: float, repeats: int) -> dic
         start = time.process_time()
         num_rows = train_step(drafter, collator, text)
         seconds.append(time.process_time() - start)
-        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+        peaks.append(peak_bytes() - before)
     # Of the first step: what the allocator has not given back by the second is none of it.
     peak = peaks[0]
     return {"rows": num_rows, "seconds": round(min(seconds), 3), "peak_mb": round(peak / 1e6, 1)}
 
 
-def report(pipe, *arguments) -> None:
-    pipe.send(measure(*arguments))
-
-
-def in_a_process(*arguments) -> dict:
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-    process = context.Process(target=report, args=(there, *arguments))
-    process.start()
-    there.close()
-    try:
-        return here.recv()
-    finally:
-        process.join()
-
-
 def compare(num_tokens: int, length: int, max_rows: int, repeats: int) -> dict:
     """COD beside all masks, for one K and N."""
-    # Block j has no row before place j, and every text's last token predicts nothing.
+    # Block j has no position before place j, and every text's last token predicts nothing.
     all_rows = length + sum(length - 1 - j for j in range(1, num_tokens))
     row = {"draft_tokens": num_tokens, "length": length}
-    row["cod"] = in_a_process(num_tokens, length, RETENTION, repeats)
+    row["cod"] = in_a_process("fork", measure, num_tokens, length, RETENTION, repeats)
     row["all_masks"] = {"rows": all_rows, "seconds": None, "peak_mb": None}
     if all_rows <= max_rows:
-        row["all_masks"] = in_a_process(num_tokens, length, 1.0, repeats)
+        row["all_masks"] = in_a_process("fork", measure, num_tokens, length, 1.0, repeats)
         assert row["all_masks"]["rows"] == all_rows
     row["all_masks"]["mask_mb"] = round(all_rows**2 * 4 / 1e6, 1)
     return row
@@ -111,7 +89,7 @@ def table_line(row: dict) -> str:
     cod, every = row["cod"], row["all_masks"]
     unless_run = {name: "-" if every[name] is None else every[name] for name in ("seconds", "peak_mb")}
     return (
-        f"K={row['draft_tokens']:>2} N={row['length']:>4}  rows {cod['rows']:>6} of {every['rows']:>6} "
+        f"K={row['draft_tokens']:>2} N={row['length']:>4}  positions {cod['rows']:>6} of {every['rows']:>6} "
         f"({cod['rows'] / every['rows']:.0%})  {cod['seconds']:>7} s of {unless_run['seconds']:>7}  "
         f"{cod['peak_mb']:>7} MB of {unless_run['peak_mb']:>7}"
     )
@@ -150,7 +128,7 @@ def store(rows: list[dict]) -> None:
         "drafter": f"llama, 1 layer of width {WIDTH}, vocabulary {VOCAB_SIZE}",
         "settings": rows,
     }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    save(RESULT, result, indent=1)
 
 
 if __name__ == "__main__":

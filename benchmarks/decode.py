@@ -4,7 +4,7 @@
 
 Targets: stories260K with the drafters that benchmarks/stories260k.py leaves in its work folder, the demo family, a random
 target of 100 M weights, and on a GPU random weights at the true shapes of Qwen3-4B, Qwen3-8B and Llama-3.1-8B in bfloat16.
-Where no trained drafter exists, acceptance is SIMULATED (as by `pardraft eval --simulate-acceptance`), at what the papers
+Where no trained drafter exists, acceptance is SIMULATED (as by simulate.py), at what the papers
 report, and the rows say so.
 
 "plain compiled" is transformers' own static cache; "ours compiled" is `cache_implementation="static"` with a drafter. All take
@@ -19,7 +19,6 @@ made of several commands, with `--targets`, `--only`, `--columns` and `--batch-s
 
 import argparse
 import json
-import shlex
 import sys
 import time
 from datetime import datetime, timezone
@@ -28,23 +27,17 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.utils import logging
+
 from decode_cases import CASES, default_targets
 from decode_measure import COLUMNS, measure
 from decode_report import print_runs, save_plots
-from transformers.utils import logging
-
-from hf_pardraft.checkpoints.atomic_files import write_whole
-from hf_pardraft.evaluation.benchmark import PLAIN
+from hf_pardraft.evaluation.entries import PLAIN
 from hf_pardraft.evaluation.facts import machine
+from result_files import RESULTS, public_command, save
 
-RESULT = Path(__file__).parent / "results" / "decode.json"
+RESULT = RESULTS / "decode.json"
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
-
-
-def public_command() -> str:
-    """The command, without the folders of this machine."""
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return shlex.join(["python", "benchmarks/decode.py", *words])
 
 
 def run_file(target: str, batch_size: int, arguments: argparse.Namespace) -> Path:
@@ -89,7 +82,7 @@ def measure_target(name: str, arguments: argparse.Namespace) -> None:
             "not_measured": reason,
             "settings": settings,
         }
-        write_whole(path, json.dumps({**facts, "rows": rows}, indent=2, allow_nan=False) + "\n")
+        save(path, {**facts, "rows": rows})
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -125,7 +118,7 @@ def main() -> None:
             measure_target(name, arguments)
     runs = [json.loads(path.read_text()) for path in sorted(arguments.work.glob("*.json"))]
     runs.sort(key=lambda run: (list(CASES).index(run["target"]), run["batch_size"]))
-    write_whole(arguments.output, json.dumps({"command": public_command(), "runs": runs}, indent=2) + "\n")
+    save(arguments.output, {"command": public_command(), "runs": runs})
     print_runs(runs)
     if arguments.plots:
         for path in save_plots(runs, arguments.output):

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from loop_overhead import DEPTH, random_target
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from true_shapes import CONFIGS, PUBLISHED, random_model, true_drafter
 
+from acceptance_profile import AcceptanceProfile
 from hf_pardraft import AutoDrafter, DFlashDrafter
 from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
 from hf_pardraft.demo.prompts import built_in_prompts
-from hf_pardraft.evaluation.acceptance_profile import AcceptanceProfile
 from hf_pardraft.evaluation.encoding import random_prompts
 from hf_pardraft.evaluation.entries import Entry
 from hf_pardraft.evaluation.models import chosen_device
-from hf_pardraft.evaluation.simulation import Simulation, depth_of, fair_simulation, write_script
 from hf_pardraft.models.base import ParallelDrafter
+from loop_overhead import DEPTH, random_target
+from simulation import Simulation, depth_of, fair_simulation, write_script
+from true_shapes import CONFIGS, PUBLISHED, random_model, true_drafter
 
 TRAINED = ("PARD", "DFlash", "DFlare", "DART")
 RANDOM_PROMPT = 128
@@ -133,8 +133,8 @@ def demo_case(arguments: Namespace) -> Case:
     }
     texts = built_in_prompts()[: arguments.prompts]
     # Of one length: plain generate with a static cache is compiled anew for each.
-    rows = [family.tokenizer(text)["input_ids"] for text in texts]
-    prompts = list(torch.tensor([row[: min(map(len, rows))] for row in rows]).split(1))
+    ids = [family.tokenizer(text)["input_ids"] for text in texts]
+    prompts = list(torch.tensor([each[: min(map(len, ids))] for each in ids]).split(1))
     return Case(family.target.to(device).eval(), pairs, prompts, arguments.max_new_tokens or 160)
 
 
@@ -171,7 +171,7 @@ def true_case(name: str) -> Callable[[Namespace], Case]:
 
 
 def prompts_of(target: PreTrainedModel, arguments: Namespace) -> list[torch.LongTensor]:
-    """Random tokens: as many prompts as the largest batch has rows."""
+    """Random tokens: as many prompts as the largest batch has items."""
     length = 8 if arguments.quick else RANDOM_PROMPT
     return random_prompts(max(arguments.batch_sizes), length, target.config.vocab_size, ends_of(target))
 

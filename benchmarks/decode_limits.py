@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_pardraft.generation.compiled import steps as pieces
+from hf_pardraft.generation.compiled import steps as steps
 from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.tree.token_tree import TokenTree
 from hf_pardraft.models.base import ParallelDrafter
 
 # CUDA graphs are recorded in a function's first calls.
 WARM_UP = 4
-PIECES = {pieces.draft: "draft", pieces.read_and_commit: "verify"}
+PIECES = {steps.draft: "draft", steps.read_and_commit: "verify"}
 # On a CPU, rounds are compiled as a whole, which is faster than its parts.
-WHOLE = pieces.read_commit_and_draft
+WHOLE = steps.read_commit_and_draft
 Times = dict[str, list[float]]
 
 
@@ -172,9 +172,9 @@ def crop(cache: Any, num_entries: int) -> None:
 
 
 class CompiledForwards:
-    """[`EagerForwards`] for compiled rounds: the compiled pieces with forwards in them; verifying includes committing.
+    """[`EagerForwards`] for compiled rounds: the compiled steps with forwards in them; verifying includes committing.
 
-    Where rounds are compiled as a whole, the pieces are compiled for this.
+    Where rounds are compiled as a whole, the steps are compiled for this.
 
     Args:
         target: the model.
@@ -193,18 +193,18 @@ class CompiledForwards:
         """A context for one `generate` call."""
         original, watcher = Compiler.__call__, self
 
-        def watched(compiler, piece, shape, *arguments):
+        def watched(compiler, step, shape, *arguments):
             run, is_now = partial(original, compiler), watcher.rounds >= watcher.at and not watcher.times
-            if piece is pieces.draft and is_now:
-                watcher.draft = forward_of(run, piece, shape, arguments)
-            if piece is pieces.read_and_commit and is_now and watcher.draft:
-                watcher.repeat([watcher.draft, forward_of(run, piece, shape, arguments)])
-            if piece is WHOLE and is_now:
+            if step is steps.draft and is_now:
+                watcher.draft = forward_of(run, step, shape, arguments)
+            if step is steps.read_and_commit and is_now and watcher.draft:
+                watcher.repeat([watcher.draft, forward_of(run, step, shape, arguments)])
+            if step is WHOLE and is_now:
                 target, drafter, tree, _, _ = arguments
-                verify = forward_of(run, pieces.read_and_commit, shape, (target, tree, drafter.news))
-                watcher.repeat([verify, forward_of(run, pieces.draft, shape, (drafter, target.standing))])
-            watcher.rounds += piece in (pieces.read_and_commit, WHOLE)
-            return original(compiler, piece, shape, *arguments)
+                verify = forward_of(run, steps.read_and_commit, shape, (target, tree, drafter.inputs))
+                watcher.repeat([verify, forward_of(run, steps.draft, shape, (drafter, target.decode_state))])
+            watcher.rounds += step in (steps.read_and_commit, WHOLE)
+            return original(compiler, step, shape, *arguments)
 
         Compiler.__call__ = watched
         try:
@@ -221,11 +221,11 @@ class CompiledForwards:
         return self.times
 
 
-def forward_of(run: Callable, piece: Callable, shape: Any, arguments: tuple[Any, ...]) -> Forward:
-    """A compiled piece, to be repeated from where everything stands now. What it changes is as before when it has run."""
-    # What other pieces left may be gone when this one has run.
+def forward_of(run: Callable, step: Callable, shape: Any, arguments: tuple[Any, ...]) -> Forward:
+    """A compiled step, to be repeated from where everything stands now. What it changes is as before when it has run."""
+    # What other steps left may be gone when this one has run.
     arguments = tuple(own(value) if isinstance(value, TokenTree) else value for value in arguments)
-    changed = pieces.changing(arguments)
+    changed = steps.changing(arguments)
     at_first = [tensor.clone() for tensor in changed]
     before = [tensor.clone() for tensor in changed]
 
@@ -239,11 +239,11 @@ def forward_of(run: Callable, piece: Callable, shape: Any, arguments: tuple[Any,
         for tensor, saved in zip(changed, before, strict=True):
             tensor.copy_(saved)
 
-    return Forward(PIECES[piece], lambda: run(piece, shape, *arguments), prepare, undo)
+    return Forward(PIECES[step], lambda: run(step, shape, *arguments), prepare, undo)
 
 
 def own(tree: TokenTree) -> TokenTree:
-    """A copy of what pieces made of a tree; the rest of a chain is a constant."""
+    """A copy of what steps made of a tree; the rest of a chain is a constant."""
     if tree.is_chain:
         return replace(tree, tokens=tree.tokens.clone())
     return TokenTree(tree.tokens.clone(), tree.parents.clone(), tree.depths.clone(), tree.ancestors.clone())

@@ -6,13 +6,12 @@ from statistics import median
 from typing import Any
 
 import torch
-from decode_cases import Case, Pair
-from decode_limits import CompiledForwards, EagerForwards, bytes_read, medians, memory_bandwidth
 from transformers import CompileConfig
 
-from hf_pardraft.evaluation.benchmark import padded_batch
+from decode_cases import Case, Pair
+from decode_limits import CompiledForwards, EagerForwards, bytes_read, medians, memory_bandwidth
 from hf_pardraft.evaluation.entries import STOCK_KINDS, Entry, plain_entry
-from hf_pardraft.evaluation.measurement import Condition, Measured, on_device, run, watch
+from hf_pardraft.evaluation.measurement import Condition, Measured, in_batches, run, watch
 from hf_pardraft.evaluation.rows import summarise
 
 # Besides plain `generate`.
@@ -57,7 +56,7 @@ class Contender:
 
     @property
     def round_seconds(self) -> float | None:
-        """Of a round behind the first half of the texts; `None` if there is none."""
+        """Of a round after the first half of the texts; `None` if there is none."""
         rounds = self.rounds - sum(watched.rounds for watched in self.half.watched)
         return (self.seconds - median_seconds(self.half)) / rounds if rounds > 0 else None
 
@@ -90,7 +89,7 @@ def contenders_of(case: Case, arguments: Namespace, batch_size: int) -> list[Con
     return [
         Contender(entry, pair, nothing_yet(entry), nothing_yet(entry))
         for entry, pair in entries
-        if batch_size == 1 or not entry.one_row_only
+        if batch_size == 1 or not entry.one_at_a_time
     ]
 
 
@@ -107,8 +106,7 @@ def measure(case: Case, batch_size: int, arguments: Namespace) -> list[dict[str,
     whole = Condition(batch_size, max_new_tokens=case.max_new_tokens)
     half = replace(whole, max_new_tokens=case.max_new_tokens // 2)
     prompts = case.prompts_for(batch_size)
-    starts = range(0, len(prompts), batch_size)
-    batches = [on_device(padded_batch(prompts[i : i + batch_size]), case.target) for i in starts]
+    batches = in_batches(case.target, prompts, batch_size)
     contenders = contenders_of(case, arguments, batch_size)
     for each in contenders:
         with case.around(each.entry):

@@ -9,7 +9,7 @@ from hf_pardraft.evaluation.report import NOTHING, Report, markdown_table
 from hf_pardraft.evaluation.rows import PARTS, EvaluationRow
 
 Row = dict[str, Any]
-# Heading, key, and how many digits behind the point.
+# Heading, key, and how many digits after the point.
 FIGURES = (
     ("tokens/s", "tokens_per_second", 1),
     ("x plain", "speedup", 2),

@@ -12,7 +12,6 @@ benchmarks/results/evidence.json.
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -22,14 +21,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset, disable_progress_bars
-from stories260k import (
-    EVALUATION_TOKENS,
-    fresh_drafter,
-    story_beginnings,
-    story_parser,
-    target_and_prompts,
-    target_text,
-)
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorForLanguageModeling,
@@ -42,10 +33,21 @@ from transformers import (
 )
 
 from hf_pardraft import DartDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
-from hf_pardraft.evaluation.benchmark import Contender, padded_batch, timed_run
+from hf_pardraft.evaluation.entries import Entry
+from hf_pardraft.evaluation.measurement import Condition, padded_batch
+from hf_pardraft.evaluation.measurement import run as run_entry
 from hf_pardraft.pairing.mask_token import unused_token_ids
+from result_files import RESULTS, save, this_machine
+from stories260k import (
+    EVALUATION_TOKENS,
+    fresh_drafter,
+    story_beginnings,
+    story_parser,
+    target_and_prompts,
+    target_text,
+)
 
-RESULT = Path(__file__).parent / "results" / "evidence.json"
+RESULT = RESULTS / "evidence.json"
 SEEDS = (0, 1, 2)
 NEW_TOKENS = 100
 COMMON = {
@@ -173,7 +175,7 @@ def drafter_of(setting: Setting, target: PreTrainedModel, tokenizer):
     if not setting.drafter:
         return fresh_drafter(setting.kind, target, tokenizer)
     if setting.kind == "DART":
-        # Without the shift the row of the anchor drafts nothing, so there is a mask for each token.
+        # Without the shift the anchor's position drafts nothing, so there is a mask for each token.
         return DartDrafter.for_target(target, draft_length=8, intermediate_size=512, **setting.drafter)
     shared = fresh_drafter(setting.kind, target, tokenizer)
     mask_token_ids = unused_token_ids(shared.config, setting.draft_tokens - 1, tokenizer)
@@ -182,16 +184,38 @@ def drafter_of(setting: Setting, target: PreTrainedModel, tokenizer):
 
 def tau_of(target: PreTrainedModel, drafter, prompts: list[torch.LongTensor], depth: int) -> float:
     """Tokens per forward of the target, the bonus token counted, over all prompts."""
-    contender = Contender(drafter, {"num_assistant_tokens": depth})
-    runs = [timed_run(target, contender, padded_batch([prompt]), NEW_TOKENS) for prompt in prompts]
+    entry, condition = Entry("", drafter, {"num_assistant_tokens": depth}), Condition(max_new_tokens=NEW_TOKENS)
+    runs = [run_entry(target, entry, padded_batch([prompt]), condition) for prompt in prompts]
     rounds = [count for run in runs for count in run.tokens_per_round]
     return sum(rounds) / len(rounds)
 
 
-def rows_an_example(trainer: DraftTrainer, examples: int = 256) -> float:
-    """Rows that a PARD drafter computes for an example of the data set, padding left out."""
+def positions_an_example(trainer: DraftTrainer, examples: int = 256) -> float:
+    """Positions that a PARD drafter computes for an example of the data set, padding left out."""
     batch = trainer.data_collator([trainer.train_dataset[i] for i in range(examples)])
     return float((batch["draft_positions"] > 0).sum()) / examples
+
+
+def trainer_of(
+    drafter, target: PreTrainedModel, text: Dataset, work: Path, steps: int, seed: int, options: dict[str, Any]
+) -> DraftTrainer:
+    """A trainer that holds 64 texts out, and says and saves nothing; `options` are training arguments besides COMMON."""
+    split = text.train_test_split(test_size=64, seed=0)
+    arguments = DraftTrainingArguments(
+        output_dir=work / "run",
+        max_steps=steps,
+        seed=seed,
+        logging_steps=steps,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        tau_prompts=0,
+        **{**COMMON, **options},
+    )
+    return DraftTrainer(
+        model=drafter, target=target, args=arguments, train_dataset=split["train"], eval_dataset=split["test"]
+    )
 
 
 def run(name: str, seed: int, target: PreTrainedModel, tokenizer, text: Dataset, arguments) -> dict[str, Any]:
@@ -199,26 +223,9 @@ def run(name: str, seed: int, target: PreTrainedModel, tokenizer, text: Dataset,
     setting = SETTINGS[name]
     set_seed(seed)
     drafter = drafter_of(setting, target, tokenizer)
-    split = text.train_test_split(test_size=64, seed=0)
     steps = arguments.steps or STEPS[setting.kind]
-    trainer = DraftTrainer(
-        model=drafter,
-        target=target,
-        args=DraftTrainingArguments(
-            output_dir=arguments.work / "run",
-            max_steps=steps,
-            seed=seed,
-            logging_steps=steps,
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-            tau_prompts=0,
-            **{**COMMON, "learning_rate": LEARNING_RATES[setting.kind], **setting.arguments},
-        ),
-        train_dataset=split["train"],
-        eval_dataset=split["test"],
-    )
+    options = {"learning_rate": LEARNING_RATES[setting.kind], **setting.arguments}
+    trainer = trainer_of(drafter, target, text, arguments.work, steps, seed, options)
     started = time.process_time()
     trainer.train()
     seconds = time.process_time() - started
@@ -230,7 +237,7 @@ def run(name: str, seed: int, target: PreTrainedModel, tokenizer, text: Dataset,
         "expected_tau": scores["eval_expected_tau"],
     }
     if setting.kind == "PARD":
-        report["rows"] = rows_an_example(trainer) * steps * COMMON["per_device_train_batch_size"]
+        report["rows"] = positions_an_example(trainer) * steps * COMMON["per_device_train_batch_size"]
     drafter.eval()
     prompts = list(story_beginnings(arguments.prompt_text, tokenizer, arguments.prompts, EVALUATION_TOKENS).split(1))
     for depth in {*setting.depths, setting.draft_tokens}:
@@ -364,7 +371,7 @@ def main() -> None:
     verdicts = [judged(claim, measured) for claim in CLAIMS if {claim.better, claim.worse} & {*SETTINGS} <= {*measured}]
     result = {
         "command": "python benchmarks/evidence.py --target ... --training-text ... --prompt-text ...",
-        "machine": f"{platform.machine()} CPU, 1 thread, torch {torch.__version__}",
+        "machine": this_machine(),
         "seeds": list(arguments.seeds),
         "prompts": arguments.prompts,
         "new_tokens": NEW_TOKENS,
@@ -379,7 +386,7 @@ def main() -> None:
             for name, found in measured.items()
         },
     }
-    arguments.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    save(arguments.output, result, indent=1)
     print(verdict_table(verdicts))
 
 

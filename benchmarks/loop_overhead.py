@@ -5,7 +5,7 @@
 Our loop and transformers' own decode side by side: with transformers' DFlash candidates ("stock DFlash"), and with ours
 ("stock"). All of them run the same untrained DFlash drafter. So that acceptance can be set, the target is made sure of a
 prescribed text (a bonus on its logits, sampled or not), and the drafter's logits are replaced by an oracle's: draft
-position k behind an anchor is right with a set probability, drawn once for each anchor, so every loop meets the same luck.
+position k after an anchor is right with a set probability, drawn once for each anchor, so every loop meets the same luck.
 
 What is counted, in the rounds between the prompt's and the last: everything that torch dispatches outside the forwards of
 the target, the drafter, and the target's embedding and lm_head where a drafter borrows them. `ops_per_round` are operations
@@ -20,7 +20,6 @@ of a setting. Runs and forwards take turns, and each counts with its fastest rep
 
 import argparse
 import json
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -28,11 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from loop_probe import LoopCounter, Mark, Probe, prescribe
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 from transformers.utils import logging
 
 from hf_pardraft import DFlashDrafter
+from loop_probe import LoopCounter, Mark, Probe, prescribe
+from result_files import save, this_machine
 
 DEPTH = 8
 PROMPT_LENGTH = 16
@@ -151,7 +151,7 @@ class Bench:
         rounds = rows[0]["rounds"]
         round_times, forward_times = {loop: [] for loop in setting.loops}, []
         for _ in range(repeats):
-            # Ours comes last, so that its forwards are repeated right behind it.
+            # Ours comes last, so that its forwards are repeated right after it.
             for loop in reversed(setting.loops):
                 round_times[loop].append(self.round_seconds(loop, setting, 1 + rounds // 2 if loop == "ours" else -1))
             forward_times.append(self.forward_seconds(rounds))
@@ -242,11 +242,9 @@ def main() -> None:
                 continue
             rows += bench.measure(setting, 1 if arguments.quick else arguments.repeats)
     if arguments.output:
-        machine = f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
         clock = "thread time" if arguments.cpu_clock else "wall time"
-        report = {"machine": machine, "clock": clock, "repeats": arguments.repeats, "rows": rows}
-        arguments.output.parent.mkdir(exist_ok=True)
-        arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+        report = {"machine": this_machine(), "clock": clock, "repeats": arguments.repeats, "rows": rows}
+        save(arguments.output, report)
     if arguments.json:
         print(json.dumps(rows, indent=2))
     elif rows:

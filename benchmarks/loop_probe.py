@@ -25,7 +25,7 @@ class Script:
 
     Attributes:
         text: `(length,)`.
-        guesses: `(length, depth, 2)`, the first and second choice behind each anchor.
+        guesses: `(length, depth, 2)`, the first and second choice after each anchor.
         scores: `(2,)`, the logits of first and second choices.
     """
 
@@ -188,7 +188,7 @@ class Probe:
             logits.mul_(1 / MARGIN).scatter_(2, guesses, self.script.scores.expand(guesses.shape))
 
     def _after_target(self, kwargs, outputs) -> None:
-        """Make the target, `(1, rows, vocab)`, sure of the next token of the text at each position."""
+        """Make the target, `(1, slots, vocab)`, sure of the next token of the text at each position."""
         positions = kwargs["position_ids"][0, -outputs.logits.shape[1] :]
         following = self.script.text[1:].index_select(0, positions).view(1, -1, 1)
         outputs.logits.scatter_(2, following, MARGIN, reduce="add")

@@ -1,28 +1,26 @@
-"""What lm_head and loss of a training step need in memory, rows taken a chunk at a time against all at once.
+"""What lm_head and loss of a training step need in memory, positions taken a chunk at a time against all at once.
 
     python benchmarks/loss_memory.py --out benchmarks/results/loss_memory.json
 
-Each row of the table is a process of its own: it makes an lm_head, the hidden states of the supervised rows, and where the
-target's law is learned the target's hidden states and head; notes the memory that it then has; and runs one step's lm_head,
-loss and backward pass. What is reported is by how much the process's peak (its largest resident set) exceeds that. The
-gradient of the lm_head is part of it, and is given beside it. The C library is told to give back what is freed
+Each row of the table is measured in a process of its own: it makes an lm_head, the hidden states of the supervised positions,
+and where the target's law is learned the target's hidden states and head; notes the memory that it then has; and runs one
+step's lm_head, loss and backward pass. What is reported is by how much the process's peak (its largest resident set) exceeds
+that. The gradient of the lm_head is part of it, and is given beside it. The C library is told to give back what is freed
 (MALLOC_MMAP_THRESHOLD_), or else its own stock would be measured.
 """
 
 import argparse
 import json
-import multiprocessing
 import os
-import platform
-import resource
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from hf_pardraft.training.losses.scoring import RowScorer
+from hf_pardraft.training.losses.scoring import PositionScorer
+from memory import held_bytes, in_a_process, peak_bytes
+from result_files import public_command, save, this_machine
 
 MIB = 2**20
 OBJECTIVES = ("cross_entropy", "forward_kl")
@@ -34,7 +32,7 @@ class Setting:
 
     Attributes:
         objective: with the text's tokens alone, or with the target's law too.
-        rows_per_chunk: how many rows go through the lm_head at a time.
+        rows_per_chunk: how many positions go through the lm_head at a time.
         rows, hidden, vocab: sizes.
     """
 
@@ -43,17 +41,6 @@ class Setting:
     rows: int
     hidden: int
     vocab: int
-
-
-def resident() -> int:
-    """Bytes of memory that this process has now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
-
-
-def peak() -> int:
-    """Bytes of memory that it had at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def measure(setting: Setting) -> dict:
@@ -76,13 +63,13 @@ def step(setting: Setting) -> dict:
         def target_logits(rows: slice) -> torch.Tensor:
             return target_states[rows] @ target_weight.T
 
-    scorer = RowScorer(
+    scorer = PositionScorer(
         labels,
         with_log_probs=setting.objective == "cross_entropy",
         target_logits=target_logits,
-        rows_per_chunk=setting.rows_per_chunk,
+        chunk_size=setting.rows_per_chunk,
     )
-    before = resident()
+    before = held_bytes()
     scored = scorer(head, states)
     loss = -scored["log_probs"].mean() if target_logits is None else scored["divergences"].mean()
     loss.backward()
@@ -90,7 +77,7 @@ def step(setting: Setting) -> dict:
         **asdict(setting),
         "all_logits_mib": round(setting.rows * setting.vocab * 4 / MIB),
         "head_gradient_mib": round(head.weight.grad.nbytes / MIB),
-        "peak_mib": round((peak() - before) / MIB),
+        "peak_mib": round((peak_bytes() - before) / MIB),
         "loss": round(loss.item(), 4),
         "gradient_norm": round(states.grad.norm().item(), 6),
     }
@@ -98,10 +85,10 @@ def step(setting: Setting) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1024, help="supervised rows of a step")
+    parser.add_argument("--rows", type=int, default=1024, help="supervised positions of a step")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--vocab", type=int, default=151_936)
-    parser.add_argument("--chunks", type=int, nargs="+", default=[64, 512], help="rows at a time, besides all")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[64, 512], help="positions at a time, besides all")
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=OBJECTIVES)
     parser.add_argument("--out", type=Path, help="where to write the table, as JSON")
     options = parser.parse_args()
@@ -110,14 +97,10 @@ def main() -> None:
     for objective in options.objectives:
         for rows_per_chunk in (*options.chunks, options.rows):
             setting = Setting(objective, rows_per_chunk, options.rows, options.hidden, options.vocab)
-            # A fresh process, whose peak is its own.
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                results.append(pool.apply(measure, (setting,)))
+            results.append(in_a_process("spawn", measure, setting))
             print(json.dumps(results[-1]), flush=True)
     if options.out:
-        machine = f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
-        command = " ".join(["python", "benchmarks/loss_memory.py", *sys.argv[1:]])
-        options.out.write_text(json.dumps({"machine": machine, "command": command, "rows": results}, indent=2) + "\n")
+        save(options.out, {"machine": this_machine(), "command": public_command(), "rows": results})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 The text is the source of the Python library that runs this, without the modules that the demo's prompts are from. It is
 tokenised first, which is not timed. Building is measured in one process and thread, from token ids on; a level of the
 search is 20 contexts from the text, each with the same 25 candidates, taken from other places of it (so most are unseen) and
-from behind the contexts (so some are seen). Every level is looked up once in a fresh model and again when all of them have
+from after the contexts (so some are seen). Every level is looked up once in a fresh model and again when all of them have
 been, since the first look-ups read the file. Trees are those of the demo's target and drafters: greedy, on the demo's
 prompts. The result goes to benchmarks/results/ngram.json.
 """
@@ -29,10 +29,13 @@ from transformers.utils import logging
 from hf_pardraft import NgramModel
 from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
 from hf_pardraft.demo.prompts import BEGINNINGS, built_in_prompts
-from hf_pardraft.evaluation.benchmark import Contender, compare
+from hf_pardraft.evaluation.entries import Entry, plain_entry
+from hf_pardraft.evaluation.measurement import Condition, race
+from hf_pardraft.evaluation.rows import compare
 from hf_pardraft.ngram.sources import token_documents
+from result_files import RESULTS, save, this_machine
 
-RESULT = Path(__file__).parent / "results" / "ngram.json"
+RESULT = RESULTS / "ngram.json"
 BEAMS, CANDIDATES = 20, 25
 WALK_LEVELS = 8
 TREE_BUDGET = 59
@@ -186,13 +189,14 @@ def growing_trees(texts: list[str], max_new_tokens: int, repeats: int) -> list[d
                 min_count=2 if order < 0 else 1,
                 save_directory=names[order],
             )
-        contenders = {}
+        entries = [plain_entry()]
         for name, drafter in family.drafters.items():
-            contenders[f"{name}, chain"] = Contender(drafter)
+            entries.append(Entry(f"{name}, chain", drafter))
             for tree, (order, settings) in TREES.items():
                 ngram = {"ngram_model": names[order]} if order else {}
-                contenders[f"{name}, {tree}"] = Contender(drafter, {"tree_budget": TREE_BUDGET, **ngram, **settings})
-        rows = compare(family.target, contenders, prompts, max_new_tokens, repeats)
+                entries.append(Entry(f"{name}, {tree}", drafter, {"tree_budget": TREE_BUDGET, **ngram, **settings}))
+        condition = Condition(max_new_tokens=max_new_tokens, repeats=repeats)
+        rows = compare(race(family.target, entries, prompts, condition), condition)
         return [
             {"name": row.name, "tau": round(row.tau, 3), "tokens_per_second": round(row.tokens_per_second, 1)}
             for row in rows
@@ -221,10 +225,7 @@ def main() -> None:
     texts = library_texts(arguments.megabytes)
     documents = [np.array(ids, dtype=np.int32) for ids in token_documents(texts, tokenizer)]
     report = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
-    report["machine"] = (
-        f"{platform.machine()} CPU, 1 thread, Python {platform.python_version()}, torch {torch.__version__}, "
-        f"numpy {np.__version__}"
-    )
+    report["machine"] = f"{this_machine()}, Python {platform.python_version()}, numpy {np.__version__}"
     text = {"files": len(texts), "megabytes": round(sum(map(len, texts)) / 1e6, 1)}
     ids = {**text, "tokens": sum(map(len, documents)), "vocab_size": len(tokenizer)}
     parts = {
@@ -235,11 +236,10 @@ def main() -> None:
         },
         "trees": lambda: {"text": text, "rows": growing_trees(texts, arguments.max_new_tokens, arguments.repeats)},
     }
-    arguments.output.parent.mkdir(exist_ok=True)
     for name in arguments.only:
         report[name] = parts[name]()
         print(json.dumps({name: report[name]}, indent=2), flush=True)
-        arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+        save(arguments.output, report)
 
 
 if __name__ == "__main__":

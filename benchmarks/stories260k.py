@@ -11,7 +11,6 @@ made again; with `--train-only PARD` several processes can train side by side.
 
 import argparse
 import json
-import platform
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -39,10 +38,13 @@ from hf_pardraft import (
     NgramModel,
     PardDrafter,
 )
-from hf_pardraft.evaluation.benchmark import Contender, compare, padded_batch, timed_run
+from hf_pardraft.evaluation.entries import Entry, plain_entry
+from hf_pardraft.evaluation.measurement import Condition, padded_batch, race, run
+from hf_pardraft.evaluation.rows import compare
 from hf_pardraft.models.base import ParallelDrafter
+from result_files import RESULTS, save, this_machine
 
-RESULT = Path(__file__).parent / "results" / "stories260k.json"
+RESULT = RESULTS / "stories260k.json"
 PROMPT_TOKENS = 24
 EVALUATION_TOKENS = 16
 TEXT_TOKENS = 256
@@ -55,13 +57,13 @@ def story_beginnings(path: Path, tokenizer, count: int, length: int) -> torch.Lo
     """The first `length` tokens of up to `count` stories: paragraphs that begin as stories do. `(stories, length)`."""
     starts = ("Once", "One day", "There was", "Lily", "In a")
     paragraphs = [p.strip() for p in path.read_text(encoding="utf-8").split("\n") if p.strip().startswith(starts)]
-    rows = [tokenizer(paragraph)["input_ids"][:length] for paragraph in dict.fromkeys(paragraphs)]
-    return torch.tensor([row for row in rows if len(row) == length][:count])
+    ids = [tokenizer(paragraph)["input_ids"][:length] for paragraph in dict.fromkeys(paragraphs)]
+    return torch.tensor([story for story in ids if len(story) == length][:count])
 
 
-def sampled_text(target, beginnings: torch.LongTensor, rows: int) -> Dataset:
-    """Stories that the target wrote: `rows` continuations, each beginning used about equally often."""
-    prompts = beginnings.repeat(rows // len(beginnings) + 1, 1)[:rows]
+def sampled_text(target, beginnings: torch.LongTensor, count: int) -> Dataset:
+    """Stories that the target wrote: `count` continuations, each beginning used about equally often."""
+    prompts = beginnings.repeat(count // len(beginnings) + 1, 1)[:count]
     examples = []
     for index, batch in enumerate(prompts.split(256)):
         # Short prompts first, long ones later: drafters have to start from both.
@@ -71,10 +73,10 @@ def sampled_text(target, beginnings: torch.LongTensor, rows: int) -> Dataset:
         written = target.generate(
             batch, attention_mask=torch.ones_like(batch), max_length=TEXT_TOKENS, pad_token_id=0, **sampling
         )
-        for row in written.tolist():
-            ends = [i for i, token in enumerate(row) if i >= length and token in (1, 2)]
-            end = ends[0] + 1 if ends else len(row)
-            examples.append({"input_ids": row[:end], "labels": [-100] * length + row[length:end]})
+        for story in written.tolist():
+            ends = [i for i, token in enumerate(story) if i >= length and token in (1, 2)]
+            end = ends[0] + 1 if ends else len(story)
+            examples.append({"input_ids": story[:end], "labels": [-100] * length + story[length:end]})
     return Dataset.from_list(examples)
 
 
@@ -166,15 +168,18 @@ def ngram_folder(arguments, tokenizer) -> str:
     return str(folder)
 
 
-def contenders_for(drafters: dict[str, ParallelDrafter], ngram: str) -> dict[str, Contender]:
-    """Every drafter with every kind of proposal."""
+def entries_for(drafters: dict[str, ParallelDrafter], ngram: str) -> list[Entry]:
+    """Plain `generate`, and every drafter with every kind of proposal."""
     trees = {"": {}, ", tree": {"tree_budget": TREE_BUDGET}}
     trees[", tree + n-gram"] = {"tree_budget": TREE_BUDGET, "ngram_model": ngram}
-    return {
-        f"{name}{suffix}": Contender(drafter, settings)
-        for name, drafter in drafters.items()
-        for suffix, settings in trees.items()
-    }
+    return [
+        plain_entry(),
+        *(
+            Entry(f"{name}{suffix}", drafter, settings)
+            for name, drafter in drafters.items()
+            for suffix, settings in trees.items()
+        ),
+    ]
 
 
 def stock_round(target, drafter, prompts: list[torch.LongTensor], max_new_tokens: int) -> dict[str, float]:
@@ -184,27 +189,28 @@ def stock_round(target, drafter, prompts: list[torch.LongTensor], max_new_tokens
     for prompt in prompts:
         for loop, total in totals.items():
             drafter.generation_config.decode_loop = loop
-            run = timed_run(target, Contender(drafter), padded_batch([prompt]), max_new_tokens)
-            total[0] += run.seconds
-            total[1] += len(run.tokens_per_round)
+            timed = run(target, Entry(loop, drafter), padded_batch([prompt]), Condition(max_new_tokens=max_new_tokens))
+            total[0] += timed.seconds
+            total[1] += len(timed.tokens_per_round)
     drafter.generation_config.decode_loop = "native"
     for loop, (seconds, rounds) in totals.items():
         milliseconds[loop] = round(1000 * seconds / rounds, 3)
     return milliseconds
 
 
-def compared(target, contenders: dict[str, Contender], prompts: list[torch.LongTensor], arguments) -> list[dict]:
-    """The rows of every temperature, one temperature after the other."""
+def compared(target, entries: list[Entry], prompts: list[torch.LongTensor], arguments) -> list[dict]:
+    """The result rows of every temperature, one temperature after the other."""
     options = {"max_new_tokens": arguments.max_new_tokens, "repeats": arguments.repeats}
+    conditions = [Condition(temperature=temperature, **options) for temperature in arguments.temperatures]
     return [
-        {"temperature": temperature, **asdict(row)}
-        for temperature in arguments.temperatures
-        for row in compare(target, contenders, prompts, temperature=temperature, **options)
+        {"temperature": condition.temperature, **asdict(row)}
+        for condition in conditions
+        for row in compare(race(target, entries, prompts, condition), condition)
     ]
 
 
 def table_of(rows: list[dict]) -> str:
-    """A line for each contender, with tau, tokens/s and speedup at each temperature."""
+    """A line for each entry, with tau, tokens/s and speedup at each temperature."""
     temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
     lines = [["", *(f"{figure}, T={t:g}" for t in temperatures for figure in ("tau", "tokens/s", "speedup", "text"))]]
     for name in dict.fromkeys(row["name"] for row in rows):
@@ -262,17 +268,16 @@ def main() -> None:
     for name in KINDS:
         report["training"][name], drafters[name] = trained_drafter(name, arguments, target, tokenizer, evaluated)
     prompts = list(evaluated.split(1))
-    contenders = contenders_for(drafters, ngram_folder(arguments, tokenizer))
-    report["rows"] = compared(target, contenders, prompts, arguments)
+    entries = entries_for(drafters, ngram_folder(arguments, tokenizer))
+    report["rows"] = compared(target, entries, prompts, arguments)
     print(table_of(report["rows"]), flush=True)
     report["milliseconds_per_round"] = {
         name: stock_round(target, drafter, prompts[:20], arguments.max_new_tokens) for name, drafter in drafters.items()
     }
     report["prompts"] = len(prompts)
-    report["machine"] = f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    report["machine"] = this_machine()
     report["command"] = "python benchmarks/stories260k.py --target ... --training-text ... --prompt-text ..."
-    arguments.output.parent.mkdir(exist_ok=True)
-    arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+    save(arguments.output, report)
 
 
 if __name__ == "__main__":

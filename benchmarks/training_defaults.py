@@ -6,16 +6,14 @@ left_to_right recipe divides its loss by.
 Drafters of one layer learn from text that the target sampled, with the settings of evidence.py, each from a few random seeds. A
 fresh drafter, and one with the first weights that fresh drafters had before (a last norm of ones, the target's
 `initializer_range`), are measured at the start and after some steps. The two divisors are measured with the recipe's own block
-size, weights and coefficients. Measured is the loss of 64 held-out texts, and tau: the tokens that a row gets per forward of the
+size, weights and coefficients. Measured is the loss of 64 held-out texts, and tau: the tokens that a text gets per forward of the
 target, on the beginnings of 50 other stories, greedily, always to the full depth. What an earlier run left in `--work` is not
 made again, so several processes can share the runs (`--share 1/2` and `--share 2/2`); the last call, without `--share`, writes
 benchmarks/results/training_defaults.json.
 """
 
 import argparse
-import json
 import math
-import platform
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,15 +21,18 @@ from typing import Any
 
 import torch
 from datasets import Dataset, disable_progress_bars
-from evidence import COMMON, reports_of, spread
-from stories260k import EVALUATION_TOKENS, story_beginnings, story_parser, target_and_prompts, target_text
 from transformers import PreTrainedModel, TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from hf_pardraft import DFlareDrafter, DFlashDrafter, DraftTrainer, DraftTrainingArguments
-from hf_pardraft.evaluation.benchmark import Contender, timed_run
+from evidence import COMMON, reports_of, spread, trainer_of
+from hf_pardraft import DFlareDrafter, DFlashDrafter, DraftTrainer
+from hf_pardraft.evaluation.entries import Entry
+from hf_pardraft.evaluation.measurement import Condition
+from hf_pardraft.evaluation.measurement import run as run_entry
+from result_files import RESULTS, save, this_machine
+from stories260k import EVALUATION_TOKENS, story_beginnings, story_parser, target_and_prompts, target_text
 
-RESULT = Path(__file__).parent / "results" / "training_defaults.json"
+RESULT = RESULTS / "training_defaults.json"
 NEW_TOKENS = 100
 LEARNING_RATE = 1e-2
 KINDS = {"DFlash": DFlashDrafter, "DFlare": DFlareDrafter}
@@ -59,7 +60,7 @@ class Setting:
 
 
 def recipe(reduction: str) -> Setting:
-    """The recipe's block size, objective and decay; fewer anchors, for there are twice as many rows in a block."""
+    """The recipe's block size, objective and decay; fewer anchors, for there are twice as many positions in a block."""
     objective = "cross_entropy+0.3*first_error+40*chain_reward"
     arguments = {"objective": objective, "loss_gamma": 10.0, "loss_reduction": reduction, "num_anchors": 16}
     return Setting("DFlash", (0, 1, 2), (700,), 16, arguments=arguments)
@@ -94,10 +95,11 @@ def drafter_of(setting: Setting, target: PreTrainedModel, tokenizer):
 
 
 def tau_of(target: PreTrainedModel, drafter, prompts: torch.LongTensor) -> float:
-    """Tokens that a row gets per forward of the target, the bonus token counted; all prompts as one batch."""
+    """Tokens that a text gets per forward of the target, the bonus token counted; all prompts as one batch."""
     settings = {"num_assistant_tokens": drafter.max_draft_depth, "draft_schedule": "fixed"}
     batch = {"input_ids": prompts, "attention_mask": torch.ones_like(prompts)}
-    counts = timed_run(target, Contender(drafter, settings), batch, NEW_TOKENS).tokens_per_round
+    entry, condition = Entry("", drafter, settings), Condition(len(prompts), max_new_tokens=NEW_TOKENS)
+    counts = run_entry(target, entry, batch, condition).tokens_per_round
     return sum(counts) / len(counts)
 
 
@@ -124,25 +126,8 @@ def run(setting: Setting, seed: int, target: PreTrainedModel, tokenizer, text: D
     """Train one drafter and measure it; the figures by name."""
     set_seed(seed)
     drafter = drafter_of(setting, target, tokenizer)
-    split = text.train_test_split(test_size=64, seed=0)
-    trainer = DraftTrainer(
-        model=drafter,
-        target=target,
-        args=DraftTrainingArguments(
-            output_dir=arguments.work / "run",
-            max_steps=setting.marks[-1],
-            seed=seed,
-            logging_steps=setting.marks[-1],
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-            tau_prompts=0,
-            **{**COMMON, "learning_rate": LEARNING_RATE, **setting.arguments},
-        ),
-        train_dataset=split["train"],
-        eval_dataset=split["test"],
-    )
+    options = {"learning_rate": LEARNING_RATE, **setting.arguments}
+    trainer = trainer_of(drafter, target, text, arguments.work, setting.marks[-1], seed, options)
     trainer.remove_callback(PrinterCallback)
     prompts = story_beginnings(arguments.prompt_text, tokenizer, arguments.prompts, EVALUATION_TOKENS)
     measured = MeasuredAt(trainer, setting.marks, prompts)
@@ -192,7 +177,7 @@ def main() -> None:
     }
     result = {
         "command": "python benchmarks/training_defaults.py --target ... --training-text ... --prompt-text ...",
-        "machine": f"{platform.machine()} CPU, 1 thread, torch {torch.__version__}",
+        "machine": this_machine(),
         "ln_vocabulary": round(math.log(target.config.vocab_size), 4),
         "prompts": arguments.prompts,
         "new_tokens": NEW_TOKENS,
@@ -208,7 +193,7 @@ def main() -> None:
             for name, figures in measured.items()
         },
     }
-    arguments.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    save(arguments.output, result, indent=1)
     print(table(measured))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
+from acceptance_profile import AcceptanceProfile
 from hf_pardraft import DartDrafter, DFlareDrafter, PardDrafter
-from hf_pardraft.evaluation.acceptance_profile import AcceptanceProfile
 from hf_pardraft.models.base import ParallelDrafter
 
 QWEN3 = {
@@ -42,7 +42,7 @@ LLAMA3_ROPE = {
 }
 PARD_MASK = 128020  # arXiv 2504.18583, table 4
 QWEN_MASK = 151669
-# arXiv 2601.19278, appendix D: 59 nodes, the 20 best prefixes of a level, 25 tokens behind each.
+# arXiv 2601.19278, appendix D: 59 nodes, the 20 best prefixes of a level, 25 tokens after each.
 DART_TREE = {"tree_budget": 59, "tree_beam_width": 20, "tree_top_k": 25, "tree_scoring": "dart"}
 
 

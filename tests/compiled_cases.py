@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from hf_pardraft.generation.compiled import decoder as compiled_decode
+from hf_pardraft.generation.compiled import decoder as compiled_decoder
 from tiny_models import make_lasting_oracle, random_prompt, tiny_drafter
 
 RATES = [0.7, 0.6, 0.6, 0.5]
@@ -71,7 +71,7 @@ def assert_same_stats(static, eager) -> None:
 
 def settle(monkeypatch, **attributes):
     """Attributes of all compiled decoding, each worked out from it; returns the list that they are noted in."""
-    original, decodings = compiled_decode.CompiledDecoding.__init__, []
+    original, decodings = compiled_decoder.CompiledDecoding.__init__, []
 
     def settled(self, *arguments, **options):
         original(self, *arguments, **options)
@@ -79,18 +79,18 @@ def settle(monkeypatch, **attributes):
             setattr(self, name, value(self))
         decodings.append(self)
 
-    monkeypatch.setattr(compiled_decode.CompiledDecoding, "__init__", settled)
+    monkeypatch.setattr(compiled_decoder.CompiledDecoding, "__init__", settled)
     return decodings
 
 
-def compile_slowly(piece, **options):
-    """In the place of torch.compile: what it returns is the piece itself, and takes half a second more in its first call."""
+def compile_slowly(step, **options):
+    """In the place of torch.compile: what it returns is the step itself, and takes half a second more in its first call."""
 
     def compiled(*arguments, **named):
         if not known:
-            known.append(piece)
+            known.append(step)
             time.sleep(0.5)
-        return piece(*arguments, **named)
+        return step(*arguments, **named)
 
     known = []
     return compiled

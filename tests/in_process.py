@@ -1,33 +1,35 @@
-"""The `pardraft` command without a process of its own, which takes seconds to start."""
+"""The `pardraft` command, and scripts that end as it does, without a process of their own, which takes seconds to start."""
 
+import inspect
 import io
 import os
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
-from click.testing import Result
 from transformers.utils import logging
-from typer.testing import CliRunner
 
-from hf_pardraft.cli.app import app, main
+from hf_pardraft.cli.app import main
 
 
 @dataclass(frozen=True)
 class Ended:
     """How a command ended, as a shell sees it."""
 
-    code: int
+    code: int | str
     out: str
     err: str
 
     @property
     def error(self) -> str:
-        """The one line that says why it failed."""
+        """The one line that says why it failed, by no bug."""
         lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
         assert self.code in (1, 2), (self.code, self.err)
         assert len(lines) == 1, self.err
+        assert "this is a bug" not in lines[0], self.err
         return lines[0]
 
 
@@ -42,25 +44,33 @@ def unsilenced():
         logging.enable_progress_bar()
 
 
-def pardraft(*arguments) -> Result:
-    with unsilenced():
-        return CliRunner().invoke(app, [*map(str, arguments)])
+def pardraft(*arguments, stdin: bytes = b"", **environment: str) -> Ended:
+    """The command; see [`run_main`]."""
+    return run_main(main, *arguments, stdin=stdin, **environment)
 
 
-def ended(*arguments, stdin: bytes = b"", **environment: str) -> Ended:
-    """Run a command to its end, entry point and exit status included; what it raises beyond that is a failure of the test."""
+def run_main(entry: Callable[[], None], *arguments, stdin: bytes = b"", **environment: str) -> Ended:
+    """Run an entry point to its end, exit status included; what it raises beyond that is a failure of the test.
+
+    Args:
+        entry: of a command or script.
+        arguments: words of its command line.
+        stdin: what it can read.
+        environment: variables that it finds besides.
+    """
     out, err, code = io.StringIO(), io.StringIO(), 0
-    words, terminal = ["pardraft", *map(str, arguments)], io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
+    name = Path(inspect.getsourcefile(entry)).name if entry is not main else "pardraft"
+    terminal = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
     with (
         unsilenced(),
-        mock.patch.object(sys, "argv", words),
+        mock.patch.object(sys, "argv", [name, *map(str, arguments)]),
         mock.patch.object(sys, "stdin", terminal),
         mock.patch.dict(os.environ, environment),
         redirect_stdout(out),
         redirect_stderr(err),
     ):
         try:
-            main()
+            entry()
         except SystemExit as ending:
             code = ending.code or 0
     return Ended(code, out.getvalue(), err.getvalue())

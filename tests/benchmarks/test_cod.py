@@ -1,4 +1,4 @@
-"""The benchmark of conditional drop-token runs, and its rows are fewer than with all masks."""
+"""The benchmark of conditional drop-token runs, and its positions are fewer than with all masks."""
 
 import os
 import re
@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cod.py"
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="it reads the memory of a process from /proc")
-def test_dropped_rows_are_fewer_the_more_tokens_are_drafted():
+def test_positions_are_fewer_the_more_tokens_are_drafted():
     result = subprocess.run(
         [sys.executable, str(SCRIPT), "--quick"], check=True, capture_output=True, text=True, env=dict(os.environ)
     )

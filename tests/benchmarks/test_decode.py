@@ -1,42 +1,32 @@
 """The decode benchmark: all columns in one run, simulated rows that say so, nothing measured twice, and the shapes it names."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import decode
+from acceptance_profile import expected_tau
 from compiled_cases import batch_of, settle, texts_of
-from hf_pardraft.evaluation.acceptance_profile import expected_tau
+from in_process import run_main
 from tiny_models import make_lasting_oracle, tiny_drafter, tiny_target
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = ("ours", "ours compiled", "ours, tree 16", "ours compiled, tree 16")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _importable():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
-
-
-def run_quickly(folder: Path, monkeypatch, *words: str) -> list[dict]:
-    import decode
-
+def run_quickly(folder: Path, *words: str) -> tuple[list[dict], str]:
+    """What was measured, and what was printed."""
     quick = ["--quick", "--targets", "random100m", "--repeats", "1", "--forwards", "2", "--max-new-tokens", "32"]
     quick += ["--backend", "eager", "--work", str(folder / "work"), "--output", str(folder / "decode.json")]
-    monkeypatch.setattr(sys, "argv", ["decode.py", *quick, *words])
-    decode.main()
-    return json.loads((folder / "decode.json").read_text())["runs"]
+    done = run_main(decode.main, *quick, *words)
+    assert done.code == 0
+    return json.loads((folder / "decode.json").read_text())["runs"], done.out
 
 
-def test_all_columns_are_measured_in_one_run_and_only_once(tmp_path, monkeypatch, capsys):
-    import decode
-
-    (alone,) = run_quickly(tmp_path, monkeypatch)
+def test_all_columns_are_measured_in_one_run_and_only_once(tmp_path, monkeypatch):
+    (alone,), printed = run_quickly(tmp_path)
     names = ["plain", "plain compiled", *(f"DFlash, {name}" for name in NAMES), "DFlash, stock DFlash loop"]
     assert [row["name"] for row in alone["rows"]] == names
     assert alone["simulated"]
@@ -55,13 +45,12 @@ def test_all_columns_are_measured_in_one_run_and_only_once(tmp_path, monkeypatch
         is_ours = "ours" in row["name"]
         assert (row["efficiency"] is not None) == (row["milliseconds_by_part"] is not None) == is_ours
         assert (row["compile_seconds"] is not None) == ("compiled" in row["name"])
-    printed = capsys.readouterr().out
     assert "SIMULATED ACCEPTANCE" in printed
     assert "SIMULATED DFlash, ours compiled" in printed
     with monkeypatch.context() as patched:
         patched.setattr(decode, "measure", lambda *arguments: pytest.fail("it was measured before"))
-        assert run_quickly(tmp_path, patched) == [alone]
-    runs = run_quickly(tmp_path, monkeypatch, "--columns", "eager", "stock", "--batch-sizes", "2", "--plots")
+        assert run_quickly(tmp_path)[0] == [alone]
+    runs, _ = run_quickly(tmp_path, "--columns", "eager", "stock", "--batch-sizes", "2", "--plots")
     assert [run["batch_size"] for run in runs] == [1, 2]
     # transformers' own loop takes one text at a time.
     assert [row["name"] for row in runs[1]["rows"]] == ["plain", "DFlash, ours", "DFlash, ours, tree 16"]
@@ -81,14 +70,14 @@ def test_shapes_have_as_many_weights_as_the_published_models(name, billions):
 
 
 @pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
-@pytest.mark.parametrize("compiled", [False, "in one piece", "in several pieces"])
+@pytest.mark.parametrize("compiled", [False, "in one step", "in several steps"])
 def test_forwards_are_repeated_in_turns_in_the_middle_of_a_text_that_stays_the_same(monkeypatch, kind, compiled):
     from decode_limits import CompiledForwards, EagerForwards
 
-    monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
-    if compiled == "in several pieces":
+    monkeypatch.setattr(torch, "compile", lambda step, **options: step)
+    if compiled == "in several steps":
         # As on an accelerator.
-        settle(monkeypatch, is_one_piece=lambda decoding: False)
+        settle(monkeypatch, is_one_step=lambda decoding: False)
     target = tiny_target("qwen3")
     drafter = make_lasting_oracle(tiny_drafter(kind, target), texts_of(target, batch := batch_of((6,))), [0.8] * 4, 0.0)
     how = {"cache_implementation": "static"} if compiled else {}

@@ -1,17 +1,13 @@
 """The overhead benchmark runs, and what it counts keeps to what this package promises; times are its own business."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "loop_overhead.py"
+import loop_overhead
+from in_process import run_main
 
 
 def test_a_round_of_our_loop_stays_within_its_operations_and_waits_once():
-    command = [sys.executable, str(SCRIPT), "--quick", "--json", "--only", "rate 0.8"]
-    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    rows = json.loads(result.stdout)
+    rows = json.loads(run_main(loop_overhead.main, "--quick", "--json", "--only", "rate 0.8").out)
     chains = [row for row in rows if "chain" in row["setting"]]
     # The same luck in every loop, so the same acceptance: what is compared is the loops.
     assert {row["loop"] for row in chains} == {"ours", "stock", "stock DFlash"}

@@ -1,17 +1,15 @@
 """The n-gram benchmark runs, and the sizes and operations that it counts keep to their budgets; times are its own business."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "ngram.py"
+import ngram
+from in_process import run_main
 
 
 def test_building_and_looking_up_keep_to_their_budgets(tmp_path, tiny_family):
-    command = [sys.executable, str(SCRIPT), "--only", "building", "looking_up", "--megabytes=0.3", "--levels=20"]
-    command += ["--repeats=1", f"--tokenizer={tiny_family / 'target'}", f"--output={tmp_path / 'result.json'}"]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    size = ["--only", "building", "looking_up", "--megabytes=0.3", "--levels=20", "--repeats=1"]
+    files = [f"--tokenizer={tiny_family / 'target'}", f"--output={tmp_path / 'result.json'}"]
+    assert run_main(ngram.main, *size, *files).code == 0
     report = json.loads((tmp_path / "result.json").read_text())
     built = report["building"]["rows"]
     assert {(row["order"], row["min_count"]) for row in built} == {(2, 1), (3, 1), (3, 2), (4, 1), (5, 1)}

@@ -1,16 +1,15 @@
 """Packed dialogues are read as training data, and the README beside them counts them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import pack_dialogues
 from hf_pardraft.training.data.sources import load_data
+from in_process import run_main
 from tiny_tokenizers import tiny_chat_tokenizer
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pack_dialogues.py"
 COMMITTED = Path(__file__).parents[2] / "benchmarks" / "data" / "smollm2-135m-instruct"
 
 
@@ -27,9 +26,9 @@ def test_a_file_that_is_being_written_is_packed_and_counted(tmp_path):
     folder = tmp_path / "packed"
     folder.mkdir()
     (folder / "README.md").write_text("Before.\n<!-- counts -->\nold\n<!-- end of counts -->\nAfter.\n")
-    command = [sys.executable, str(SCRIPT), "--tokenizer", str(tmp_path / "target"), "--hours", "1.2"]
+    words = ["--tokenizer", tmp_path / "target", "--hours", "1.2", "--to", folder, written]
     for _ in range(2):
-        subprocess.run([*command, "--to", str(folder), str(written)], check=True, capture_output=True)
+        assert run_main(pack_dialogues.main, *words).code == 0
     assert [row["index"] for row in load_data(str(folder / "*.jsonl.gz"))] == [0, 1, 2]
     asked, answered = (len(tokenizer(text)["input_ids"]) for text in ("two and", "three is five"))
     told = (folder / "README.md").read_text()

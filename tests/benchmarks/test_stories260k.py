@@ -1,16 +1,14 @@
 """The stories benchmark runs on drafters that an earlier run left, and puts both temperatures into one table."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+import stories260k
 from conftest import tiny_tokenizer
+from in_process import run_main
 from tiny_models import tiny_drafter, tiny_target
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "stories260k.py"
 KINDS = ("PARD", "DFlash", "DFlare", "DART")
 
 
@@ -33,9 +31,9 @@ def work(tmp_path):
 def test_all_drafters_proposals_and_temperatures_are_in_one_table(work):
     files = {"target": "target", "work": "work", "output": "result.json"}
     files |= {"training-text": "stories.txt", "prompt-text": "stories.txt"}
-    command = [sys.executable, str(SCRIPT), *(f"--{name}={work / file}" for name, file in files.items())]
-    command += ["--prompts=2", "--max-new-tokens=6", "--repeats=1", "--temperatures", "0", "1"]
-    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    words = [*(f"--{name}={work / file}" for name, file in files.items()), "--prompts=2", "--max-new-tokens=6"]
+    done = run_main(stories260k.main, *words, "--repeats=1", "--temperatures", "0", "1")
+    assert done.code == 0
     names = ["plain", *(f"{kind}{tree}" for kind in KINDS for tree in ("", ", tree", ", tree + n-gram"))]
     report = json.loads((work / "result.json").read_text())
     assert [(row["temperature"], row["name"]) for row in report["rows"]] == [
@@ -44,7 +42,7 @@ def test_all_drafters_proposals_and_temperatures_are_in_one_table(work):
     assert all(row["tau"] >= 1 and row["tokens_per_second"] > 0 for row in report["rows"])
     assert [row["identical"] for row in report["rows"]] == [True] * 13 + [None] * 13
     assert report["prompts"] == 2
-    head, _, *lines = [line.strip("| ").split(" | ") for line in result.stdout.splitlines() if line.startswith("|")]
+    head, _, *lines = [line.strip("| ").split(" | ") for line in done.out.splitlines() if line.startswith("|")]
     assert [line[0] for line in lines] == names
     assert {"tau, T=0", "tau, T=1", "tokens/s, T=0", "tokens/s, T=1"} < set(head)
     assert float(lines[1][head.index("tau, T=1") + 1]) == pytest.approx(report["rows"][14]["tau"], abs=0.006)

@@ -5,12 +5,11 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 from hf_pardraft import AutoDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.checkpoints.export import check_weights, config_and_weights, export_drafter
-from hf_pardraft.cli.app import app
+from in_process import pardraft
 from published_checkpoints import FIXTURES, LAYOUTS, change_config, config_of
 from strict_readers import RefusedError, draft_hidden, read_pard, read_speculators, read_zlab
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
@@ -122,20 +121,15 @@ def test_a_class_with_more_weights_is_not_exported(tmp_path):
 
 def test_the_command_converts_and_says_what_it_did(tmp_path):
     source = LAYOUTS["speculators"](tmp_path / "source")
-    runner = CliRunner()
-    done = runner.invoke(app, ["convert", str(source), str(tmp_path / "out"), "--to", "zlab"])
-    assert done.exit_code == 0, done.output
-    assert "drafter: dflash" in done.output
-    assert "SGLang" in done.output
-    assert "not read, embed_tokens.weight: the target's embedding" in done.output
+    done = pardraft("convert", source, tmp_path / "out", "--to", "zlab")
+    assert done.code == 0, done.out
+    assert "drafter: dflash" in done.out
+    assert "SGLang" in done.out
+    assert "not read, embed_tokens.weight: the target's embedding" in done.out
     read_zlab(tmp_path / "out")
-    again = runner.invoke(app, ["convert", str(source), str(tmp_path / "out"), "--to", "native"])
-    assert isinstance(again.exception, FileExistsError)
-    assert (
-        runner.invoke(app, ["convert", str(source), str(tmp_path / "out"), "--to", "native", "--overwrite"]).exit_code
-        == 0
-    )
+    assert "--overwrite" in pardraft("convert", source, tmp_path / "out", "--to", "native").error
+    assert pardraft("convert", source, tmp_path / "out", "--to", "native", "--overwrite").code == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "dflash"
     assert AutoDrafter.from_pretrained(tmp_path / "out").config.target_name_or_path == "someone/target"
-    refused = runner.invoke(app, ["convert", str(source), str(tmp_path / "other"), "--to", "dart"])
-    assert "holds dart drafters, and this is a dflash drafter" in str(refused.exception)
+    refused = pardraft("convert", source, tmp_path / "other", "--to", "dart")
+    assert "holds dart drafters, and this is a dflash drafter" in refused.error

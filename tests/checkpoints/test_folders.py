@@ -11,8 +11,8 @@ from hf_pardraft import AutoDrafter, DFlashDrafter
 from hf_pardraft.checkpoints.atomic_folders import PLAN, replaced_files
 from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.checkpoints.locks import LOCK
-from hf_pardraft.cli import hub as hub_commands
-from killing import kill_before_change, num_changes
+from hf_pardraft.cli.card import load_folder
+from processes import kill_before_change, num_changes
 from published_checkpoints import LAYOUTS
 from tiny_models import tiny_drafter, tiny_target
 
@@ -26,7 +26,7 @@ def test_whoever_reads_a_folder_finishes_what_a_kill_has_cut_off(tmp_path):
     loads = (
         DFlashDrafter.from_pretrained,
         lambda folder: convert(folder, tmp_path / "copy"),
-        hub_commands.load_drafter,
+        load_folder,
     )
     for load in loads:
         drafter.save_pretrained(out)

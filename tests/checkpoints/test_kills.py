@@ -21,7 +21,7 @@ from hf_pardraft.datagen.regenerate import regenerate
 from hf_pardraft.training.checkpointing import checkpoints_in, incompleteness
 from hf_pardraft.training.target.feature_store import FeatureStore
 from hf_pardraft.training.target.feature_writing import cache_features
-from killing import kill_before_change, num_changes
+from processes import kill_before_change, num_changes
 from published_checkpoints import LAYOUTS
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer

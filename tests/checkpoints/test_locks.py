@@ -12,7 +12,7 @@ import pytest
 from hf_pardraft.checkpoints import locks
 from hf_pardraft.checkpoints.atomic_folders import writing_folder
 from hf_pardraft.checkpoints.locks import LOCK
-from training.processes import in_a_process
+from processes import in_a_process
 
 
 def held_by_another(folder) -> tuple[int, int]:

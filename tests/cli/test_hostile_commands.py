@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import re
 import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +16,7 @@ from safetensors.torch import save_file
 
 from conftest import SAMPLE_TEXT
 from hf_pardraft.user_input.redaction import redacted
-from in_process import ended
+from in_process import pardraft
 
 pytest.importorskip("datasets")
 
@@ -64,12 +63,6 @@ def evaluate(*more, prompts="prompts.txt", target="family/target"):
     return ("eval", *common, "--drafter", "family/dflash", *more)
 
 
-def simulate(drafter, *more):
-    simulation = ("--random-weights", *(() if "--simulate-acceptance" in more else ("--simulate-acceptance", "0.5")))
-    common = ("--target", "family/target", "--prompts", "prompts.txt", "--max-new-tokens", 4, "--repeats", 1)
-    return ("eval", *common, *simulation, "--drafter", drafter, *more)
-
-
 def regenerate(*more, data="chat.jsonl", target="family/target", output="answers.jsonl"):
     return ("regenerate", data, "--output", output, "--target", target, "--max-tokens", 2, *more)
 
@@ -97,12 +90,11 @@ def written(name: str, content: str | bytes) -> str:
         lambda name: evaluate("--dtype", name),
         lambda name: regenerate("--dtype", name),
         lambda name: train("--target-dtype", name),
-        lambda name: simulate("new:dflash", "--dtype", name),
     ],
-    ids=["generate", "eval", "regenerate", "train", "simulation"],
+    ids=["generate", "eval", "regenerate", "train"],
 )
 def test_an_unknown_dtype_is_named(command, name):
-    assert f"no dtype {name!r} for weights: expected auto, float32" in ended(*command(name)).error
+    assert f"no dtype {name!r} for weights: expected auto, float32" in pardraft(*command(name)).error
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:7", "gpu", "disk", "cuda:-1"])
@@ -110,7 +102,7 @@ def test_a_device_that_is_not_there_is_named(device, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
     for command in (generate("x"), evaluate(), regenerate()):
-        assert f"device {device!r}" in ended(*command, "--device", device).error
+        assert f"device {device!r}" in pardraft(*command, "--device", device).error
 
 
 @pytest.mark.parametrize("temperature", ["1e-45", "inf", "-1", "nan", "1e-300"])
@@ -126,7 +118,7 @@ def test_a_device_that_is_not_there_is_named(device, monkeypatch):
     ids=["generate", "drafted", "eval", "regenerate", "train"],
 )
 def test_a_temperature_that_no_logit_can_be_divided_by_is_refused(command, temperature):
-    done = ended(*command(temperature))
+    done = pardraft(*command(temperature))
     assert done.code in (1, 2)
     assert "temperature" in done.err
     assert "Traceback" not in done.err
@@ -134,7 +126,7 @@ def test_a_temperature_that_no_logit_can_be_divided_by_is_refused(command, tempe
 
 @pytest.mark.parametrize("temperature", ["1e-6", "1e6"])
 def test_the_outermost_temperatures_work(temperature):
-    assert ended(*generate("--drafter", "family/dflash", "--temperature", temperature, "def")).code == 0
+    assert pardraft(*generate("--drafter", "family/dflash", "--temperature", temperature, "def")).code == 0
 
 
 @pytest.mark.parametrize(
@@ -148,19 +140,18 @@ def test_the_outermost_temperatures_work(temperature):
         lambda name: ("card", "family/dflash", "--output", "card.md", "--usage", name),
         lambda name: ("card", "family/dflash", "--output", "card.md", "--results", name),
         lambda name: ngram("--text-file", name),
-        lambda name: simulate("new:dflash", "--simulate-acceptance", name),
     ],
-    ids=["prompt", "demo", "eval", "recipe", "card recipe", "card usage", "card results", "ngram", "simulation"],
+    ids=["prompt", "demo", "eval", "recipe", "card recipe", "card usage", "card results", "ngram"],
 )
 def test_a_file_that_is_no_utf8_is_named(command):
     name = written("no_utf8.txt", NO_UTF8)
-    assert f"{name} is no UTF-8 text" in ended(*command(name)).error
+    assert f"{name} is no UTF-8 text" in pardraft(*command(name)).error
 
 
 def test_input_that_is_no_utf8_is_named():
-    assert "standard input is no UTF-8" in ended(*generate(), stdin=NO_UTF8).error
+    assert "standard input is no UTF-8" in pardraft(*generate(), stdin=NO_UTF8).error
     # What Python makes of such bytes on a command line.
-    assert "the prompt is no UTF-8" in ended(*generate("\udcff")).error
+    assert "the prompt is no UTF-8" in pardraft(*generate("\udcff")).error
 
 
 BAD_DATA = {
@@ -189,7 +180,7 @@ BAD_DATA = {
 )
 def test_a_data_set_that_can_not_be_read_is_named(command, name):
     content, reason = BAD_DATA[name]
-    error = ended(*command(written(name, content))).error
+    error = pardraft(*command(written(name, content))).error
     assert name in error
     assert reason in error
 
@@ -198,7 +189,7 @@ def test_a_folder_with_a_script_is_no_data_set():
     Path("scripted").mkdir(exist_ok=True)
     written("scripted/scripted.py", "raise SystemExit('this ran')")
     for command in (train(data="scripted"), regenerate(data="scripted"), ngram("--dataset", "scripted")):
-        assert "scripts are no longer supported" in ended(*command).error
+        assert "scripts are no longer supported" in pardraft(*command).error
 
 
 @pytest.mark.parametrize(
@@ -211,30 +202,13 @@ def test_a_folder_with_a_script_is_no_data_set():
         lambda name: evaluate("--setting", f"ngram_weight={DEEP}"),
         lambda name: evaluate("--chat-argument", f"a={DEEP}"),
         lambda name: ("train", "--recipe", name, *train()[1:]),
-        lambda name: simulate("new:dflash", "--simulate-acceptance", name),
     ],
-    ids=["prompts", "results", "drafter_config", "template", "setting", "chat", "recipe", "simulation"],
+    ids=["prompts", "results", "drafter_config", "template", "setting", "chat", "recipe"],
 )
 def test_json_of_a_hundred_thousand_levels_is_refused_in_a_short_line(command):
-    error = ended(*command(written("deep.json", DEEP))).error
+    error = pardraft(*command(written("deep.json", DEEP))).error
     assert "bug" not in error
     assert len(error) < 500
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ("num_layers=abc", "num_layers .* whole number from 1 to 1024, got 'abc'"),
-        ("block_size=1000000000", "block_size .* whole number from 1 to 4096, got 1000000000"),
-        ("block_size=true", "block_size .* got True"),
-        ("depht=3", "no field depht in a DFlashConfig"),
-        ("hidden_act=5", "hidden_act"),
-        ("mask_token_id=abc", "mask_token_id .* got 'abc'"),
-        ("target_layer_ids=abc", "target_layer_ids .* got 'abc'"),
-    ],
-)
-def test_fields_of_a_new_drafter_are_checked(fields, told):
-    assert re.search(told, ended(*simulate(f"new:dflash,{fields}")).error)
 
 
 @pytest.mark.parametrize(
@@ -252,11 +226,11 @@ def test_fields_of_a_new_drafter_are_checked(fields, told):
     ],
 )
 def test_what_a_run_can_not_have_is_told_before_it_begins(settings, told):
-    assert told in ended(*train(*settings)).error
+    assert told in pardraft(*train(*settings)).error
 
 
 def test_a_run_says_that_it_holds_out_fewer_examples_than_it_was_asked_to(caplog):
-    assert ended(*train("--eval-size", 5)).code == 0
+    assert pardraft(*train("--eval-size", 5)).code == 0
     assert "held out 2 of 20 examples rather than 5" in caplog.text
 
 
@@ -280,7 +254,7 @@ def test_tokens_that_are_none_are_named(command, tokens, labels, told):
     good = {"input_ids": [5, 6, 7, 8, 9], "labels": [5, 6, 7, 8, 9]} if tokens and tokens[0] == 5 else None
     bad = {"input_ids": tokens, "labels": labels or tokens}
     name = written("tokens.jsonl", "\n".join(map(json.dumps, [good or bad] * 12 + [bad] * 8)))
-    error = ended(*train(data=name, command=command)).error
+    error = pardraft(*train(data=name, command=command)).error
     assert told in error
     assert "example " in error
 
@@ -301,7 +275,7 @@ def test_a_row_that_is_no_conversation_fails_and_no_other(row, told, tmp_path):
         "{% for m in messages %}{{ m.content }}{% endfor %}{% for t in tools or [] %}{% endfor %}",
     )
     name = written("rows.jsonl", "\n".join([json.dumps(row)] * 2))
-    done = ended(*regenerate(data=name, target="talking", output=tmp_path / "answers.jsonl"))
+    done = pardraft(*regenerate(data=name, target="talking", output=tmp_path / "answers.jsonl"))
     assert done.code == 1
     assert told in done.out
     assert "failed: 2" in done.out
@@ -309,7 +283,7 @@ def test_a_row_that_is_no_conversation_fails_and_no_other(row, told, tmp_path):
 
 def test_half_a_character_in_a_prompt_is_told():
     name = written("half.jsonl", '{"text": "\\ud800"}\n')
-    assert "line 1, holds half a character" in ended(*evaluate(prompts=name)).error
+    assert "line 1, holds half a character" in pardraft(*evaluate(prompts=name)).error
 
 
 def test_results_take_no_place_of_a_pipe_or_folder(tmp_path):
@@ -321,7 +295,7 @@ def test_results_take_no_place_of_a_pipe_or_folder(tmp_path):
             evaluate("--markdown", path),
             ("card", "family/dflash", "--output", path),
         ):
-            assert "expected a file to write to" in ended(*command).error
+            assert "expected a file to write to" in pardraft(*command).error
     assert pipe.is_fifo()
 
 
@@ -330,11 +304,11 @@ def test_a_chat_template_that_fails_is_told(template):
     shutil.copytree("family/target", "templated", dirs_exist_ok=True)
     written("templated/chat_template.jinja", template)
     Path("answers.jsonl").unlink(missing_ok=True)
-    done = ended(*regenerate(target="templated"))
+    done = pardraft(*regenerate(target="templated"))
     assert (done.code, "Traceback" in done.err) == (1, False)
     assert TEMPLATES[template] in done.out
     for command in (evaluate(target="templated"), train(data="chat.jsonl", target="templated")):
-        error = ended(*command).error
+        error = pardraft(*command).error
         assert "the chat template refuses this conversation" in error
         assert TEMPLATES[template] in error
 
@@ -347,10 +321,10 @@ def test_adapters_that_belong_to_themselves_are_refused():
         fields = {"peft_type": "LORA", "base_model_name_or_path": base, "r": 4, "target_modules": ["q_proj"]}
         written(f"{name}/adapter_config.json", json.dumps(fields))
     for name in ("self", "one"):
-        told = ended(*generate("--drafter", name, "x")).error
+        told = pardraft(*generate("--drafter", name, "x")).error
         assert "which is itself or belongs to it" in told
     written("self/adapter_config.json", '{"peft_type": "NONSENSE", "base_model_name_or_path": "x"}')
-    assert "describes no adapter" in ended(*generate("--drafter", "self", "x")).error
+    assert "describes no adapter" in pardraft(*generate("--drafter", "self", "x")).error
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +332,7 @@ def stored(work, tmp_path_factory, request) -> Path:
     """The target's states, as `pardraft cache-features` stores them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(work)
-        assert ended(*train("--output", "stored", command="cache-features")).code == 0
+        assert pardraft(*train("--output", "stored", command="cache-features")).code == 0
     return work / "stored"
 
 
@@ -391,14 +365,14 @@ def test_a_cache_of_states_that_is_damaged_is_named(harm, told, stored, tmp_path
     at = tmp_path / "states"
     shutil.copytree(stored, at)
     harm(at)
-    assert told in ended(*train("--features-folder", at)).error
+    assert told in pardraft(*train("--features-folder", at)).error
 
 
 def test_states_are_not_written_into_the_folder_of_a_drafter(tmp_path):
     at = tmp_path / "drafter"
     shutil.copytree("family/dflash", at)
     before = sorted(path.name for path in at.iterdir())
-    assert "choose a new folder" in ended(*train("--output", at, command="cache-features")).error
+    assert "choose a new folder" in pardraft(*train("--output", at, command="cache-features")).error
     assert sorted(path.name for path in at.iterdir()) == before
 
 
@@ -419,16 +393,16 @@ def test_a_journal_that_holds_something_else_is_named(file, content, told, tmp_p
     shutil.copytree("family/target", "talking", dirs_exist_ok=True)
     written("talking/chat_template.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}")
     command = regenerate(target="talking", output=tmp_path / "answers.jsonl")
-    assert ended(*command).code == 0
+    assert pardraft(*command).code == 0
     (tmp_path / file).write_text(content)
-    assert told in ended(*command).error
+    assert told in pardraft(*command).error
 
 
 def test_a_prompt_beyond_the_context_is_refused_and_an_answer_beyond_it_is_cut_aloud():
-    assert "the prompt has 2000 tokens, and the target's context is 256" in ended(*generate("def add " * 400)).error
-    done = ended(*generate("--max-new-tokens", 100, "--drafter", "family/dflash", "def add " * 50))
+    assert "the prompt has 2000 tokens, and the target's context is 256" in pardraft(*generate("def add " * 400)).error
+    done = pardraft(*generate("--max-new-tokens", 100, "--drafter", "family/dflash", "def add " * 50))
     assert done.code == 0
-    assert "has room for 6 behind the prompt, not for 100" in done.err
+    assert "has room for 6 after the prompt, not for 100" in done.err
 
 
 @pytest.mark.parametrize(
@@ -462,7 +436,7 @@ def test_settings_of_the_wrong_type_are_refused_wherever_they_are_saved(name, va
     shutil.copytree("family/dflash", tmp_path / "drafter")
     file = tmp_path / "drafter" / "generation_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
-    told = ended(*generate("--drafter", tmp_path / "drafter", "def")).error
+    told = pardraft(*generate("--drafter", tmp_path / "drafter", "def")).error
     assert name in told
     assert "bug" not in told
 
@@ -478,12 +452,12 @@ def test_settings_of_the_wrong_type_are_refused_wherever_they_are_saved(name, va
     ],
 )
 def test_arguments_for_generate_are_checked(argument):
-    assert "generate-argument" in ended(*evaluate("--generate-argument", argument)).error.replace(" ", "-")
+    assert "generate-argument" in pardraft(*evaluate("--generate-argument", argument)).error.replace(" ", "-")
 
 
 @pytest.mark.parametrize("repo", ["a/b/c", "not ok!", "", "x" * 200, "a/../b"])
 def test_a_dry_run_refuses_what_no_repository_can_be_called(repo):
-    assert "no repository can be called" in ended("push", "family/dflash", repo, "--dry-run").error
+    assert "no repository can be called" in pardraft("push", "family/dflash", repo, "--dry-run").error
 
 
 def test_links_out_of_a_folder_are_not_published(tmp_path):
@@ -494,13 +468,13 @@ def test_links_out_of_a_folder_are_not_published(tmp_path):
         shutil.rmtree(at, ignore_errors=True)
         shutil.copytree("family/dflash", at)
         (at / name).symlink_to(tmp_path / place)
-        done = ended("push", at, "me/x", "--dry-run")
+        done = pardraft("push", at, "me/x", "--dry-run")
         assert f"{name} is a link" in done.error
         assert "secret" not in done.out
     shutil.rmtree(at)
     shutil.copytree("family/dflash", at)
     (at / "COPYING").symlink_to("README.md")
-    assert "file COPYING" in ended("push", at, "me/x", "--dry-run").out
+    assert "file COPYING" in pardraft("push", at, "me/x", "--dry-run").out
 
 
 def test_weights_that_are_a_link_out_of_the_folder_are_not_loaded(tmp_path):
@@ -510,7 +484,7 @@ def test_weights_that_are_a_link_out_of_the_folder_are_not_loaded(tmp_path):
     weights.rename(tmp_path / "elsewhere.safetensors")
     weights.symlink_to(tmp_path / "elsewhere.safetensors")
     for command in (generate("--drafter", at, "x"), ("convert", at, tmp_path / "converted", "--to", "native")):
-        assert f"{weights} is a link to" in ended(*command).error
+        assert f"{weights} is a link to" in pardraft(*command).error
 
 
 @pytest.fixture
@@ -537,9 +511,9 @@ def test_code_that_comes_with_a_target_is_run_only_where_the_user_says_so(with_c
     base = ("train", "--kind", "pard", "--base", with_code, "--target", *train()[train().index("--target") + 1 :])
     commands = (generate("x", target=with_code), evaluate(target=with_code), regenerate(target=with_code))
     for command in (*commands, train(target=with_code), base, train(target=with_code, command="cache-features")):
-        assert "pass --trust-remote-code" in ended(*command, stdin=b"y\ny\ny\n").error
+        assert "pass --trust-remote-code" in pardraft(*command, stdin=b"y\ny\ny\n").error
         assert not trace.exists()
-    assert ended(*generate("--trust-remote-code", "x", target=with_code)).code == 0
+    assert pardraft(*generate("--trust-remote-code", "x", target=with_code)).code == 0
     assert trace.exists()
 
 
@@ -547,12 +521,12 @@ def test_a_bug_says_that_it_is_one_and_shows_where_on_demand(monkeypatch):
     def broken(*_):
         return {}["missing"]
 
-    monkeypatch.setattr("hf_pardraft.cli.app.describe_environment", broken)
-    done = ended("env")
-    assert "this is a bug in hf_pardraft" in done.error
-    assert "KeyError: 'missing' (cli/app.py, line " in done.error
+    monkeypatch.setattr("hf_pardraft.cli.env.installed_versions", broken)
+    done = pardraft("env")
+    assert "error: this is a bug in hf_pardraft" in done.err
+    assert "KeyError: 'missing' (cli/env.py, line " in done.err
     assert "Traceback" not in done.err
-    for debugging in (ended("--debug", "env"), ended("env", PARDRAFT_DEBUG="1")):
+    for debugging in (pardraft("--debug", "env"), pardraft("env", PARDRAFT_DEBUG="1")):
         assert debugging.code == 1
         assert "Traceback (most recent call last)" in debugging.err
         assert "in broken" in debugging.err
@@ -563,8 +537,8 @@ def test_a_lack_of_memory_is_no_bug(error, monkeypatch):
     def exhausted():
         raise error
 
-    monkeypatch.setattr("hf_pardraft.cli.app.describe_environment", exhausted)
-    assert "error: not enough memory" in ended("env").error
+    monkeypatch.setattr("hf_pardraft.cli.env.installed_versions", exhausted)
+    assert "error: not enough memory" in pardraft("env").error
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
@@ -572,7 +546,7 @@ def test_a_lack_of_memory_is_no_bug(error, monkeypatch):
 def test_a_damaged_file_of_a_target_is_named(file, content, tmp_path):
     shutil.copytree("family/target", tmp_path / "target")
     (tmp_path / "target" / file).write_bytes(content)
-    error = ended(*generate("x", target=tmp_path / "target")).error
+    error = pardraft(*generate("x", target=tmp_path / "target")).error
     assert file in error
     assert "bug" not in error
 
@@ -581,7 +555,7 @@ def test_damaged_weights_of_a_target_are_named(tmp_path):
     shutil.copytree("family/target", tmp_path / "target")
     weights = tmp_path / "target" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    assert "model.safetensors is not a whole safetensors file" in ended(*generate("x", target=weights.parent)).error
+    assert "model.safetensors is not a whole safetensors file" in pardraft(*generate("x", target=weights.parent)).error
 
 
 @pytest.mark.parametrize(
@@ -597,16 +571,16 @@ def test_damaged_weights_of_a_target_are_named(tmp_path):
 def test_generation_settings_of_a_target_are_checked(name, value, tmp_path):
     shutil.copytree("family/target", tmp_path / "target")
     (tmp_path / "target" / "generation_config.json").write_text(json.dumps({name: value}))
-    assert name in ended(*generate("x", target=tmp_path / "target")).error
+    assert name in pardraft(*generate("x", target=tmp_path / "target")).error
 
 
 def test_a_token_of_the_hub_is_neither_printed_nor_stored(tmp_path):
     token = "hf_" + "a1" * 17
-    done = ended("push", "family/dflash", token, "--dry-run", "--token", token)
+    done = pardraft("push", "family/dflash", token, "--dry-run", "--token", token)
     assert done.code in (0, 1)
     assert token not in done.err
     output = tmp_path / "trained"
-    assert ended(*train("--output", output, "--hub-token", token)).code == 0
+    assert pardraft(*train("--output", output, "--hub-token", token)).code == 0
     holding = [path.name for path in output.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
     assert holding == []
 
@@ -645,7 +619,7 @@ def test_a_key_that_a_server_says_back_is_neither_printed_nor_stored(
     address = f"http://{'user:passw0rd@' if with_password else ''}127.0.0.1:{server.server_port}/v1"
     common = ("regenerate", "chat.jsonl", "--output", tmp_path / "out.jsonl", "--model", "m", "--retries", 0)
     try:
-        done = ended(*common, "--server", address, "--api-key-variable", "OWN", OWN=key, PARDRAFT_DEBUG="1")
+        done = pardraft(*common, "--server", address, "--api-key-variable", "OWN", OWN=key, PARDRAFT_DEBUG="1")
     finally:
         server.shutdown()
         server.server_close()

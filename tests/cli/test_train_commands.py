@@ -9,17 +9,14 @@ import sys
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
-from typer.testing import CliRunner
 
 from conftest import SAMPLE_TEXT
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter
 from hf_pardraft.checkpoints.atomic_folders import writing_folder
-from hf_pardraft.cli import train as train_commands
-from hf_pardraft.cli.app import app
-from hf_pardraft.cli.train import FeatureOptions, cache_target_features, train_drafter
-from hf_pardraft.evaluation.models import read_drafter
-from training.processes import in_a_process
+from hf_pardraft.training import run as training_run
+from hf_pardraft.training.run import cache_target_features, train_drafter
+from in_process import pardraft
+from processes import in_a_process
 
 QUICK = (
     *("--max-steps", "2", "--use-cpu", "--bf16", "false", "--max-length", "48", "--per-device-train-batch-size", "2"),
@@ -32,15 +29,6 @@ SMALL = {
     "dflare": lambda family: ["--num-layers", "1", "--block-size", "4", "--target-layer-ids", "1", "2"],
     "dart": lambda family: ["--draft-length", "3", "--tapped-hidden-states", "1", "2", "3"],
 }
-
-
-@pytest.fixture(autouse=True)
-def unsilenced():
-    """What the command silences would stay silent for other tests."""
-    verbosity = logging.get_verbosity()
-    yield
-    logging.set_verbosity(verbosity)
-    logging.enable_progress_bar()
 
 
 @pytest.fixture
@@ -129,7 +117,7 @@ def test_states_are_stored_for_the_same_settings(recipe, tiny_family, text, tmp_
     live = train_drafter(words(recipe, tiny_family, text, tmp_path / "live"))
     settings = words(recipe, tiny_family, text, "unused")
     del settings[settings.index("--output") : settings.index("--output") + 2]
-    facts = cache_target_features(settings, FeatureOptions(str(tmp_path / "states"), "float32", 4))
+    facts = cache_target_features(settings, str(tmp_path / "states"), "float32", 4)
     assert "MB as float32" in capsys.readouterr().err
     assert facts["texts"] > 0
     read = train_drafter(
@@ -142,7 +130,7 @@ def test_a_drafter_that_reads_no_states_has_none_to_store(tiny_family, text, tmp
     settings = words("pard", tiny_family, text, "unused")
     del settings[settings.index("--output") : settings.index("--output") + 2]
     with pytest.raises(ValueError, match="reads token ids only"):
-        cache_target_features(settings, FeatureOptions(str(tmp_path / "states")))
+        cache_target_features(settings, str(tmp_path / "states"))
 
 
 def test_what_can_not_be_is_said_before_anything_is_loaded(tmp_path):
@@ -165,17 +153,17 @@ def test_a_column_that_can_not_be_learned_from_is_named(tiny_family, tmp_path):
 
 def test_the_command_line_trains_stores_and_explains(tiny_family, text, tmp_path):
     settings = words("dflare", tiny_family, text, tmp_path / "states")
-    stored = CliRunner().invoke(app, ["cache-features", *settings, "--dtype", "float16"])
-    assert stored.exit_code == 0, stored.exception
-    assert "megabytes: " in stored.stdout
+    stored = pardraft("cache-features", *settings, "--dtype", "float16")
+    assert stored.code == 0, stored.err
+    assert "megabytes: " in stored.out
     settings = words("dflare", tiny_family, text, tmp_path / "out", "--features-folder", str(tmp_path / "states"))
-    trained = CliRunner().invoke(app, ["train", *settings])
-    assert trained.exit_code == 0, trained.exception
-    assert "eval_tau: " in trained.stdout
+    trained = pardraft("train", *settings)
+    assert trained.code == 0, trained.err
+    assert "eval_tau: " in trained.out
     for asked in (["--help"], []):
-        assert "Batches, objective and evaluation:" in CliRunner().invoke(app, ["train", *asked]).stdout
-    assert "--adam-beta2" in CliRunner().invoke(app, ["train", "--help-all"]).stdout
-    assert "did you mean 'dflare'" in str(CliRunner().invoke(app, ["train", "--recipe", "dflair"]).exception)
+        assert "Batches, objective and evaluation:" in pardraft("train", *asked).out
+    assert "--adam-beta2" in pardraft("train", "--help-all").out
+    assert "did you mean 'dflare'" in pardraft("train", "--recipe", "dflair").error
 
 
 def test_accelerate_launches_the_command_on_two_processes(tiny_family, text, tmp_path):
@@ -207,7 +195,7 @@ def test_a_run_takes_no_other_runs_place_unless_told_to(tiny_family, text, tmp_p
     train_drafter(command)
     before = AutoDrafter.from_pretrained(tmp_path / "out").state_dict()
     with monkeypatch.context() as patch:
-        patch.setattr(train_commands, "load_run", lambda run: pytest.fail("something was loaded"))
+        patch.setattr(training_run, "load_run", lambda run: pytest.fail("something was loaded"))
         with pytest.raises(
             ValueError, match=r"holds an earlier run \(.*\): go on with it \(--resume-from-checkpoint last\)"
         ):
@@ -274,7 +262,3 @@ def test_absurd_sizes_are_refused_where_a_drafter_is_made(tiny_family):
         DFlashDrafter.for_target(target, num_layers=1, num_hidden_layers=10**9)
     with pytest.raises(ValueError, match="draft_length in a new DartConfig"):
         DartDrafter.for_target(target, draft_length=10**9)
-    with pytest.raises(ValueError, match="num_layers of a fresh drafter"):
-        read_drafter("new:dflash,num_layers=1000000000")
-    with pytest.raises(ValueError, match="draft_length of a fresh drafter"):
-        read_drafter("mine=new:dart,draft_length=1000000000")

@@ -12,7 +12,7 @@ from hf_pardraft.demo.display import RunStreamer, last_lines, results_table
 from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
 from hf_pardraft.demo.prompts import built_in_prompts
 from hf_pardraft.demo.show import DemoOptions, demo_json, show_demo
-from hf_pardraft.evaluation.metrics import ComparisonRow
+from hf_pardraft.evaluation.rows import Comparison
 
 
 def plain_console() -> Console:
@@ -55,7 +55,7 @@ def test_long_prompts_show_their_end():
 
 def test_the_table_says_what_was_measured():
     console = plain_console()
-    console.print(results_table([ComparisonRow("PARD", 123.4, 2.05, 3.456, False)]))
+    console.print(results_table([Comparison("PARD", 123.4, 2.05, 3.456, False)]))
     assert printed(console).split()[-5:] == ["PARD", "123", "2.05x", "3.46", "NO"]
 
 

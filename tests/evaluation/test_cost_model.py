@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from hf_pardraft.evaluation.cost_model import (
+from hf_pardraft.evaluation.tuning.cost_model import (
     Draft,
     Measurements,
     RoundCosts,
-    RowAcceptance,
+    TextAcceptance,
     at_batch,
     best,
     call_seconds,
@@ -23,11 +23,11 @@ from hf_pardraft.evaluation.cost_model import (
 DEPTHS = (1, 2, 4, 8)
 
 
-def costs(per_row=0.0, verify=5.0, draft=1.0, draft_per_token=0.0, tree=0.5, fixed=0.25, step=None):
-    """A machine where reading another token of each text costs `per_row` more."""
+def costs(per_slot=0.0, verify=5.0, draft=1.0, draft_per_token=0.0, tree=0.5, fixed=0.25, step=None):
+    """A machine where reading another token of each text costs `per_slot` more."""
 
-    def read(rows):
-        return verify + per_row * rows
+    def read(slots):
+        return verify + per_slot * slots
 
     return RoundCosts(
         draft={depth: draft + draft_per_token * depth for depth in DEPTHS},
@@ -45,10 +45,10 @@ def text(num_tokens, rate, depth=8):
     """A text whose drafts are right at each place with the same rate, if all before them are; its rounds are no whole number."""
     shares = [rate**place for place in range(1, depth + 1)]
     num_rounds = num_tokens / (1 + sum(shares))
-    return RowAcceptance(num_tokens, num_rounds, tuple(num_rounds * share for share in shares))
+    return TextAcceptance(num_tokens, num_rounds, tuple(num_rounds * share for share in shares))
 
 
-def test_a_curve_is_linear_between_its_points_and_goes_on_behind_them():
+def test_a_curve_is_linear_between_its_points_and_goes_on_after_them():
     curve = {2: 1.0, 4: 3.0, 8: 4.0}
     assert [interpolate(curve, place) for place in (2, 3, 4, 6, 8, 16)] == [1.0, 2.0, 3.0, 3.5, 4.0, 6.0]
     assert interpolate(curve, 1) == 0.0 == interpolate(curve, 0)
@@ -62,7 +62,7 @@ def test_batch_sizes_beyond_those_measured_cost_what_the_nearest_does():
 
 
 def test_a_round_is_the_sum_of_its_parts():
-    known = costs(per_row=0.1, draft_per_token=0.2)
+    known = costs(per_slot=0.1, draft_per_token=0.2)
     assert round_seconds(known, Draft(4)) == pytest.approx(1.8 + 0.0 + 5.5 + 0.25)
     assert round_seconds(known, Draft(3)) == pytest.approx(1.6 + 0.0 + 5.4 + 0.25)
     assert round_seconds(known, Draft(8, 16)) == pytest.approx(2.6 + 0.5 + 6.7 + 0.25)
@@ -70,15 +70,15 @@ def test_a_round_is_the_sum_of_its_parts():
 
 
 def test_fewer_drafts_mean_more_rounds():
-    found = RowAcceptance(num_tokens=30, num_rounds=10, reached=(9, 6, 5))
+    found = TextAcceptance(num_tokens=30, num_rounds=10, reached=(9, 6, 5))
     assert [found.tau(depth) for depth in (0, 1, 2, 3)] == pytest.approx([1.0, 1.9, 2.5, 3.0])
     assert found.rounds(3) == 10
     assert found.rounds(1) == pytest.approx(30 / 1.9)
     assert found.rounds(0) == pytest.approx(30)
 
 
-@pytest.mark.parametrize("rows_leave", [True, False])
-def test_a_call_lasts_as_long_as_a_loop_over_its_rounds(rows_leave):
+@pytest.mark.parametrize("items_leave", [True, False])
+def test_a_call_lasts_as_long_as_a_loop_over_its_rounds(items_leave):
     draw = random.Random(0)
     for _ in range(50):
         known = {size: costs(draw.random(), 1 + size * draw.random(), step=1.0) for size in (1, 2, 4, 8)}
@@ -87,9 +87,9 @@ def test_a_call_lasts_as_long_as_a_loop_over_its_rounds(rows_leave):
         by_batch = {size: round_seconds(each, draft) for size, each in known.items()}
         seconds = at_batch({size: each.prompt for size, each in known.items()}, len(rounds))
         for number in range(2, max(rounds) + 1):
-            live = sum(number <= needed for needed in rounds) if rows_leave else len(rounds)
+            live = sum(number <= needed for needed in rounds) if items_leave else len(rounds)
             seconds += at_batch(by_batch, live)
-        measured = Measurements(known, [], rows_leave=rows_leave)
+        measured = Measurements(known, [], items_leave=items_leave)
         assert call_seconds(measured, draft, rounds) == pytest.approx(seconds)
 
 
@@ -99,7 +99,7 @@ def test_plain_generate_lasts_as_long_as_its_longest_text():
     assert plain_call_seconds(known, [3, 10, 1]) == pytest.approx(2.5 + 9 * 6.0)
 
 
-def test_the_slowest_row_makes_a_batch_slow():
+def test_the_slowest_text_makes_a_batch_slow():
     known = {size: costs() for size in (1, 2)}
     even = Measurements(known, [text(60, 0.7), text(60, 0.7)])
     uneven = Measurements(known, [text(60, 0.99), text(60, 0.05)])
@@ -129,9 +129,9 @@ def test_free_tokens_are_drafted_as_deep_as_possible():
 
 
 def test_where_each_token_costs_a_short_draft_wins_and_the_best_is_the_best_by_force():
-    for per_row in (0.05, 0.3, 0.6, 1.5, 5.0):
+    for per_slot in (0.05, 0.3, 0.6, 1.5, 5.0):
         for rate in (0.3, 0.6, 0.9):
-            known = costs(per_row)
+            known = costs(per_slot)
             measured = Measurements({1: known}, [text(200, rate)])
 
             def speed(depth, known=known, rate=rate):
@@ -142,16 +142,16 @@ def test_where_each_token_costs_a_short_draft_wins_and_the_best_is_the_best_by_f
             expected = max(range(1, 9), key=speed)
             found = chains_of(measured, 1).depth
             assert speed(found) >= 0.999 * speed(expected)
-    assert chains_of(Measurements({1: costs(per_row=5.0)}, [text(200, 0.3)]), 1) == Draft(1)
+    assert chains_of(Measurements({1: costs(per_slot=5.0)}, [text(200, 0.3)]), 1) == Draft(1)
 
 
 def test_a_deeper_draft_that_nothing_comes_of_is_not_worth_it():
-    found = RowAcceptance(100, 25, (25, 25, 25, 0, 0, 0, 0, 0))
+    found = TextAcceptance(100, 25, (25, 25, 25, 0, 0, 0, 0, 0))
     assert chains_of(Measurements({1: costs()}, [found]), 1) == Draft(3)
 
 
 def test_large_batches_draft_less_where_tokens_cost_there():
-    cheap, dear = costs(per_row=0.01), costs(per_row=4.0, verify=20.0)
+    cheap, dear = costs(per_slot=0.01), costs(per_slot=4.0, verify=20.0)
     measured = Measurements({1: cheap, 64: dear}, [text(200, 0.75) for _ in range(64)])
     candidates = [Draft(depth) for depth in range(1, 9)]
     assert best(measured, candidates, 1).depth > best(measured, candidates, 64).depth
@@ -159,25 +159,25 @@ def test_large_batches_draft_less_where_tokens_cost_there():
 
 
 def test_plain_is_predicted_to_be_faster_where_it_is():
-    measured = Measurements({1: costs(per_row=4.0, draft=6.0, step=4.0)}, [text(200, 0.2)])
+    measured = Measurements({1: costs(per_slot=4.0, draft=6.0, step=4.0)}, [text(200, 0.2)])
     assert predict(measured, chains_of(measured, 1), 1) < predict_plain(measured, 1)
 
 
 def test_a_tree_wins_where_it_accepts_more_than_it_costs():
     chain = [text(200, 0.5)]
     rounds = round(chain[0].num_rounds * 0.7)
-    trees = {Draft(8, 16): [RowAcceptance(200, rounds)], Draft(8, 32): [RowAcceptance(200, rounds)]}
+    trees = {Draft(8, 16): [TextAcceptance(200, rounds)], Draft(8, 32): [TextAcceptance(200, rounds)]}
     candidates = [*(Draft(depth) for depth in range(1, 9)), *trees]
     free = Measurements({1: costs()}, chain, trees)
     # Both trees accept the same, and the larger one takes longer to build.
     assert best(free, candidates, 1) == Draft(8, 16)
-    dear = replace(free, costs={1: costs(per_row=1.0)})
+    dear = replace(free, costs={1: costs(per_slot=1.0)})
     assert not best(dear, candidates, 1).tree_budget
 
 
 def test_of_equals_the_one_that_drafts_less():
     same = replace(costs(), tree={0: dict.fromkeys(DEPTHS, 0.0), 16: {8: 0.5}, 32: {8: 0.5}})
-    trees = {Draft(8, budget): [RowAcceptance(100, 20)] for budget in (16, 32)}
+    trees = {Draft(8, budget): [TextAcceptance(100, 20)] for budget in (16, 32)}
     measured = Measurements({1: same}, [text(100, 0.1)], trees)
     assert best(measured, [Draft(8, 32), Draft(8, 16)], 1) == Draft(8, 16)
     with pytest.raises(ValueError, match="no draft to choose from"):

@@ -7,8 +7,9 @@ import torch
 
 from compiled_cases import compile_slowly
 from hf_pardraft.evaluation.entries import COMPILED, Entry, plain_entry, prompt_lookup_entry
-from hf_pardraft.evaluation.measurement import Condition, measure
+from hf_pardraft.evaluation.measurement import Condition, measure, race, without_padding
 from hf_pardraft.evaluation.report import Report
+from hf_pardraft.evaluation.rows import compare
 from hf_pardraft.evaluation.runner import evaluate_conditions
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
@@ -87,3 +88,40 @@ def test_what_was_measured_survives_what_can_not_be():
     reasons = {entry["name"]: entry["reason"] for entry in report.skipped}
     assert reasons["drafted"] == "out of memory"
     assert "one text at a time" in reasons["prompt lookup"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_entries_are_compared_by_the_clock_alone(batch_size):
+    target, condition = tiny_target(), Condition(batch_size, max_new_tokens=6, repeats=2)
+    raced = race(target, entries_for(target), PROMPTS, condition)
+    assert not any(each.watched for each in raced)
+    rows = compare(raced, condition)
+    assert [row.name for row in rows] == ["plain", "drafted"]
+    assert (rows[0].speedup, rows[0].tau) == (1.0, 1.0)
+    assert all(row.identical and row.tokens_per_second > 0 and row.tau >= 1 for row in rows)
+
+
+def test_what_is_sampled_is_another_text_on_each_batch_and_the_same_in_every_repeat():
+    target = tiny_target()
+    # What the target's own settings would cut the law short by.
+    target.generation_config.top_k = 1
+    entries = [*entries_for(target), Entry("tree", tiny_drafter("pard", target), {"tree_budget": 6})]
+    condition = Condition(max_new_tokens=12, repeats=2, temperature=1.0)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    raced = race(target, entries, PROMPTS[:1] * 2, condition)
+    assert torch.equal(torch.get_rng_state(), state)
+    for each in raced:
+        first, second = ([run.texts for run in repeats] for repeats in each.runs)
+        assert first[0] == first[1] != second[0] == second[1]
+    rows = compare(raced, condition)
+    assert [row.identical for row in rows] == [None] * 3
+    assert rows[0].tau == 1.0
+    assert all(row.tokens_per_second > 0 and row.tau >= 1 for row in rows)
+    later = race(target, entries, PROMPTS[:1], Condition(max_new_tokens=12, repeats=1, temperature=1.0, seed=1))
+    assert [each.runs[0][0].texts for each in later] == [each.runs[1][0].texts for each in raced]
+
+
+def test_padding_after_an_end_of_text_is_not_counted():
+    assert without_padding([4, 5, 2, 0, 0], {2}) == [4, 5, 2]
+    assert without_padding([4, 5], {2}) == [4, 5]

@@ -9,7 +9,6 @@ import torch
 from rich.console import Console
 
 from hf_pardraft.checkpoints.atomic_files import write_whole
-from hf_pardraft.evaluation.differences import Difference, first_difference, rounding, weigh
 from hf_pardraft.evaluation.entries import Entry, drafter_entries, plain_entry, settings_grid, stock_dflash_entries
 from hf_pardraft.evaluation.measurement import Condition, Measured, Run, Watched
 from hf_pardraft.evaluation.report import (
@@ -21,7 +20,8 @@ from hf_pardraft.evaluation.report import (
     same_text,
     screen_table,
 )
-from hf_pardraft.evaluation.rows import summarise
+from hf_pardraft.evaluation.rows import Difference, compare, first_difference, summarise
+from hf_pardraft.evaluation.runner import rounding, weigh
 from hf_pardraft.generation.stats import Proposal
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
@@ -34,7 +34,7 @@ def plain_measured():
 
 
 def drafted_measured(texts=TEXTS):
-    # Row 0: one right of two drafts; then the last token. Row 1: a right draft ends the text; what is behind it is unknown.
+    # Item 0: one right of two drafts; then the last token. Item 1: a right draft ends the text; what comes after is unknown.
     proposals = (
         Proposal(0, 0, (1, 9), (1, 2), 1, 2),
         Proposal(1, 0, (5, 6), (1, 2), 2, 2),
@@ -75,6 +75,26 @@ def test_one_other_token_in_one_run_is_found():
     assert row(Condition(batch_size=2, temperature=1.0), texts=((9,), (9,))).identical is None
 
 
+def timed(name, *runs):
+    """An entry on two batches of one prompt, each with as many repeats as are given: new tokens, rounds and seconds."""
+    entry = plain_entry() if name == "plain" else Entry(name)
+    return Measured(entry, [[Run((tokens,), seconds, rounds) for tokens, rounds, seconds in each] for each in runs], [])
+
+
+def test_each_prompt_counts_with_its_fastest_repeat():
+    plain = timed("plain", [((1, 2), (1, 1), 4.0), ((1, 2), (1, 1), 2.0)], [((3, 4), (1, 1), 2.0)] * 2)
+    drafted = timed("drafted", [((1, 2), (2,), 1.0), ((1, 2), (2,), 3.0)], [((3, 4), (1, 1), 1.0)] * 2)
+    found = compare([plain, drafted], Condition())[1]
+    assert (found.tokens_per_second, found.speedup, found.tau) == pytest.approx((4 / 2.0, 2.0, 8 / 6))
+    assert found.identical
+
+
+def test_one_other_token_in_one_repeat_is_not_identical():
+    plain = timed("plain", [((1, 2), (1, 1), 1.0)] * 2)
+    drafted = timed("drafted", [((1, 2), (2,), 1.0), ((1, 3), (2,), 1.0)])
+    assert not compare([plain, drafted], Condition())[1].identical
+
+
 def test_where_texts_part():
     assert first_difference((1, 2), (1, 2)) is None
     assert first_difference((1, 2), (1, 2, 3), 4) == Difference(4, 2, None, 3)
@@ -106,7 +126,7 @@ def test_every_drafter_meets_every_setting():
     assert [entry.name for entry in stock_dflash_entries(drafters)] == ["b, stock DFlash loop"]
     with pytest.raises(ValueError, match="needs a DFlash or DFlare drafter among --drafter, got pard"):
         stock_dflash_entries({"a": drafters["a"]})
-    loops = [Entry("", drafters["a"], setting).one_row_only for setting in ({}, {"decode_loop": "stock"})]
+    loops = [Entry("", drafters["a"], setting).one_at_a_time for setting in ({}, {"decode_loop": "stock"})]
     assert loops == [False, True]
 
 

@@ -16,9 +16,9 @@ from hf_pardraft.generation.stats import Proposal
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 
-def chain(tokens, num_accepted, num_before=0, row=0, num_committed=None):
+def chain(tokens, num_accepted, num_before=0, item=0, num_committed=None):
     committed = num_accepted + 1 if num_committed is None else num_committed
-    return Proposal(row, num_before, tuple(tokens), tuple(range(1, len(tokens) + 1)), num_accepted, committed)
+    return Proposal(item, num_before, tuple(tokens), tuple(range(1, len(tokens) + 1)), num_accepted, committed)
 
 
 def test_a_block_by_hand():
@@ -75,7 +75,7 @@ def test_random_rounds_agree_with_a_loop(seed):
     rng = random.Random(seed)
     texts = [[rng.randrange(3) for _ in range(rng.randrange(5, 30))] for _ in range(3)]
     proposals = []
-    for row, text in enumerate(texts):
+    for item, text in enumerate(texts):
         num_before = 0
         while num_before < len(text):
             tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 7))]
@@ -85,7 +85,7 @@ def test_random_rounds_agree_with_a_loop(seed):
                     break
                 num_accepted += 1
             committed = min(num_accepted + 1, len(text) - num_before)
-            proposals.append(chain(tokens, num_accepted, num_before, row, committed))
+            proposals.append(chain(tokens, num_accepted, num_before, item, committed))
             num_before += committed
     assert utilisation(proposals, texts) == looped_split(proposals, texts)
     for position, rate in enumerate(acceptance_by_position(proposals), start=1):
@@ -116,7 +116,7 @@ def test_real_rounds_are_recorded_as_they_went(kind, settings):
         assert utilisation(stats.proposals, [text]) == looped_split(stats.proposals, [text])
 
 
-def test_rows_of_a_batch_are_told_apart():
+def test_items_of_a_batch_are_told_apart():
     target = tiny_target("llama")
     prompts = torch.cat([random_prompt(6, seed=1), random_prompt(6, seed=2)])
     config = GenerationConfig(do_sample=False, max_new_tokens=20, record_drafts=True)

@@ -1,12 +1,8 @@
 """On targets of many architectures a drafter leaves the text as it is, or is refused: a sample of benchmarks/architectures.py."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 EVERYTHING = ["yes"] * 4
 REFUSED = ["no"] * 4
 # Each for something that its forward, its cache or its configuration does otherwise: served for chains and trees of one
@@ -43,13 +39,6 @@ SAMPLE = {
     ("deepseek_v32", "default"): REFUSED,
     ("jamba", "default"): REFUSED,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _importable():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
 
 
 @pytest.mark.parametrize(("architecture", "variant"), SAMPLE)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_pardraft.generation.candidate_generator import rows_of
+from hf_pardraft.generation.candidate_generator import items_of
 from hf_pardraft.models.inputs import DraftInputs
 from tiny_models import every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
 
@@ -298,11 +298,11 @@ def test_rows_that_stay_bring_no_padding_of_those_that_left():
     """A row that is left alone is drafted without a mask."""
     ids, features = torch.arange(12).view(3, 4), torch.arange(24.0).view(3, 4, 2)
     context = DraftInputs(ids, ids + 100, features[:, 1:], ids[:, 1:] + 100, [1, 4, 3], [1, 3, 3])
-    alone = rows_of(context, [0])
+    alone = items_of(context, [0])
     assert (alone.new_ids.tolist(), alone.new_positions.tolist(), alone.new_counts) == ([[3]], [[103]], None)
     assert (alone.features.tolist(), alone.feature_counts) == (features[:1, 3:].tolist(), None)
     assert alone.feature_positions.tolist() == [[103]]
-    both = rows_of(context, [2, 0])
+    both = items_of(context, [2, 0])
     assert (both.new_ids.tolist(), both.new_counts) == ([[9, 10, 11], [1, 2, 3]], [3, 1])
     assert (both.features.tolist(), both.feature_counts) == (features[[2, 0], 1:].tolist(), [3, 1])
-    assert rows_of(context, [1, 2]).feature_counts is None
+    assert items_of(context, [1, 2]).feature_counts is None

@@ -23,12 +23,12 @@ def watched_rounds(monkeypatch, target):
     round_of = decode.SpeculativeDecoding.round
 
     def watched(self):
-        rows = len(self.rows)
+        items = len(self.items)
         round_of(self)
         layers = [layer for layer in self.reader.cache.layers if isinstance(layer, GrowingLayer)]
-        if self.rows and len(self.rows) == rows:
+        if self.items and len(self.items) == items:
             size = sum(layer.key_buffer.nbytes + layer.value_buffer.nbytes for layer in layers)
-            seen.append((rows, max(self.reader.cache.row_lengths), size))
+            seen.append((items, max(self.reader.cache.row_lengths), size))
 
     monkeypatch.setattr(decode.SpeculativeDecoding, "round", watched)
     return seen
@@ -54,9 +54,9 @@ def test_memory_stays_near_that_of_plain_generate(monkeypatch, architecture, bud
     assert torch.equal(target.generate(ids, assistant_model=drafter, **options), expected)
     tree = max(budget, 4) + 1
     assert len(seen) > 20
-    for rows, length, size in seen[1:]:
-        plain = bytes_of_plain_cache(target, rows, length)
-        one_tree = rows * tree * bytes_of_plain_cache(target, 1, 1)
+    for items, length, size in seen[1:]:
+        plain = bytes_of_plain_cache(target, items, length)
+        one_tree = items * tree * bytes_of_plain_cache(target, 1, 1)
         assert size <= 1.25 * plain + one_tree
 
 

@@ -1,4 +1,4 @@
-"""Compiled rounds write what eager ones write, round by round; seen here with pieces that are left uncompiled."""
+"""Compiled rounds write what eager ones write, round by round; seen here with steps that are left uncompiled."""
 
 from dataclasses import replace
 
@@ -8,9 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GPT2
 
 from compiled_cases import RATES, assert_same, assert_same_stats, batch_of, eager_and_static, oracle, settle, texts_of
 from hf_pardraft import NgramModel
-from hf_pardraft.generation.compiled import decoder as compiled_decode
 from hf_pardraft.generation.compiled import static_cache as buffers
-from hf_pardraft.generation.compiled import tensor_pool as lasting
 from hf_pardraft.generation.compiled.steps import Draft
 from hf_pardraft.generation.tree.token_tree import TokenTree
 from tiny_models import random_prompt, tiny_drafter, tiny_target
@@ -30,14 +28,14 @@ PAIRS = [
 
 
 @pytest.fixture(autouse=True)
-def pieces(monkeypatch):
-    """Nothing is compiled; the names of the pieces that run are noted."""
+def steps(monkeypatch):
+    """Nothing is compiled; the names of the steps that run are noted."""
     names = []
 
-    def uncompiled(piece, **options):
+    def uncompiled(step, **options):
         def noted(*arguments):
-            names.append(piece.__name__)
-            return piece(*arguments)
+            names.append(step.__name__)
+            return step(*arguments)
 
         return noted
 
@@ -46,40 +44,40 @@ def pieces(monkeypatch):
 
 
 @pytest.fixture
-def several_pieces(monkeypatch):
+def several_steps(monkeypatch):
     """Rounds are not compiled as a whole, as on an accelerator."""
-    settle(monkeypatch, is_one_piece=lambda decoding: False)
+    settle(monkeypatch, is_one_step=lambda decoding: False)
 
 
 @pytest.fixture
 def small_buffers(monkeypatch):
-    """Buffers grow every few rounds, and are full to the last column now and then."""
+    """StaticKVCache grow every few rounds, and are full to the last column now and then."""
     monkeypatch.setattr(buffers, "SMALLEST", 4)
     monkeypatch.setattr(buffers, "capacity_for", lambda num_columns: num_columns)
-    monkeypatch.setattr("hf_pardraft.generation.compiled.static_inputs.capacity_for", lambda num_columns: num_columns)
+    monkeypatch.setattr("hf_pardraft.generation.compiled.static_cache.capacity_for", lambda num_columns: num_columns)
 
 
 @pytest.mark.parametrize("budget", [0, 10])
 @pytest.mark.parametrize(("architecture", "kind"), PAIRS)
-def test_every_round_goes_as_it_goes_uncompiled(pieces, architecture, kind, budget):
+def test_every_round_goes_as_it_goes_uncompiled(steps, architecture, kind, budget):
     target, batch = tiny_target(architecture), batch_of(LENGTHS)
     drafter = oracle(kind, target, batch, settings={"tree_budget": budget})
     assert_same(target, batch, drafter, do_sample=False)
-    assert {*pieces} == {"read_commit_and_draft"}
-    assert len(pieces) > 3
+    assert {*steps} == {"read_commit_and_draft"}
+    assert len(steps) > 3
     assert drafter.last_stats.tau > 1.4
 
 
 @pytest.mark.parametrize("budget", [0, 10])
 @pytest.mark.parametrize(("architecture", "kind"), PAIRS)
-def test_rounds_in_several_pieces(pieces, several_pieces, architecture, kind, budget):
+def test_rounds_in_several_steps(steps, several_steps, architecture, kind, budget):
     target, batch = tiny_target(architecture), batch_of(LENGTHS)
     drafter = oracle(kind, target, batch, settings={"tree_budget": budget})
     assert_same(target, batch, drafter, do_sample=False)
-    assert pieces.count("read_and_commit") > 3
-    assert "draft" in pieces
-    assert ("grow_tree" in pieces) == (budget > 0)
-    assert "read_commit_and_draft" not in pieces
+    assert steps.count("read_and_commit") > 3
+    assert "draft" in steps
+    assert ("grow_tree" in steps) == (budget > 0)
+    assert "read_commit_and_draft" not in steps
     assert drafter.last_stats.tau > 1.4
 
 
@@ -182,17 +180,17 @@ def test_every_length_is_cut_at_the_same_token(budget):
 
 @pytest.mark.parametrize(("kind", "budget"), [("pard", 0), ("dflash", 6)])
 @pytest.mark.parametrize("rates", [RATES, [0.0] * 4, [0.2, 0.1, 0.1, 0.1]])
-def test_adaptive_depth_pauses_as_it_does_uncompiled(pieces, kind, rates, budget):
+def test_adaptive_depth_pauses_as_it_does_uncompiled(steps, kind, rates, budget):
     target, batch = tiny_target("qwen3"), batch_of((6,))
     settings = {"adaptive_depth": True, "tree_budget": budget}
     drafter = oracle(kind, target, batch, rates=rates, runner_up=0.0, settings=settings, longest=60)
     assert_same(target, batch, drafter, max_new_tokens=60)
-    assert ("grow_tree" in pieces) == (budget > 0)
+    assert ("grow_tree" in steps) == (budget > 0)
 
 
 @pytest.mark.parametrize("settings", [{}, {"tree_scoring": "dart"}, {"tree_beam_width": 3}, {"tree_top_k": 2}])
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "top_k": 7}])
-def test_trees_of_any_depth_are_compiled_unless_a_level_is_too_narrow(pieces, settings, sampling):
+def test_trees_of_any_depth_are_compiled_unless_a_level_is_too_narrow(steps, settings, sampling):
     target, batch = tiny_target("llama"), batch_of((6, 3))
     settings = {"adaptive_depth": True, "tree_budget": 6, "tree_end_rule": "stop", **settings}
     drafter = oracle("dflash", target, batch, rates=[0.5, 0.4, 0.1, 0.1], runner_up=0.2, settings=settings, longest=40)
@@ -204,26 +202,26 @@ def test_trees_of_any_depth_are_compiled_unless_a_level_is_too_narrow(pieces, se
     else:
         assert {*drafted} == {6}
         # However deep they are.
-        assert pieces.count("grow_tree") >= len({p.num_before for p in drafter.last_stats.proposals if p.row == 0}) - 2
+        assert steps.count("grow_tree") >= len({p.num_before for p in drafter.last_stats.proposals if p.row == 0}) - 2
         assert len({max(proposal.depths) for proposal in drafter.last_stats.proposals}) > 1
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("rates", [[1.0] * 4, [0.0] * 4, [0.9, 0.1, 0.1, 0.1]])
-def test_a_draft_that_ran_ahead_of_a_change_of_depth(monkeypatch, pieces, rates, ahead):
+def test_rounds_of_changing_depth(monkeypatch, steps, rates, several):
     """Rounds that draft end with the next draft, or begin it early, however deep that will be; those in a pause don't."""
-    if ahead:
-        settle(monkeypatch, is_one_piece=lambda decoding: False, runs_ahead=lambda decoding: True)
+    if several:
+        settle(monkeypatch, is_one_step=lambda decoding: False)
     target, batch = tiny_target("llama"), batch_of((6,))
     settings = {"adaptive_depth": True}
     drafter = oracle("dflash", target, batch, rates=rates, runner_up=0.0, settings=settings, longest=60)
     assert_same(target, batch, drafter, max_new_tokens=60)
     stats = drafter.last_stats
     pauses = rates[0] == 0
-    if ahead:
-        assert (pieces.count("draft") < stats.rounds / 2) == pauses
+    if several:
+        assert (steps.count("draft") < stats.rounds / 2) == pauses
     else:
-        assert {*pieces} == {"read_commit_and_draft", *(("read_and_commit", "draft") if pauses else ())}
+        assert {*steps} == {"read_commit_and_draft", *(("read_and_commit", "draft") if pauses else ())}
 
 
 @pytest.mark.parametrize("kind", ["pard", "dflash"])
@@ -338,8 +336,7 @@ def test_a_target_may_write_to_its_last_position():
         assert_same(target, batch, drafter, max_new_tokens=24)
 
 
-def test_calls_under_inference_mode_and_without_may_alternate(monkeypatch):
-    monkeypatch.setattr(lasting, "HELD_ON", ("cpu",))
+def test_calls_under_inference_mode_and_without_may_alternate():
     target, batch = tiny_target("llama"), batch_of((6,))
     drafter = oracle("dflash", target, batch)
     with torch.inference_mode():
@@ -347,20 +344,8 @@ def test_calls_under_inference_mode_and_without_may_alternate(monkeypatch):
     assert_same(target, batch, drafter)
 
 
-@pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}, {"verification": "rejection"}, {"adaptive_depth": True}])
-@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
-def test_a_draft_that_runs_ahead_of_the_host_changes_nothing(monkeypatch, several_pieces, kind, settings):
-    """As on an accelerator: the next draft is made before the host knows which rows are over."""
-    target, batch = tiny_target("llama"), batch_of((9, 3, 6))
-    drafter = oracle(kind, target, batch, settings=settings)
-    end = int(texts_of(target, batch)[1][14])
-    ahead = settle(monkeypatch, runs_ahead=lambda decoding: True)
-    assert_same(target, batch, drafter, eos_token_id=end, do_sample="verification" in settings)
-    assert len(ahead) == 1
-
-
 def replayed(value, tensors):
-    """A copy of what a piece put out, whose tensors are noted."""
+    """A copy of what a step put out, whose tensors are noted."""
     if isinstance(value, torch.Tensor):
         tensors.append(value.clone())
         return tensors[-1]
@@ -375,26 +360,21 @@ def replayed(value, tensors):
     return value
 
 
-@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}, {"adaptive_depth": True}])
-def test_nothing_that_a_step_puts_out_is_read_in_the_next(monkeypatch, several_pieces, settings, ahead):
+def test_nothing_that_a_step_puts_out_is_read_in_the_next(monkeypatch, several_steps, settings):
     """As with CUDA graphs, which write to the same memory in every step."""
     put_out = []
 
-    def graphed(piece, **options):
-        return lambda *arguments: replayed(piece(*arguments), put_out)
+    def graphed(step, **options):
+        return lambda *arguments: replayed(step(*arguments), put_out)
 
     def begin_step():
         for tensor in put_out:
             tensor.fill_(True if tensor.dtype == torch.bool else 10**9)
         put_out.clear()
 
-    # On an accelerator what the host reads is a copy.
-    host_copy = compiled_decode.HostCopy
-    monkeypatch.setattr(compiled_decode, "HostCopy", lambda values: host_copy(values.clone()))
     monkeypatch.setattr(torch, "compile", graphed)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", begin_step)
-    settle(monkeypatch, runs_ahead=lambda decoding: ahead and not decoding.recorder.enabled)
     target, batch = tiny_target("llama"), batch_of((9, 3, 6))
     drafter = oracle("dflash", target, batch, settings=settings)
     end = int(texts_of(target, batch)[1][14])
@@ -405,31 +385,3 @@ def test_nothing_that_a_step_puts_out_is_read_in_the_next(monkeypatch, several_p
         (eager, _), (static, _) = eager_and_static(target, batch, drafter, **options, **processing)
         torch.testing.assert_close(static.scores, eager.scores, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(static.logits, eager.logits, rtol=1e-4, atol=1e-4)
-
-
-def test_tensors_keep_their_places_from_call_to_call(monkeypatch):
-    """As CUDA graphs need it: of calls of one batch size, whatever a piece changes is where it was."""
-    monkeypatch.setattr(lasting, "HELD_ON", ("cpu",))
-    monkeypatch.setattr(buffers, "SMALLEST", 16)
-    places = []
-
-    def watched(piece, **options):
-        def watch(*arguments):
-            if piece.__name__ == "read_commit_and_draft":
-                standing, state, news = arguments[0].standing, arguments[1].state, arguments[1].news
-                tensors = [news.ids, news.positions, news.counts, news.features, standing.lengths, standing.growing]
-                tensors += [standing.draft_lengths, standing.roots, standing.root_positions]
-                tensors += [part for layer in state.cache.layers for part in (layer.keys, layer.values)]
-                places[-1].add((state.cache.capacity, *(tensor.data_ptr() for tensor in tensors)))
-            return piece(*arguments)
-
-        return watch
-
-    monkeypatch.setattr(torch, "compile", watched)
-    target, batch = tiny_target("llama"), batch_of((9, 3))
-    drafter = oracle("dflash", target, batch, settings={"tree_budget": 6})
-    for _ in range(3):
-        places.append(set())
-        assert_same(target, batch, drafter, max_new_tokens=60)
-    assert places[0] == places[1] == places[2]
-    assert len({capacity for capacity, *_ in places[0]}) > 1

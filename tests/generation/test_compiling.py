@@ -17,10 +17,10 @@ from transformers import (
 )
 
 from compiled_cases import GREEDY, assert_same, batch_of, eager_and_static, oracle, static
-from hf_pardraft.generation import loops
+from hf_pardraft.generation import dispatch as loops
 from hf_pardraft.generation.compiled import compiler as compiling
 from hf_pardraft.generation.compiled.compiler import Compiler
-from hf_pardraft.generation.compiled.steps import Standing
+from hf_pardraft.generation.compiled.steps import DecodeState
 from hf_pardraft.generation.step_inputs import SLICED_INPUTS
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
@@ -54,7 +54,7 @@ class Counting:
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "options", "pieces"),
+    ("kind", "settings", "options", "steps"),
     [
         ("pard", {}, {}, 1),
         ("dflash", {"tree_budget": 6}, {}, 1),
@@ -62,7 +62,7 @@ class Counting:
         ("dflash", {"tree_budget": 6, "adaptive_depth": True}, {}, 4),
     ],
 )
-def test_nothing_is_compiled_anew_after_the_first_calls(kind, settings, options, pieces):
+def test_nothing_is_compiled_anew_after_the_first_calls(kind, settings, options, steps):
     """For prompts of 10 to 1000 tokens, other texts, other lengths, other calls, and batch sizes that have been seen."""
     target = tiny_target("llama", num_hidden_layers=2, max_position_embeddings=2048)
     drafter, backend = tiny_drafter(kind, target), Counting()
@@ -75,7 +75,7 @@ def test_nothing_is_compiled_anew_after_the_first_calls(kind, settings, options,
         call(ids=batch["input_ids"], attention_mask=batch["attention_mask"])
     compiled = len(backend.calls)
     # For each of the two batch sizes.
-    assert compiled == 2 * pieces
+    assert compiled == 2 * steps
     counters.clear()
     for seed, length in enumerate((10, 100, 250, 257, 600, 1000)):
         call(ids=random_prompt(length, seed), max_new_tokens=2 + 3 * seed)
@@ -157,27 +157,27 @@ class FailsAfter:
         return graph.forward if self.num_graphs >= 0 else failing(graph, inputs)
 
 
-def grow(standing, by):
-    standing.lengths.add_(by)
+def grow(decode_state, by):
+    decode_state.lengths.add_(by)
     torch._dynamo.graph_break()
-    return standing.lengths * 2
+    return decode_state.lengths * 2
 
 
-def grow_at_once(standing, by):
-    return standing.lengths.add_(by)
+def grow_at_once(decode_state, by):
+    return decode_state.lengths.add_(by)
 
 
 def small_standing():
-    return Standing(*(torch.full((2,), value) for value in range(5)))
+    return DecodeState(*(torch.full((2,), value) for value in range(5)))
 
 
 def test_a_piece_that_fails_behind_a_graph_break_begins_again(warnings):
     """What stands before it has changed the lengths already."""
     target = tiny_target("llama", num_hidden_layers=1)
-    compiler, standing = Compiler(target, CompileConfig(backend=FailsAfter(1))), small_standing()
+    compiler, decode_state = Compiler(target, CompileConfig(backend=FailsAfter(1))), small_standing()
     for round_number in (1, 2):
-        assert compiler(grow, "shape", standing, 3).tolist() == 2 * [6 * round_number]
-    assert standing.lengths.tolist() == [6, 6]
+        assert compiler(grow, "shape", decode_state, 3).tolist() == 2 * [6 * round_number]
+    assert decode_state.lengths.tolist() == [6, 6]
     assert len(warnings("run uncompiled")) == 1
 
 
@@ -186,12 +186,12 @@ def test_what_can_not_be_compiled_anew_runs_eager(warnings, fails):
     """When a later call finds other things than the first one, in the middle of a text if it has to."""
     target = tiny_target("llama", num_hidden_layers=1)
     backend, limit = (FailsAfter(1), 8) if fails == "backend" else ("eager", 1)
-    compiler, standing = Compiler(target, CompileConfig(fullgraph=True, backend=backend)), small_standing()
+    compiler, decode_state = Compiler(target, CompileConfig(fullgraph=True, backend=backend)), small_standing()
     with torch._dynamo.config.patch(recompile_limit=limit):
         for by in (1, 2, 3):
             compiler.check_again()
-            compiler(grow_at_once, "shape", standing, by)
-    assert standing.lengths.tolist() == [6, 6]
+            compiler(grow_at_once, "shape", decode_state, by)
+    assert decode_state.lengths.tolist() == [6, 6]
     assert len(warnings("run uncompiled")) == 1
 
 
@@ -281,8 +281,8 @@ def test_what_was_compiled_for_a_drafter_goes_with_it():
     drafters = [tiny_drafter(kind, target) for kind in ("pard", "dflash")]
     for drafter in drafters:
         static(target, random_prompt(5), drafter, config)
-    known = [pieces for pieces in compiling._compiled[target].values() if pieces]
-    assert [len(pieces) for pieces in known] == [2]
+    known = [steps for steps in compiling._compiled[target].values() if steps]
+    assert [len(steps) for steps in known] == [2]
     del drafter, drafters[0]
     gc.collect()
     assert len(known[0]) == 1

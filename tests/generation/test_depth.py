@@ -2,7 +2,7 @@
 
 import torch
 
-from hf_pardraft.generation.adaptive_depth import DepthSchedule
+from hf_pardraft.generation.schedule import DepthSchedule
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 NEW_TOKENS = 160

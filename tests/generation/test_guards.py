@@ -7,7 +7,7 @@ from transformers.models.llama import modeling_llama
 
 from compiled_cases import assert_same, batch_of, oracle, static, texts_of
 from hf_pardraft.generation.compiled import compiler as compiling
-from hf_pardraft.generation.compiled import guards
+from hf_pardraft.generation.compiled import compiler as guards
 from hf_pardraft.generation.tree.token_tree import TokenTree, chain_tree
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
@@ -18,7 +18,7 @@ EAGER = CompileConfig(backend="eager")
 
 @pytest.fixture
 def looks(monkeypatch):
-    """The pieces whose guards were checked, and whether they held."""
+    """The steps whose guards were checked, and whether they held."""
     seen, original = [], guards.code_for
 
     def watched(function, arguments):
@@ -129,7 +129,7 @@ def test_changes_between_two_calls_are_seen(monkeypatch, change):
         assert not torch.equal(texts_of(target, batch)[0], before[0])
 
 
-def test_a_model_in_several_pieces_writes_the_same_text(looks):
+def test_a_model_in_several_steps_writes_the_same_text(looks):
     """What follows a graph break is only found by Dynamo."""
     target, batch = tiny_target("llama", num_hidden_layers=2), batch_of((6, 3))
     target.model.layers[1].register_forward_hook(lambda *arguments: torch._dynamo.graph_break())

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationMixin
+from transformers import AutoModelForCausalLM, CompileConfig, GenerationMixin
 
-from hf_pardraft.generation import hooks
+from hf_pardraft.generation import hooks, settings
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 PROMPT = random_prompt(5)
@@ -80,3 +80,20 @@ def test_stats_of_the_stock_loop_count_its_rounds():
     drafter.generation_config.decode_loop = "stock"
     target.generate(PROMPT, assistant_model=drafter, **OPTIONS)
     assert sum(drafter.last_stats.tokens_per_round) == 12
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"cache_implementation": "static", "compile_config": CompileConfig(backend="eager")}]
+)
+@pytest.mark.parametrize("loop", ["native", "stock"])
+def test_a_calls_settings_are_read_once(monkeypatch, loop, options):
+    if loop == "stock" and options:
+        pytest.skip("transformers' own loop has no compiled rounds")
+    target, prompt, read = tiny_target("llama"), random_prompt(5), []
+    drafter = tiny_drafter("pard", target)
+    drafter.generation_config.decode_loop = loop
+    original = hooks.read_settings
+    for module in (hooks, settings):
+        monkeypatch.setattr(module, "read_settings", lambda *args: read.append(args) or original(*args))
+    target.generate(prompt, assistant_model=drafter, max_new_tokens=8, pad_token_id=0, **options)
+    assert len(read) == 1

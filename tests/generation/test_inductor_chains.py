@@ -5,7 +5,7 @@ import torch
 
 from compiled_cases import assert_same, batch_of, oracle, static
 from hf_pardraft.generation.compiled import compiler as compiling
-from hf_pardraft.generation.compiled import decoder as compiled_decode
+from hf_pardraft.generation.compiled import decoder as compiled_decoder
 from tiny_models import tiny_target
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -22,19 +22,19 @@ def test_what_inductor_leaves_between_rounds_is_what_is_left_uncompiled(monkeypa
     """Not only what is read of it: inductor may use the memory of an argument for something else."""
     target, batch = tiny_target("llama", num_hidden_layers=1), batch_of((6,))
     drafter = oracle("pard", target, batch, settings={"tree_budget": 8}, num_hidden_layers=1)
-    original, rounds = compiled_decode.CompiledDecoding.round, []
+    original, rounds = compiled_decoder.CompiledDecoding.round, []
 
     def noted(self):
         original(self)
-        if self.standing is not None:
-            values = {**vars(self.news), **vars(self.standing)}
+        if self.decode_state is not None:
+            values = {**vars(self.draft_inputs), **vars(self.decode_state)}
             rounds.append({name: value.tolist() for name, value in values.items() if value is not None})
 
-    monkeypatch.setattr(compiled_decode.CompiledDecoding, "round", noted)
+    monkeypatch.setattr(compiled_decoder.CompiledDecoding, "round", noted)
     static(target, batch["input_ids"], drafter, attention_mask=batch["attention_mask"], max_new_tokens=20)
     compiled = rounds.copy()
     rounds.clear()
-    monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
+    monkeypatch.setattr(torch, "compile", lambda step, **options: step)
     compiling._compiled.clear()
     static(target, batch["input_ids"], drafter, attention_mask=batch["attention_mask"], max_new_tokens=20)
     assert compiled == rounds

@@ -10,8 +10,9 @@ from transformers import GenerationConfig
 
 from conftest import tiny_tokenizer
 from hf_pardraft import AutoDrafter, NgramModel
-from hf_pardraft.generation import tree_growth as search
-from hf_pardraft.generation.tree.token_tree import DART_SCORING, build_tree
+from hf_pardraft.generation import tree_search as search
+from hf_pardraft.generation.tree.scoring import DART_SCORING
+from hf_pardraft.generation.tree.token_tree import build_tree
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 LONGEST = 24

@@ -5,10 +5,10 @@ import torch
 
 from compiled_cases import settle
 from hf_pardraft.generation.compiled.steps import grow_tree
-from hf_pardraft.generation.sequences import Texts
+from hf_pardraft.generation.sequences import TokenBuffer
 from hf_pardraft.generation.settings import read_settings
 from hf_pardraft.generation.tree.token_tree import build_tree
-from hf_pardraft.generation.tree_growth import TreeSearch
+from hf_pardraft.generation.tree_search import TreeSearch
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
@@ -92,6 +92,6 @@ def test_trees_of_a_bfloat16_draft_are_those_of_its_logits_in_float32():
     assert not torch.equal(exact.tokens, rounded.tokens)
     drafter = drafter_of("pard", target, torch.bfloat16, tree_budget=12)
     search = TreeSearch(read_settings(drafter, target.generation_config), drafter)
-    for tree in (search.tree(logits, Texts(PROMPTS[3][:2])), grow_tree(logits, None, search.arguments)):
+    for tree in (search.tree(logits, TokenBuffer(PROMPTS[3][:2])), grow_tree(logits, None, search.arguments)):
         assert torch.equal(tree.tokens, exact.tokens)
         assert torch.equal(tree.parents, exact.parents)

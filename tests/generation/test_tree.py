@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from hf_pardraft import NgramModel
-from hf_pardraft.generation.tree.token_tree import DART_SCORING, TreeScoring, ancestors_of, build_tree
+from hf_pardraft.generation.tree.scoring import DART_SCORING, TreeScoring
+from hf_pardraft.generation.tree.token_tree import ancestors_of, build_tree
 
 TREES = Path(__file__).parent.parent / "fixtures" / "trees"
 DDTREE = json.loads((TREES / "ddtree.json").read_text())["cases"]

@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 from hf_pardraft import AutoDrafter
-from hf_pardraft.generation.tuned import nearest_size, with_table
+from hf_pardraft.generation.schedule import nearest_size, with_table
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 TABLE = {

@@ -16,7 +16,8 @@ from transformers.generation.logits_process import (
 from compiled_cases import settle
 from hf_pardraft import NgramModel
 from hf_pardraft.generation.sampling import DrawnChain, choose_everywhere, draw, draw_chain, keep_or_redraw
-from hf_pardraft.generation.tree.token_tree import DART_SCORING, build_tree
+from hf_pardraft.generation.tree.scoring import DART_SCORING
+from hf_pardraft.generation.tree.token_tree import build_tree
 from hf_pardraft.generation.tree.verify import NO_LAW, check_has_law
 from hf_pardraft.models.stock_assistant import draft_as_assistant
 from tiny_models import make_lasting_oracle, make_oracle, random_prompt, tiny_drafter, tiny_target
@@ -174,9 +175,9 @@ def test_bad_drafts_leave_greedy_text_alone(bad, loop):
 
 @pytest.fixture
 def uncompiled(monkeypatch):
-    """Compiled rounds run as they are, and as they would on an accelerator."""
+    """Compiled rounds run as they are, in several steps as on an accelerator."""
     monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
-    settle(monkeypatch, is_one_piece=lambda decoding: False, runs_ahead=lambda decoding: True)
+    settle(monkeypatch, is_one_step=lambda decoding: False)
 
 
 CALLS = {

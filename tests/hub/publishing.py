@@ -9,27 +9,26 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModel
-from typer.testing import CliRunner
 
 from hf_pardraft import AutoDrafter
-from hf_pardraft.cli.app import app
+from in_process import pardraft
 
 TOKEN = "hf_right"
 
 
-def pardraft(*arguments) -> dict:
-    done = CliRunner().invoke(app, [*map(str, arguments)])
-    return {"code": done.exit_code, "output": done.stdout, "error": str(done.exception or "")}
+def ended(*arguments) -> dict:
+    done = pardraft(*arguments)
+    return {"code": done.code, "output": done.out, "error": done.error if done.code else ""}
 
 
 def main(work: Path) -> None:
     drafter = AutoDrafter.from_pretrained(work / "drafter")
     found = {}
     push = ["push", work / "drafter", "someone/drafter"]
-    found["unmeasured"] = pardraft(*push, "--token", TOKEN)
-    found["wrong_token"] = pardraft(*push, "--allow-unmeasured", "--token", "hf_wrong")
-    found["push"] = pardraft(*push, "--allow-unmeasured", "--token", TOKEN, "--private", "--message", "The first")
-    found["branch"] = pardraft("push", work / "measured", "someone/drafter", "--token", TOKEN, "--revision", "dev")
+    found["unmeasured"] = ended(*push, "--token", TOKEN)
+    found["wrong_token"] = ended(*push, "--allow-unmeasured", "--token", "hf_wrong")
+    found["push"] = ended(*push, "--allow-unmeasured", "--token", TOKEN, "--private", "--message", "The first")
+    found["branch"] = ended("push", work / "measured", "someone/drafter", "--token", TOKEN, "--revision", "dev")
     loaded = AutoDrafter.from_pretrained("someone/drafter", token=TOKEN)
     found["same"] = all(torch.equal(w, drafter.state_dict()[name]) for name, w in loaded.state_dict().items())
     found["by_auto_model"] = type(AutoModel.from_pretrained("someone/drafter", token=TOKEN)).__name__

@@ -11,8 +11,8 @@ from transformers import AutoModel
 
 from hf_pardraft import AutoDrafter, DFlareConfig, DFlareDrafter, DFlashDrafter
 from hf_pardraft.models.inputs import DraftInputs
-from hf_pardraft.training.layouts.collators import BlockCollator
-from hf_pardraft.training.layouts.forwards import block_forward, block_rows, target_reading
+from hf_pardraft.training.layouts import AnchoredBlocks
+from hf_pardraft.training.target.reading import target_reading
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_target
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "dflare"
@@ -92,13 +92,13 @@ def test_with_dflashs_switches_it_drafts_bit_for_bit_as_dflash(target, dtype):
 def learn_once(drafter, target, batch) -> None:
     """Leave the gradients of one batch's cross-entropy."""
     features = target_reading(drafter, target, batch).features
-    logits = block_forward(drafter, drafter, target, batch, features, lambda head, states: head(states))
-    torch.nn.functional.cross_entropy(logits, block_rows(drafter, batch).labels).backward()
+    logits = AnchoredBlocks.forward(drafter, drafter, target, batch, features, lambda head, states: head(states))
+    torch.nn.functional.cross_entropy(logits, AnchoredBlocks.supervised(batch, drafter).labels).backward()
 
 
 def test_with_dflashs_switches_it_learns_bit_for_bit_as_dflash(target):
     ids = random_prompt(20)[0].tolist()
-    batch = BlockCollator(MASK_TOKEN_ID, block_size=5)([{"input_ids": ids, "labels": [-100] * 4 + ids[4:]}])
+    batch = AnchoredBlocks(MASK_TOKEN_ID, block_size=5)([{"input_ids": ids, "labels": [-100] * 4 + ids[4:]}])
     gradients = []
     for drafter in twins(target):
         learn_once(drafter, target, batch)
@@ -283,7 +283,7 @@ def test_a_published_config_without_taps_has_one_per_draft_layer():
 def test_every_weight_of_every_ablation_learns(target, name):
     drafter = shaken(dflare(target, **ABLATIONS[name]))
     ids = random_prompt(16)[0].tolist()
-    batch = BlockCollator(MASK_TOKEN_ID, block_size=5)([{"input_ids": ids, "labels": ids}])
+    batch = AnchoredBlocks(MASK_TOKEN_ID, block_size=5)([{"input_ids": ids, "labels": ids}])
     learn_once(drafter, target, batch)
     still = [name for name, parameter in drafter.named_parameters() if not parameter.grad.abs().max() > 0]
     assert still == []

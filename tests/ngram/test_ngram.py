@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import tiny_tokenizer
 from hf_pardraft import NgramModel
-from hf_pardraft.generation.tree.continuity import WalkByCalls
+from hf_pardraft.generation.tree.scoring import WalkByCalls
 from hf_pardraft.ngram import build as ngram_build
 from hf_pardraft.ngram import model as ngram_module
 from hf_pardraft.ngram.smoothing import SMOOTHINGS

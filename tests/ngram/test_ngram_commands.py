@@ -20,21 +20,21 @@ def words(tiny_family, tmp_path):
 
 
 def test_a_model_that_is_there_is_replaced_only_if_that_is_asked_for(words, tmp_path):
-    assert in_process.pardraft(*words, str(tmp_path / "text.txt")).exit_code == 0
+    assert in_process.pardraft(*words, str(tmp_path / "text.txt")).code == 0
     before = (tmp_path / "out" / "ngram.safetensors").read_bytes()
     (tmp_path / "other.txt").write_text("something else")
     refused = in_process.pardraft(*words, str(tmp_path / "other.txt"))
-    assert "holds an n-gram model: choose another folder, or pass --overwrite" in str(refused.exception)
+    assert "holds an n-gram model: choose another folder, or pass --overwrite" in refused.error
     assert (tmp_path / "out" / "ngram.safetensors").read_bytes() == before
-    assert in_process.pardraft(*words, str(tmp_path / "other.txt"), "--overwrite").exit_code == 0
+    assert in_process.pardraft(*words, str(tmp_path / "other.txt"), "--overwrite").code == 0
     assert (tmp_path / "out" / "ngram.safetensors").read_bytes() != before
     converted = in_process.pardraft("ngram", "convert", str(tmp_path / "text.txt"), str(tmp_path / "out"), *words[3:5])
-    assert "holds an n-gram model" in str(converted.exception)
+    assert "holds an n-gram model" in converted.error
 
 
 def test_a_file_in_the_way_is_named(words, tmp_path):
     (tmp_path / "out").write_text("mine")
-    assert "out is a file" in str(in_process.pardraft(*words, str(tmp_path / "text.txt")).exception)
+    assert "out is a file" in in_process.pardraft(*words, str(tmp_path / "text.txt")).error
 
 
 @pytest.mark.parametrize("text", ["", None])
@@ -42,7 +42,7 @@ def test_nothing_to_count_makes_no_model(text, words, tiny_family, tmp_path):
     (tmp_path / "empty.txt").write_text("---" if text is None else text)
     more = [] if text == "" else ["--separator", "---"]
     result = in_process.pardraft(*words, str(tmp_path / "empty.txt"), *more, "--add-end-token")
-    assert "there is nothing to count: the text is empty" in str(result.exception)
+    assert "there is nothing to count: the text is empty" in result.error
     assert not (tmp_path / "out").exists()
 
 

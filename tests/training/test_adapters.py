@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hf_pardraft import AutoDrafter, PardDrafter
+from processes import in_processes
 from tiny_models import tiny_drafter, tiny_target
-from training.processes import in_processes
 from training.tiny_training import losses, trainer_for
 
 peft = pytest.importorskip("peft")

@@ -8,19 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_pardraft.training.losses.terms import (
-    acceptance_weighted_cross_entropy,
-    acceptance_weights,
-    annealed_kl,
-    block_cross_entropy,
-    block_kl,
-    chain_reward,
-    confidence_weights,
-    first_error_loss,
-    position_weights,
-    streak_reward,
-    subtask_cross_entropy,
-)
+from hf_pardraft.training.losses.sums import acceptance_weights, confidence_weights, position_weights
+from training.objective_values import objective_value
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "loss_block"
 SETTINGS = json.loads((FIXTURES / "expected.json").read_text())["settings"]
@@ -41,7 +30,7 @@ def assert_gradient(logits, name):
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting["id"])
 def test_the_first_error_loss_equals_the_fixture(setting):
     logits, labels, valid = fixture_block(setting["mask"])
-    loss = first_error_loss(logits[:, 1:], labels, valid, setting["gamma"])
+    loss = objective_value("first_error", logits[:, 1:], labels, valid, gamma=setting["gamma"])
     assert loss.item() == pytest.approx(setting["values"]["focal.literal_eps"], abs=1e-9)
     loss.backward()
     assert_gradient(logits, f"{setting['id']}.focal.literal_eps")
@@ -51,7 +40,7 @@ def test_the_first_error_loss_equals_the_fixture(setting):
 @pytest.mark.parametrize("reduction", CHAIN_REDUCTIONS)
 def test_the_chain_reward_equals_the_fixture(setting, reduction):
     logits, labels, valid = fixture_block(setting["mask"])
-    reward = chain_reward(logits[:, 1:], labels, valid, reduction)
+    reward = objective_value("chain_reward", logits[:, 1:], labels, valid, reduction=reduction)
     assert reward.item() == pytest.approx(setting["values"][CHAIN_REDUCTIONS[reduction]], abs=1e-9)
     reward.backward()
     assert_gradient(logits, f"{setting['id']}.{CHAIN_REDUCTIONS[reduction]}")
@@ -62,11 +51,11 @@ def test_the_three_add_up_to_the_papers_objective(setting):
     for reduction, name in (("paper", "total.literal"), ("weight_sum", "total.weight_sum")):
         for number, total in enumerate(setting["totals"]):
             logits, labels, valid = fixture_block(setting["mask"])
-            drafted = logits[:, 1:]
-            loss = (
-                block_cross_entropy(drafted, labels, valid, setting["gamma"], reduction)
-                + total["alpha_f"] * first_error_loss(drafted, labels, valid, setting["gamma"])
-                - total["alpha_c"] * chain_reward(drafted, labels, valid, reduction)
+            terms = {"cross_entropy": 1, "first_error": total["alpha_f"], "chain_reward": -total["alpha_c"]}
+            settings = {"gamma": setting["gamma"], "reduction": reduction}
+            loss = sum(
+                coefficient * objective_value(term, logits[:, 1:], labels, valid, **settings)
+                for term, coefficient in terms.items()
             )
             assert loss.item() == pytest.approx(total[name], abs=1e-9)
             if number == 0:
@@ -187,41 +176,40 @@ CASES = [
 def test_every_loss_equals_its_loop(case, reduction, gamma):
     logits, target, labels, valid = random_case(**case)
     loops = Loops(logits, target, labels, valid)
-    found = {
-        "cross_entropy": (block_cross_entropy(logits, labels, valid, gamma, reduction), (gamma, reduction)),
-        "first_error": (first_error_loss(logits, labels, valid, gamma), (gamma,)),
-        "chain": (chain_reward(logits, labels, valid, reduction), (reduction,)),
-        "streak": (streak_reward(logits, labels, valid, reduction), (reduction,)),
-        "subtasks": (subtask_cross_entropy(logits, labels, valid, gamma), (gamma,)),
-        "annealed_kl": (annealed_kl(logits, target, valid, 0.6, reduction), (0.6, reduction)),
-        "acceptance": (acceptance_weighted_cross_entropy(logits, labels, valid, 0.3, reduction), (0.3, reduction)),
+    expected = {
+        "cross_entropy": loops.cross_entropy(gamma, reduction),
+        "first_error": loops.first_error(gamma),
+        "chain_reward": loops.chain(reduction),
+        "streak": loops.streak(reduction),
+        "subtask_cross_entropy": loops.subtasks(gamma),
+        "annealed_kl": loops.annealed_kl(0.6, reduction),
+        "dpace": loops.acceptance(0.3, reduction),
     }
-    for name, (value, arguments) in found.items():
-        assert value.item() == pytest.approx(getattr(loops, name)(*arguments), rel=1e-9, abs=1e-9), name
+    settings = {"gamma": gamma, "kl_gamma": 0.6, "dpace_alpha": 0.3, "reduction": reduction}
+    for name, value in expected.items():
+        found = objective_value(name, logits, labels, valid, target, **settings)
+        assert found.item() == pytest.approx(value, rel=1e-9, abs=1e-9), name
 
 
-LOSSES = {
-    "cross_entropy": lambda logits, target, labels, valid: block_cross_entropy(logits, labels, valid, 2.0),
-    "first_error": lambda logits, target, labels, valid: first_error_loss(logits, labels, valid, 2.0),
-    "chain": lambda logits, target, labels, valid: chain_reward(logits, labels, valid),
-    "streak": lambda logits, target, labels, valid: streak_reward(logits, labels, valid, "paper"),
-    "subtasks": lambda logits, target, labels, valid: subtask_cross_entropy(logits, labels, valid, 2.0),
-    "annealed_kl": lambda logits, target, labels, valid: annealed_kl(logits, target, valid),
-    "acceptance": lambda logits, target, labels, valid: acceptance_weighted_cross_entropy(logits, labels, valid),
-}
+NAMES = ("cross_entropy", "first_error", "chain_reward", "streak", "subtask_cross_entropy", "annealed_kl", "dpace")
 
 
-@pytest.mark.parametrize("name", LOSSES)
+def value_of(name, logits, target, labels, valid, **options):
+    reduction = "paper" if name == "streak" else "weight_sum"
+    return objective_value(name, logits, labels, valid, target, gamma=2.0, reduction=reduction, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_equal_central_differences(name):
     logits, target, labels, valid = random_case(9, blocks=3, positions=3)
     # The first error and D-PACE's weights are constants, which differences would not know.
-    if name == "acceptance":
+    if name == "dpace":
         weights = acceptance_weights(label_rows(logits, labels, valid), valid)
         function = lambda x: weighted_ce(x, labels, valid, weights)  # noqa: E731
     else:
-        function = lambda x: LOSSES[name](x, target, labels, valid)  # noqa: E731
+        function = lambda x: value_of(name, x, target, labels, valid)  # noqa: E731
     logits.requires_grad_()
-    (gradient,) = torch.autograd.grad(LOSSES[name](logits, target, labels, valid), logits)
+    (gradient,) = torch.autograd.grad(value_of(name, logits, target, labels, valid), logits)
     step = 1e-5
     for n, k, v in torch.cartesian_prod(torch.arange(3), torch.arange(3), torch.arange(7)).tolist():
         shift = torch.zeros_like(logits)
@@ -238,13 +226,13 @@ def weighted_ce(logits, labels, valid, weights):
     return -(label_rows(logits, labels, valid) * weights * valid).sum() / (weights * valid).sum()
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_huge_logits_and_empty_batches_give_numbers(name, dtype):
     logits, target, labels, valid = random_case(2, scale=1e4)
     for case_valid in (valid, torch.zeros_like(valid)):
         drafted = logits.to(dtype).requires_grad_()
-        loss = LOSSES[name](drafted, target.to(dtype), labels, case_valid)
+        loss = value_of(name, drafted, target.to(dtype), labels, case_valid)
         loss.backward()
         assert torch.isfinite(loss)
         assert torch.isfinite(drafted.grad).all()
@@ -253,15 +241,14 @@ def test_huge_logits_and_empty_batches_give_numbers(name, dtype):
     assert not drafted.grad.any()
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_stands_at_an_invalid_position_changes_nothing(name):
-    """Rows that see nothing are NaN in some attention implementations."""
+    """Nobody has scored anything there."""
     logits, target, labels, valid = random_case(3)
     gradients, values = [], []
     for rubbish in (0.0, math.nan, -math.inf):
-        hole = ~valid[:, :, None]
-        drafted = logits.masked_fill(hole, rubbish).requires_grad_()
-        loss = LOSSES[name](drafted, target.masked_fill(hole, rubbish), labels, valid)
+        drafted = logits.clone().requires_grad_()
+        loss = value_of(name, drafted, target, labels, valid, elsewhere=rubbish)
         loss.backward()
         values.append(loss.item())
         gradients.append(drafted.grad)
@@ -271,22 +258,13 @@ def test_what_stands_at_an_invalid_position_changes_nothing(name):
         assert not gradient[~valid].any()
 
 
-@pytest.mark.parametrize("name", sorted({*LOSSES} - {"annealed_kl"}))
-def test_a_position_whose_label_is_ignored_does_not_count(name):
-    logits, target, labels, valid = random_case(6)
-    assert (labels[~valid] == -100).all()
-    every = torch.ones_like(valid)
-    assert LOSSES[name](logits, target, labels, every) == LOSSES[name](logits, target, labels, valid)
-    assert LOSSES[name](logits, target, labels.int(), every.long()) == LOSSES[name](logits, target, labels, valid)
-
-
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_tokens_that_both_models_rule_out_change_nothing(name):
     logits, target, labels, valid = random_case(1)
     gradients, values = [], []
     for columns in (0, 2):
         drafted = torch.nn.functional.pad(logits, (0, columns), value=-math.inf).requires_grad_()
-        loss = LOSSES[name](drafted, torch.nn.functional.pad(target, (0, columns), value=-math.inf), labels, valid)
+        loss = value_of(name, drafted, torch.nn.functional.pad(target, (0, columns), value=-math.inf), labels, valid)
         loss.backward()
         values.append(loss.item())
         gradients.append(drafted.grad)
@@ -298,9 +276,10 @@ def test_tokens_that_both_models_rule_out_change_nothing(name):
 def test_a_token_that_the_target_rules_out_costs_its_share_of_the_draft():
     draft = torch.zeros(1, 1, 4, dtype=torch.float64)
     target = torch.tensor([[[0.0, 0.0, -math.inf, -math.inf]]], dtype=torch.float64)
-    assert annealed_kl(draft, target, torch.ones(1, 1, dtype=torch.bool)).item() == pytest.approx(math.log(2))
+    labels, valid = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
+    assert value_of("annealed_kl", draft, target, labels, valid).item() == pytest.approx(math.log(2))
     # What the target may write and the drafter never proposes is infinitely far off.
-    assert annealed_kl(target, draft, torch.ones(1, 1, dtype=torch.bool)).item() == math.inf
+    assert value_of("annealed_kl", target, draft, labels, valid).item() == math.inf
 
 
 def test_dpace_weights_are_the_log_probability_gradients_of_the_accepted_length():
@@ -313,14 +292,15 @@ def test_dpace_weights_are_the_log_probability_gradients_of_the_accepted_length(
 
 
 def test_kl_takes_the_targets_confidence_as_weights():
-    logits, target, _labels, valid = random_case(1)
+    logits, target, labels, valid = random_case(1)
     probabilities = torch.rand(1, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     index = torch.arange(4).expand(5, 4) + torch.arange(5)[:, None]
     block = torch.arange(4).expand(5, 4)
     weights = confidence_weights(probabilities, block.reshape(1, -1), index.reshape(1, -1), 4).view(5, 4)
     loops = Loops(logits, target, torch.zeros_like(valid).long(), valid)
     expected = loops.mean(lambda n, k: loops.kl[n][k], lambda n, k: weights[n, k].item(), "weight_sum")
-    assert block_kl(logits, target, valid, weights).item() == pytest.approx(expected, abs=1e-9)
+    found = objective_value("cat_kl", logits, labels, valid, target, confidences=weights)
+    assert found.item() == pytest.approx(expected, abs=1e-9)
 
 
 def test_gamma_leaves_the_scale_of_the_weight_sum_alone():
@@ -329,22 +309,12 @@ def test_gamma_leaves_the_scale_of_the_weight_sum_alone():
     for gamma in (None, 0.5, 7.0):
         logits = torch.zeros(3, 5, 8, dtype=torch.float64, requires_grad=True)
         labels = torch.zeros(3, 5, dtype=torch.long)
-        loss = block_cross_entropy(logits, labels, torch.ones(3, 5, dtype=torch.bool), gamma)
+        loss = objective_value("cross_entropy", logits, labels, torch.ones(3, 5, dtype=torch.bool), gamma=gamma)
         loss.backward()
         totals.append((loss.item(), logits.grad[:, :, 0].sum().item()))
     assert totals[1] == pytest.approx(totals[0])
     assert totals[2] == pytest.approx(totals[0])
     assert position_weights(5, 0.5).sum() < 2
-
-
-def test_shapes_that_do_not_agree_are_refused():
-    logits, labels = torch.zeros(2, 3, 5), torch.zeros(2, 4, dtype=torch.long)
-    with pytest.raises(ValueError, match="expected draft_logits"):
-        block_cross_entropy(logits, labels, torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="expected draft_logits"):
-        chain_reward(logits[0], labels[:, :3], torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="expected draft_logits"):
-        annealed_kl(logits, logits[:, :, :4], torch.ones(2, 3, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.0])

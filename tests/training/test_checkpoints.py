@@ -18,8 +18,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from hf_pardraft import AutoDrafter
 from hf_pardraft.training import run_identity
 from hf_pardraft.training.checkpointing import UNFINISHED, checkpoint_to_resume, publish, tidy
+from processes import in_a_process
 from tiny_models import tiny_drafter, tiny_target
-from training.processes import in_a_process
 from training.tiny_training import losses, trainer_for
 
 SAVING = {"save_strategy": "steps", "save_steps": 1}

@@ -5,16 +5,9 @@ import torch
 
 from hf_pardraft import DartDrafter, PardDrafter
 from hf_pardraft.models.inputs import DraftInputs
-from hf_pardraft.training.layouts.blocks import UNKNOWN
-from hf_pardraft.training.layouts.collators import BlockCollator, PardCollator, SharedPrefixCollator
-from hf_pardraft.training.layouts.forwards import (
-    ROWS,
-    block_forward,
-    pard_forward,
-    shared_prefix_forward,
-    target_reading,
-)
-from hf_pardraft.training.target.features import tapped_features
+from hf_pardraft.training.layouts import AnchoredBlocks, DroppedMasks, SharedPrefixes
+from hf_pardraft.training.layouts.base import UNKNOWN
+from hf_pardraft.training.target.reading import read_target, target_reading
 from tiny_models import MASK_TOKEN_ID, tiny_drafter, tiny_target
 
 EOS = 2
@@ -37,22 +30,22 @@ def example(prompt: int, answer: int, seed: int = 0, **extra) -> dict:
 def kept_per_block(rows: dict, num_tokens: int) -> list[set[int]]:
     """Per block, the indices of the rows that have a label."""
     supervised = rows["labels"] != -100
-    return [set(rows["row_index"][supervised & (rows["row_block"] == j)].tolist()) for j in range(num_tokens)]
+    return [set(rows["query_index"][supervised & (rows["query_block"] == j)].tolist()) for j in range(num_tokens)]
 
 
 def test_cod_keeps_the_papers_share_of_the_supervised_rows():
-    rows = PardCollator(MASK_TOKEN_ID, num_tokens=8).rows(example(prompt=40, answer=101))
+    rows = DroppedMasks(MASK_TOKEN_ID, num_tokens=8).lay_out(example(prompt=40, answer=101))
     counts = [len(kept) for kept in kept_per_block(rows, 8)]
     # N max(r^j, r_min) with N = 101: a share of what is supervised, so the prompt takes nothing from it.
     expected = [int(101 * max(0.7**j, 0.2)) for j in range(8)]
     # A nested subset may run out of candidates near its end, never the other way.
     assert counts[:4] == expected[:4]
     assert all(found <= quota for found, quota in zip(counts, expected, strict=True))
-    assert (rows["row_block"] == 0).sum() == 141
+    assert (rows["query_block"] == 0).sum() == 141
 
 
 def test_kept_rows_are_nested_and_never_reach_into_the_prompt():
-    rows = PardCollator(MASK_TOKEN_ID, num_tokens=6, retention=0.5).rows(example(prompt=9, answer=60))
+    rows = DroppedMasks(MASK_TOKEN_ID, num_tokens=6, retention=0.5).lay_out(example(prompt=9, answer=60))
     kept = kept_per_block(rows, 6)
     for block in range(1, 6):
         assert {index - 1 for index in kept[block]} <= kept[block - 1]
@@ -61,9 +54,9 @@ def test_kept_rows_are_nested_and_never_reach_into_the_prompt():
 
 
 def test_end_of_text_is_supervised_even_where_it_is_the_padding_token_too():
-    batch = PardCollator(MASK_TOKEN_ID, num_tokens=1)([example(3, 5), example(3, 9, seed=1)])
+    batch = DroppedMasks(MASK_TOKEN_ID, num_tokens=1)([example(3, 5), example(3, 9, seed=1)])
     assert batch["labels"][0][batch["labels"][0] != -100].tolist()[-1] == EOS
-    blocks = BlockCollator(MASK_TOKEN_ID, block_size=4).blocks(example(3, 5))
+    blocks = AnchoredBlocks(MASK_TOKEN_ID, block_size=4).lay_out(example(3, 5))
     assert EOS in blocks["labels"][:, 0]
 
 
@@ -74,31 +67,31 @@ def test_nothing_is_learned_across_packed_documents():
         "labels": one["labels"] + two["labels"],
         "document_ids": [0] * 8 + [1] * 5,
     }
-    rows = PardCollator(MASK_TOKEN_ID, num_tokens=4, retention=1.0).rows(packed)
+    rows = DroppedMasks(MASK_TOKEN_ID, num_tokens=4, retention=1.0).lay_out(packed)
     supervised = rows["labels"] != -100
-    for index, block in zip(rows["row_index"][supervised], rows["row_block"][supervised], strict=True):
+    for index, block in zip(rows["query_index"][supervised], rows["query_block"][supervised], strict=True):
         assert (index - block >= 8) == (index + 1 >= 8)
-    second = rows["position_ids"][(rows["row_block"] == 0) & (rows["row_document"] == 1)]
+    second = rows["position_ids"][(rows["query_block"] == 0) & (rows["query_document"] == 1)]
     assert second.tolist() == list(range(5))
 
 
 def test_every_sample_and_every_epoch_has_a_pattern_of_its_own():
-    collator = PardCollator(MASK_TOKEN_ID, num_tokens=4, retention=0.5)
-    samples = [example(2, 40), {**example(2, 40), "input_ids": [5, *example(2, 40)["input_ids"][1:]]}]
-    patterns = [kept_per_block(collator.rows(sample), 4)[1] for sample in samples]
+    collator = DroppedMasks(MASK_TOKEN_ID, num_tokens=4, retention=0.5)
+    examples = [example(2, 40), {**example(2, 40), "input_ids": [5, *example(2, 40)["input_ids"][1:]]}]
+    patterns = [kept_per_block(collator.lay_out(sample), 4)[1] for sample in examples]
     assert patterns[0] != patterns[1]
-    assert kept_per_block(collator.rows(samples[0]), 4)[1] == patterns[0]
+    assert kept_per_block(collator.lay_out(examples[0]), 4)[1] == patterns[0]
     collator.epoch = 1
-    assert kept_per_block(collator.rows(samples[0]), 4)[1] != patterns[0]
+    assert kept_per_block(collator.lay_out(examples[0]), 4)[1] != patterns[0]
 
 
 def test_full_masks_are_never_built_before_dropping():
-    rows = PardCollator(MASK_TOKEN_ID, num_tokens=16).rows(example(0, 400))
+    rows = DroppedMasks(MASK_TOKEN_ID, num_tokens=16).lay_out(example(0, 400))
     assert rows["input_ids"].shape[0] < 400 * 6
 
 
 def test_anchors_lie_in_the_response_and_tails_are_kept():
-    blocks = BlockCollator(MASK_TOKEN_ID, block_size=4, num_anchors=100).blocks(example(5, 7))
+    blocks = AnchoredBlocks(MASK_TOKEN_ID, block_size=4, num_anchors=100).lay_out(example(5, 7))
     assert blocks["anchors"].tolist() == [5, 6, 7, 8, 9, 10]
     assert (blocks["labels"][-1] != -100).tolist() == [True, False, False]
     assert (blocks["block_ids"][:, 1:] == MASK_TOKEN_ID).all()
@@ -107,7 +100,7 @@ def test_anchors_lie_in_the_response_and_tails_are_kept():
 def test_a_block_is_not_trained_behind_a_token_that_the_target_did_not_write():
     sample = example(0, 8)
     sample["labels"][4] = -100
-    blocks = BlockCollator(MASK_TOKEN_ID, block_size=5, num_anchors=100).blocks(sample)
+    blocks = AnchoredBlocks(MASK_TOKEN_ID, block_size=5, num_anchors=100).lay_out(sample)
     first = blocks["anchors"].tolist().index(1)
     assert (blocks["labels"][first] != -100).tolist() == [True, True, False, False]
     assert 3 not in blocks["anchors"].tolist()
@@ -118,26 +111,26 @@ def test_padding_that_an_attention_mask_marks_is_no_text(side):
     """Also where padding and end of text are one token, and where nobody made labels."""
     ids, padding = [5, 6, 7, 8, 2], [2, 2, 2]
     plain = {"input_ids": ids, "labels": [-100, 6, 7, 8, 2]}
-    for example in (plain, {"input_ids": ids}):
-        rows = [{**example, "attention_mask": [1] * 5}]
+    for given in (plain, {"input_ids": ids}):
+        rows = [{**given, "attention_mask": [1] * 5}]
         for name, filled in (("input_ids", padding), ("labels", padding), ("attention_mask", [0] * 3)):
             if name in rows[0]:
                 rows[0][name] = filled + rows[0][name] if side == "left" else rows[0][name] + filled
-        for collator in (PardCollator(63, 4), BlockCollator(63, 4), SharedPrefixCollator(4)):
-            found, expected = collator(rows), collator([example])
+        for collator in (DroppedMasks(63, 4), AnchoredBlocks(63, 4), SharedPrefixes(4)):
+            found, expected = collator(rows), collator([given])
             assert found.keys() == expected.keys()
             assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_bad_examples_are_refused():
     with pytest.raises(ValueError, match="of one length"):
-        PardCollator(MASK_TOKEN_ID)([{"input_ids": [1, 2, 3], "labels": [1]}])
+        DroppedMasks(MASK_TOKEN_ID)([{"input_ids": [1, 2, 3], "labels": [1]}])
     with pytest.raises(ValueError, match="nothing to draft"):
-        BlockCollator(MASK_TOKEN_ID)([{"input_ids": [1, 2, 3], "labels": [-100] * 3}])
+        AnchoredBlocks(MASK_TOKEN_ID)([{"input_ids": [1, 2, 3], "labels": [-100] * 3}])
     with pytest.raises(ValueError, match="nothing to draft"):
-        SharedPrefixCollator()([{"input_ids": [1, 2, 3], "labels": [-100] * 3}])
+        SharedPrefixes()([{"input_ids": [1, 2, 3], "labels": [-100] * 3}])
     # Two tokens in a row, but of two documents.
-    for collator in (BlockCollator(MASK_TOKEN_ID), SharedPrefixCollator()):
+    for collator in (AnchoredBlocks(MASK_TOKEN_ID), SharedPrefixes()):
         with pytest.raises(ValueError, match="nothing to draft"):
             collator([{"input_ids": [1, 2], "labels": [1, 2], "document_ids": [0, 1]}])
 
@@ -145,10 +138,10 @@ def test_bad_examples_are_refused():
 @pytest.mark.parametrize("shifted", [True, False])
 def test_shared_prefixes_teach_every_draft_behind_every_anchor_once(shifted):
     """Anchor a, which the target writes itself, and position t: the token a + t, as far as the answer goes."""
-    samples = [example(5, 7), example(0, 9, seed=2), example(3, 4, seed=3)]
-    samples[1]["labels"][4] = -100
-    batch = SharedPrefixCollator(num_tokens=4, shifted=shifted, num_anchors=100)(samples)
-    for b, sample in enumerate(samples):
+    examples = [example(5, 7), example(0, 9, seed=2), example(3, 4, seed=3)]
+    examples[1]["labels"][4] = -100
+    batch = SharedPrefixes(num_tokens=4, shifted=shifted, num_anchors=100)(examples)
+    for b, sample in enumerate(examples):
         labels = sample["labels"]
         expected = {}
         for anchor in range(1, len(labels)):
@@ -160,7 +153,7 @@ def test_shared_prefixes_teach_every_draft_behind_every_anchor_once(shifted):
                 expected[(anchor, t)] = (labels[anchor + t], anchor + t - 1)
         found = {}
         for row in (batch["labels"][b] != -100).nonzero().flatten().tolist():
-            anchor = int(batch["row_index"][b, row]) - int(batch["row_block"][b, row]) + 1
+            anchor = int(batch["query_index"][b, row]) - int(batch["query_block"][b, row]) + 1
             key = (anchor, int(batch["draft_positions"][b, row]))
             assert key not in found
             found[key] = (int(batch["labels"][b, row]), int(batch["target_index"][b, row]))
@@ -169,13 +162,13 @@ def test_shared_prefixes_teach_every_draft_behind_every_anchor_once(shifted):
 
 
 def test_few_prefixes_get_masks_and_all_predict_their_first_token():
-    batch = SharedPrefixCollator(num_tokens=4, num_anchors=3)([example(4, 30)])
+    batch = SharedPrefixes(num_tokens=4, num_anchors=3)([example(4, 30)])
     positions = batch["draft_positions"][batch["labels"] != -100].tolist()
     assert positions.count(1) == 29
     # The last anchor has one token behind it, and so needs no mask.
     assert 2 <= positions.count(2) <= 3
-    again = SharedPrefixCollator(num_tokens=4, num_anchors=3, seed=1)([example(4, 30)])
-    assert again["row_index"].tolist() != batch["row_index"].tolist()
+    again = SharedPrefixes(num_tokens=4, num_anchors=3, seed=1)([example(4, 30)])
+    assert again["query_index"].tolist() != batch["query_index"].tolist()
 
 
 @torch.no_grad()
@@ -183,23 +176,21 @@ def test_few_prefixes_get_masks_and_all_predict_their_first_token():
 def test_pard_training_rows_equal_inference_with_the_same_prefix(retention):
     target = tiny_target("qwen3")
     drafter = tiny_drafter("pard", target)
-    collator = PardCollator(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)
-    samples = [example(3, 12), example(1, 7, seed=4)]
-    batch = collator(samples)
-    rows, logits = (
-        ROWS["dropped_masks"](drafter, batch),
-        pard_forward(drafter, drafter, target, batch, None, all_logits),
-    )
+    collator = DroppedMasks(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)
+    examples = [example(3, 12), example(1, 7, seed=4)]
+    batch = collator(examples)
+    supervised = DroppedMasks.supervised(batch, drafter)
+    logits = DroppedMasks.forward(drafter, drafter, target, batch, None, all_logits)
     where = (batch["labels"] != -100).nonzero().tolist()
-    assert len(where) == len(rows.labels)
-    for position, (sample, row) in enumerate(where):
-        block, index = int(batch["row_block"][sample, row]), int(batch["row_index"][sample, row])
-        prefix = torch.tensor([samples[sample]["input_ids"][: index - block + 1]])
+    assert len(where) == len(supervised.labels)
+    for position, (item, row) in enumerate(where):
+        block, index = int(batch["query_block"][item, row]), int(batch["query_index"][item, row])
+        prefix = torch.tensor([examples[item]["input_ids"][: index - block + 1]])
         context = DraftInputs(prefix, torch.arange(prefix.shape[1])[None])
         drafted = drafter.draft(context, drafter.new_draft_state(target), 5)
         torch.testing.assert_close(logits[position], drafted[0, block], rtol=1e-4, atol=1e-4)
-        assert int(rows.labels[position]) == samples[sample]["input_ids"][index + 1]
-        assert int(rows.positions[position]) == block + 1
+        assert int(supervised.labels[position]) == examples[item]["input_ids"][index + 1]
+        assert int(supervised.draft_positions[position]) == block + 1
 
 
 @torch.no_grad()
@@ -210,10 +201,10 @@ def test_pard_rows_see_the_windows_that_they_see_at_inference(num_full):
     drafter = PardDrafter.from_causal_lm(tiny_target("qwen2", **windows), mask_token_id=MASK_TOKEN_ID)
     assert drafter.config.layer_types.count("full_attention") == num_full
     sample = example(3, 20)
-    batch = PardCollator(MASK_TOKEN_ID, num_tokens=4)([sample])
-    logits = pard_forward(drafter, drafter, None, batch, None, all_logits)
+    batch = DroppedMasks(MASK_TOKEN_ID, num_tokens=4)([sample])
+    logits = DroppedMasks.forward(drafter, drafter, None, batch, None, all_logits)
     for position, (_, row) in enumerate((batch["labels"] != -100).nonzero().tolist()):
-        block, index = int(batch["row_block"][0, row]), int(batch["row_index"][0, row])
+        block, index = int(batch["query_block"][0, row]), int(batch["query_index"][0, row])
         prefix = torch.tensor([sample["input_ids"][: index - block + 1]])
         context = DraftInputs(prefix, torch.arange(prefix.shape[1])[None])
         drafted = drafter.draft(context, drafter.new_draft_state(None), 4)
@@ -225,19 +216,17 @@ def test_pard_rows_see_the_windows_that_they_see_at_inference(num_full):
 def test_pard2_training_rows_equal_inference_with_the_same_prefix(retention):
     target = tiny_target("gemma3")
     drafter = tiny_drafter("pard2", target)
-    collator = PardCollator(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)
-    samples = [example(3, 12), example(1, 7, seed=4)]
-    batch = collator(samples)
+    collator = DroppedMasks(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)
+    examples = [example(3, 12), example(1, 7, seed=4)]
+    batch = collator(examples)
     features = target_reading(drafter, target, batch).features
-    rows, logits = (
-        ROWS["dropped_masks"](drafter, batch),
-        pard_forward(drafter, drafter, target, batch, features, all_logits),
-    )
+    supervised = DroppedMasks.supervised(batch, drafter)
+    logits = DroppedMasks.forward(drafter, drafter, target, batch, features, all_logits)
     where = (batch["labels"] != -100).nonzero().tolist()
-    assert len(where) == len(rows.labels) > 20
-    for position, (sample, row) in enumerate(where):
-        block, index = int(batch["row_block"][sample, row]), int(batch["row_index"][sample, row])
-        prefix = torch.tensor([samples[sample]["input_ids"][: index - block + 1]])
+    assert len(where) == len(supervised.labels) > 20
+    for position, (item, row) in enumerate(where):
+        block, index = int(batch["query_block"][item, row]), int(batch["query_index"][item, row])
+        prefix = torch.tensor([examples[item]["input_ids"][: index - block + 1]])
         positions = torch.arange(prefix.shape[1])[None]
         # What the target has read: all but the anchor.
         hidden = target(prefix, output_hidden_states=True).hidden_states
@@ -259,25 +248,23 @@ def test_anchored_training_blocks_equal_inference_with_the_same_prefix(architect
         else {}
     )
     drafter = tiny_drafter(kind, target, **sliding)
-    samples = [example(3, 12), example(2, 8, seed=4)]
-    batch = BlockCollator(MASK_TOKEN_ID, block_size=5, num_anchors=100)(samples)
+    examples = [example(3, 12), example(2, 8, seed=4)]
+    batch = AnchoredBlocks(MASK_TOKEN_ID, block_size=5, num_anchors=100)(examples)
     features = target_reading(drafter, target, batch).features
-    rows, logits = (
-        ROWS["anchored_blocks"](drafter, batch),
-        block_forward(drafter, drafter, target, batch, features, all_logits),
-    )
+    supervised = AnchoredBlocks.supervised(batch, drafter)
+    logits = AnchoredBlocks.forward(drafter, drafter, target, batch, features, all_logits)
     where = (batch["labels"] != -100).nonzero().tolist()
-    for position, (sample, block, k) in enumerate(where):
-        anchor = int(batch["anchors"][sample, block])
-        prefix = torch.tensor([samples[sample]["input_ids"][: anchor + 1]])
+    for position, (item, block, k) in enumerate(where):
+        anchor = int(batch["anchors"][item, block])
+        prefix = torch.tensor([examples[item]["input_ids"][: anchor + 1]])
         positions = torch.arange(anchor + 1)[None]
         read = prefix[:, :-1]
-        features = tapped_features(target, drafter.tapped_hidden_states, read, torch.ones_like(read))
+        features = read_target(target, drafter.tapped_hidden_states, read, torch.ones_like(read)).features
         context = DraftInputs(prefix, positions, features, positions[:, :-1])
         drafted = drafter.draft(context, drafter.new_draft_state(target), 4)
         torch.testing.assert_close(logits[position], drafted[0, k], rtol=1e-4, atol=1e-4)
-        assert int(rows.labels[position]) == samples[sample]["input_ids"][anchor + 1 + k]
-        assert int(rows.positions[position]) == k + 1
+        assert int(supervised.labels[position]) == examples[item]["input_ids"][anchor + 1 + k]
+        assert int(supervised.draft_positions[position]) == k + 1
 
 
 @torch.no_grad()
@@ -290,31 +277,33 @@ def test_dart_training_rows_equal_inference_with_the_same_prefix(architecture, s
     fields = {"draft_length": 4, "shifted": shifted, "initializer_range": 0.2}
     drafter = DartDrafter.for_target(target, draft_token_ids=draft_token_ids, **fields)
     depth = drafter.max_draft_depth
-    samples = [example(3, 12), example(2, 8, seed=4)]
-    batch = SharedPrefixCollator(num_tokens=depth, shifted=shifted, num_anchors=100)(samples)
+    examples = [example(3, 12), example(2, 8, seed=4)]
+    batch = SharedPrefixes(num_tokens=depth, shifted=shifted, num_anchors=100)(examples)
     reading = target_reading(drafter, target, batch, with_states=True)
-    rows = ROWS["shared_prefix"](drafter, batch)
-    teachers = reading.logits(rows.samples, rows.places)
-    logits = shared_prefix_forward(drafter, drafter, target, batch, reading.features, all_logits)
+    supervised = SharedPrefixes.supervised(batch, drafter)
+    teachers = reading.logits(supervised.items, supervised.places)
+    logits = SharedPrefixes.forward(drafter, drafter, target, batch, reading.features, all_logits)
     where = (batch["labels"] != -100).nonzero().tolist()
-    assert len(where) == len(rows.labels) >= 60
+    assert len(where) == len(supervised.labels) >= 60
     assert logits.shape[1] == drafter.config.draft_vocab_size
-    for position, (sample, row) in enumerate(where):
-        t = int(rows.positions[position])
-        anchor = int(batch["row_index"][sample, row]) - int(batch["row_block"][sample, row]) + 1
-        text = torch.tensor([samples[sample]["input_ids"]])
+    for position, (item, row) in enumerate(where):
+        t = int(supervised.draft_positions[position])
+        anchor = int(batch["query_index"][item, row]) - int(batch["query_block"][item, row]) + 1
+        text = torch.tensor([examples[item]["input_ids"]])
         prefix, positions = text[:, : anchor + 1], torch.arange(anchor + 1)[None]
         read = prefix[:, :-1]
-        features = tapped_features(target, drafter.tapped_hidden_states, read, torch.ones_like(read))
+        features = read_target(target, drafter.tapped_hidden_states, read, torch.ones_like(read)).features
         context = DraftInputs(prefix, positions, features, positions[:, :-1])
         drafted = drafter.draft(context, drafter.new_draft_state(target), depth)[0, t - 1]
-        expected = drafted if rows.vocabulary is None else drafted[rows.vocabulary]
+        expected = drafted if supervised.vocabulary is None else drafted[supervised.vocabulary]
         torch.testing.assert_close(logits[position], expected, rtol=1e-4, atol=1e-4)
-        truth, label = samples[sample]["input_ids"][anchor + t], int(rows.label_columns[position])
-        if rows.vocabulary is None:
+        truth, label = examples[item]["input_ids"][anchor + t], int(supervised.label_columns[position])
+        if supervised.vocabulary is None:
             assert label == truth
         else:
-            assert label == UNKNOWN if truth not in rows.vocabulary else int(rows.vocabulary[label]) == truth
+            assert (
+                label == UNKNOWN if truth not in supervised.vocabulary else int(supervised.vocabulary[label]) == truth
+            )
         # The teacher is the target behind the true text before the drafted token.
         teacher = target(text[:, : anchor + t]).logits[0, -1]
         torch.testing.assert_close(teachers[position], teacher, rtol=1e-3, atol=1e-3)
@@ -324,13 +313,13 @@ def test_dart_training_rows_equal_inference_with_the_same_prefix(architecture, s
 def test_rows_that_cod_keeps_are_the_undropped_rows():
     target = tiny_target("qwen3")
     drafter = tiny_drafter("pard", target)
-    samples = [example(2, 14)]
+    examples = [example(2, 14)]
     found = {}
     for name, retention in (("all", 1.0), ("some", 0.5)):
-        batch = PardCollator(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)(samples)
-        logits = pard_forward(drafter, drafter, target, batch, None, all_logits)
+        batch = DroppedMasks(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)(examples)
+        logits = DroppedMasks.forward(drafter, drafter, target, batch, None, all_logits)
         supervised = batch["labels"] != -100
-        keys = zip(batch["row_block"][supervised].tolist(), batch["row_index"][supervised].tolist(), strict=True)
+        keys = zip(batch["query_block"][supervised].tolist(), batch["query_index"][supervised].tolist(), strict=True)
         found[name] = dict(zip(keys, logits, strict=True))
     assert len(found["some"]) < len(found["all"])
     for key, logits in found["some"].items():

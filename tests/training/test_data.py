@@ -10,9 +10,9 @@ from datasets import Dataset, DatasetDict, load_dataset
 
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
 from hf_pardraft.training.data.dataset import prepare_data
-from hf_pardraft.training.data.documents import checked
-from hf_pardraft.training.data.packing import pack
+from hf_pardraft.training.data.documents import checked, pack
 from hf_pardraft.training.data.sources import load_data
+from hf_pardraft.training.layouts import AnchoredBlocks, DroppedMasks, SharedPrefixes
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
 
@@ -206,12 +206,12 @@ def test_of_rows_without_labels_among_others_all_is_learned(packing):
 
 def test_a_lone_label_is_something_to_learn_for_some_layouts_only():
     lone = [{"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}, {"input_ids": [5, 6, 7], "labels": [5, 6, 7]}]
-    assert len(prepare_data(lone, layout="dropped_masks")) == 2
-    assert len(prepare_data(lone, layout="anchored_blocks")) == 1
+    assert len(prepare_data(lone, layout=DroppedMasks)) == 2
+    assert len(prepare_data(lone, layout=AnchoredBlocks)) == 1
     pair = [{"input_ids": [5, 6, 7], "labels": [5, 6, -100]}]
-    assert len(prepare_data(pair, layout="anchored_blocks")) == 1
+    assert len(prepare_data(pair, layout=AnchoredBlocks)) == 1
     with pytest.raises(ValueError, match="something to learn"):
-        prepare_data(pair, layout="shared_prefix")
+        prepare_data(pair, layout=SharedPrefixes)
     with pytest.raises(ValueError, match="something to learn"):
         prepare_data([{"input_ids": [5, 6], "labels": [5, -100]}])
 

@@ -7,8 +7,7 @@ import torch
 
 from hf_pardraft import AutoDrafter, PardDrafter
 from hf_pardraft.models.inputs import DraftInputs
-from hf_pardraft.training.layouts.collators import PardCollator
-from hf_pardraft.training.layouts.forwards import pard_forward
+from hf_pardraft.training.layouts import DroppedMasks
 from hf_pardraft.training.recipe import training_run
 from tiny_models import tiny_target
 from training.tiny_training import losses, trainer_for
@@ -44,29 +43,29 @@ def test_a_batch_is_fed_what_a_triple_loop_feeds(case):
     labels = [-100 if t < min(prompt, length - 2) else i for t, i in enumerate(ids)]
     documents = [0] * (length // 2) + [1] * (length - length // 2) if case % 2 else [0] * length
     example = {"input_ids": ids, "labels": labels, "document_ids": documents}
-    rows = PardCollator(MASKS, num_tokens=4, retention=1.0).rows(example)
-    columns = zip(*(rows[name].tolist() for name in ("row_block", "row_index", "input_ids", "labels")), strict=True)
+    rows = DroppedMasks(MASKS, num_tokens=4, retention=1.0).lay_out(example)
+    columns = zip(*(rows[name].tolist() for name in ("query_block", "query_index", "input_ids", "labels")), strict=True)
     assert set(columns) == rows_by_hand(ids, labels, documents, MASKS)
 
 
 def test_one_id_and_a_list_of_it_lay_out_the_same_rows():
     example = {"input_ids": list(range(3, 30)), "labels": list(range(3, 30))}
-    shared, distinct = (PardCollator(masks, num_tokens=4, seed=3).rows(example) for masks in (63, MASKS))
+    shared, distinct = (DroppedMasks(masks, num_tokens=4, seed=3).lay_out(example) for masks in (63, MASKS))
     assert all(torch.equal(shared[name], distinct[name]) for name in shared if name != "input_ids")
-    assert (shared["input_ids"][shared["row_block"] > 0] == 63).all()
-    assert (PardCollator(63, num_tokens=1).rows(example)["input_ids"] < 30).all()
+    assert (shared["input_ids"][shared["query_block"] > 0] == 63).all()
+    assert (DroppedMasks(63, num_tokens=1).lay_out(example)["input_ids"] < 30).all()
 
 
 def test_training_sees_what_drafting_sees():
     drafter = PardDrafter.from_causal_lm(tiny_target("llama"), mask_token_id=MASKS)
     torch.nn.init.normal_(drafter.get_input_embeddings().weight, generator=torch.Generator().manual_seed(1))
     ids = torch.randint(3, 39, (1, 12), generator=torch.Generator().manual_seed(2))
-    batch = PardCollator(MASKS, num_tokens=4, retention=1.0)(
+    batch = DroppedMasks(MASKS, num_tokens=4, retention=1.0)(
         [{"input_ids": ids[0].tolist(), "labels": ids[0].tolist()}]
     )
     with torch.no_grad():
-        found = pard_forward(drafter, drafter, None, batch, None, lambda head, states: head(states))
-    block, index = (batch[name][batch["labels"] != -100] for name in ("row_block", "row_index"))
+        found = DroppedMasks.forward(drafter, drafter, None, batch, None, lambda head, states: head(states))
+    block, index = (batch[name][batch["labels"] != -100] for name in ("query_block", "query_index"))
     for anchor in range(12 - 4):
         context = DraftInputs(ids[:, : anchor + 1], torch.arange(anchor + 1)[None])
         with torch.no_grad():
@@ -94,7 +93,7 @@ def test_more_tokens_than_masks_are_refused_before_training(target, text, tmp_pa
     with pytest.raises(ValueError, match=r"draft 5 tokens takes 4 masks, and this drafter has ids for 3"):
         trainer_for("pard", target, text, tmp_path, drafter=drafter, draft_tokens=5)
     with pytest.raises(ValueError, match=r"drafted with 4 masks, got ids for 3"):
-        PardCollator(MASKS, num_tokens=5)
+        DroppedMasks(MASKS, num_tokens=5)
 
 
 def test_an_adapter_trains_the_rows_of_all_masks(target, text, tmp_path):

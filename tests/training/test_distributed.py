@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_pardraft import AutoDrafter, DraftTrainer, DraftTrainingArguments
+from processes import in_processes
 from tiny_models import tiny_drafter, tiny_target
-from training.processes import in_processes
 from training.tiny_training import losses, trainer_for
 
 FSDP2 = {

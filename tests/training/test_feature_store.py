@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from hf_pardraft.training.target import feature_store, feature_writing
 from hf_pardraft.training.target.feature_store import FeatureStore
 from hf_pardraft.training.target.feature_writing import cache_features, shards_of, texts_of
+from processes import in_a_process
 from tiny_models import tiny_drafter, tiny_target
-from training.processes import in_a_process
 from training.tiny_training import losses, trainer_for, written_text
 
 READING = ("pard2", "dflash", "dflare", "dart")

@@ -5,9 +5,9 @@ import torch
 from transformers import TrainingArguments
 
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
-from hf_pardraft.training.held_out import held_out_prompts, prompt_of, tokens_and_rounds
+from hf_pardraft.training.metrics import held_out_prompts, prompt_of, tokens_and_rounds
+from processes import in_processes
 from tiny_models import make_oracle, tiny_drafter, tiny_target
-from training.processes import in_processes
 from training.tiny_training import trainer_for
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")

@@ -7,17 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_pardraft.training.losses.terms import (
-    annealed_kl,
+from hf_pardraft.training.losses.scoring import kl_divergences
+from hf_pardraft.training.losses.sums import (
     annealing_weights,
-    block_cross_entropy,
     confidence_weights,
     gamma_after_epochs,
     linear_gamma,
     position_weights,
-    weighted_cross_entropy,
-    weighted_distillation,
 )
+from training.objective_values import objective_value
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "loss_block"
 GAMMA_FIXTURES = FIXTURES.parent / "loss_gamma"
@@ -30,19 +28,19 @@ SETTINGS = json.loads((FIXTURES / "expected.json").read_text())["settings"]
 REDUCTIONS = {"weight_sum": "ce.weight_sum", "paper": "ce.literal_mean_active"}
 
 
+def annealed_kl(logits, target_logits, valid, gamma, reduction="weight_sum"):
+    labels = torch.zeros_like(valid).long()
+    return objective_value("annealed_kl", logits, labels, valid, target_logits, kl_gamma=gamma, reduction=reduction)
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting["id"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_block_cross_entropy_equals_the_fixture(setting, reduction):
     inputs, gradients = load_file(FIXTURES / "inputs.safetensors"), load_file(FIXTURES / "grads.safetensors")
     logits = inputs["logits"].clone().requires_grad_()
     # Slot 0 of the fixture is the anchor, which no loss sees.
-    loss = block_cross_entropy(
-        logits[:, 1:],
-        inputs["labels"][:, 1:],
-        inputs[f"valid.{setting['mask']}"][:, 1:],
-        setting["gamma"],
-        reduction,
-    )
+    labels, valid = inputs["labels"][:, 1:], inputs[f"valid.{setting['mask']}"][:, 1:]
+    loss = objective_value("cross_entropy", logits[:, 1:], labels, valid, gamma=setting["gamma"], reduction=reduction)
     assert loss.item() == pytest.approx(setting["values"][REDUCTIONS[reduction]], abs=1e-9)
     loss.backward()
     expected = gradients.get(f"{setting['id']}.{REDUCTIONS[reduction]}", torch.zeros_like(logits))
@@ -113,12 +111,10 @@ def test_a_gamma_that_is_not_positive_is_refused(gamma):
 
 
 def test_an_unknown_reduction_is_refused():
-    with pytest.raises(ValueError, match="reduction must be one of"):
-        block_cross_entropy(
-            torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=int), torch.ones(1, 1, dtype=bool), None, "mean"
-        )
-    with pytest.raises(ValueError, match="reduction must be one of"):
-        annealed_kl(torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), torch.ones(1, 1, dtype=bool), 0.6, "mean")
+    for name in ("cross_entropy", "annealed_kl", "chain_reward", "streak"):
+        logits, labels = torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=int)
+        with pytest.raises(ValueError, match="reduction must be one of"):
+            objective_value(name, logits, labels, torch.ones(1, 1, dtype=bool), logits, reduction="mean")
 
 
 def pard2_rows(layout: str) -> dict[str, torch.Tensor]:
@@ -154,14 +150,12 @@ def test_confidence_weights_equal_the_reference(layout):
 def test_pard2_losses_and_gradients_equal_the_reference(layout, setting):
     rows, values = pard2_rows(layout), PARD2_LOSSES[layout][setting]
     logits = rows["logits"].clone().requires_grad_()
-    weights = rows["weights"] if values["prev_prob_loss"] else (rows["labels"] != -100).float()
-    sums = (
-        weighted_cross_entropy(logits.flatten(0, 1), rows["labels"].flatten(), weights.flatten()),
-        weighted_distillation(
-            logits.flatten(0, 1), rows["teacher"].flatten(0, 1), weights.flatten(), values["kd_temperature"]
-        ),
+    names = ("cat_cross_entropy", "cat_kl") if values["prev_prob_loss"] else ("cross_entropy", "forward_kl")
+    labels, valid = rows["labels"], rows["labels"] != -100
+    options = {"confidences": rows["weights"], "temperature": values["kd_temperature"]}
+    cross_entropy, distillation = (
+        objective_value(name, logits, labels, valid, rows["teacher"], **options) for name in names
     )
-    cross_entropy, distillation = (total / weight_sum for total, weight_sum in sums)
     loss = values["ce_alpha"] * cross_entropy + values["kd_alpha"] * distillation
     for found, name in ((cross_entropy, "ce"), (distillation, "kd"), (loss, "total")):
         assert found.item() == pytest.approx(values[name], rel=2e-4)
@@ -189,4 +183,4 @@ def test_confidence_weights_equal_a_loop():
 
 def test_a_temperature_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match="temperature must be positive"):
-        weighted_distillation(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1), 0.0)
+        kl_divergences(torch.zeros(1, 2), torch.zeros(1, 2), 0.0)

@@ -12,9 +12,9 @@ from torch.nn.attention.flex_attention import flex_attention
 from hf_pardraft import AutoDrafter
 from hf_pardraft.models.masks import additive
 from hf_pardraft.models.target_projection import one_place_behind
-from hf_pardraft.training.data.documents import documents_of
-from hf_pardraft.training.layouts.collators import BlockCollator, PardCollator, SharedPrefixCollator
-from hf_pardraft.training.layouts.masks import PADDING, BlockRows, PardRows, dense_mask, flex_mask
+from hf_pardraft.training.data.documents import PADDING
+from hf_pardraft.training.layouts import AnchoredBlocks, DroppedMasks, SharedPrefixes
+from hf_pardraft.training.layouts.masks import BlockQueries, PrefixQueries, dense_mask, flex_mask
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "pard"
 PARD2 = FIXTURES.parent / "pard2"
@@ -37,11 +37,13 @@ def test_the_pard_mask_is_what_inference_sees(seed):
     """Row (j, p) follows the prefix that ends at a = p - j: real tokens up to a, then masks 1..j right behind them."""
     rng = random.Random(seed)
     examples = [random_example(rng, packed=seed % 2 == 0) for _ in range(3)]
-    batch = PardCollator(63, num_tokens=4, retention=rng.choice([0.5, 0.7, 1.0]), seed=seed)(examples)
+    batch = DroppedMasks(63, num_tokens=4, retention=rng.choice([0.5, 0.7, 1.0]), seed=seed)(examples)
     window = rng.choice([None, 2, 5])
-    mask = dense_mask(PardRows(batch["row_block"], batch["row_index"], batch["row_document"]), window)
+    mask = dense_mask(DroppedMasks.queries(batch), window)
     for b in range(mask.shape[0]):
-        rows = list(zip(*(batch[name][b].tolist() for name in ("row_block", "row_index", "row_document")), strict=True))
+        rows = list(
+            zip(*(batch[name][b].tolist() for name in ("query_block", "query_index", "query_document")), strict=True)
+        )
         for q, (block, index, document) in enumerate(rows):
             if document == PADDING:
                 assert mask[b, q].nonzero().flatten().tolist() == [q]
@@ -55,14 +57,6 @@ def test_the_pard_mask_is_what_inference_sees(seed):
             assert len(expected) == examples[b]["document_ids"][: index - block + 1].count(document) + block
 
 
-def block_rows(batch: dict) -> BlockRows:
-    """The rows of a batch of anchored blocks of four."""
-    anchors = batch["anchors"]
-    block = torch.arange(anchors.shape[1]).repeat_interleave(4).expand(anchors.shape[0], -1)
-    index = (anchors[:, :, None] + torch.arange(4)).flatten(1)
-    return BlockRows(anchors.repeat_interleave(4, dim=1), index, block, documents_of(batch))
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_the_block_mask_is_context_before_the_anchor_and_the_own_block(seed):
     rng = random.Random(seed)
@@ -71,11 +65,11 @@ def test_the_block_mask_is_context_before_the_anchor_and_the_own_block(seed):
     examples[0]["input_ids"] += [5, 6, 7]
     examples[0]["labels"] += [5, 6, 7]
     examples[0]["document_ids"] += [examples[0]["document_ids"][-1]] * 3
-    batch = BlockCollator(63, block_size=4, num_anchors=5, seed=seed)(examples)
+    batch = AnchoredBlocks(63, block_size=4, num_anchors=5, seed=seed)(examples)
     anchors, length = batch["anchors"], batch["input_ids"].shape[1]
     num_blocks = anchors.shape[1]
     window = rng.choice([None, 2, 5])
-    mask = dense_mask(block_rows(batch), window)
+    mask = dense_mask(AnchoredBlocks.queries(batch), window)
     for b in range(3):
         document = examples[b]["document_ids"]
         for n in range(num_blocks):
@@ -103,8 +97,8 @@ def test_the_shared_prefix_mask_is_three_causal_parts(seed):
         "document_ids": [0] * 10,
     }
     shifted = seed % 2 == 0
-    batch = SharedPrefixCollator(num_tokens=4, shifted=shifted, num_anchors=4, seed=seed)(examples)
-    mask = dense_mask(PardRows(batch["row_block"], batch["row_index"], batch["row_document"]))
+    batch = SharedPrefixes(num_tokens=4, shifted=shifted, num_anchors=4, seed=seed)(examples)
+    mask = dense_mask(SharedPrefixes.queries(batch))
     num_prefix = batch["input_ids"].shape[1] - 1
     num_rows = batch["labels"].shape[1]
     assert mask.shape == (3, num_rows, num_rows)
@@ -112,13 +106,13 @@ def test_the_shared_prefix_mask_is_three_causal_parts(seed):
         # Walk over the masks as they lie: a group begins wherever the count begins again.
         group_of, anchors = {}, []
         for row in range(num_prefix, num_rows):
-            if batch["row_document"][b, row] == PADDING:
+            if batch["query_document"][b, row] == PADDING:
                 continue
-            if batch["row_block"][b, row] == 1:
-                anchors.append(int(batch["row_index"][b, row]))
+            if batch["query_block"][b, row] == 1:
+                anchors.append(int(batch["query_index"][b, row]))
             group_of[row] = len(anchors) - 1
             place = row - min(r for r, group in group_of.items() if group == len(anchors) - 1)
-            assert int(batch["row_index"][b, row]) == anchors[-1] + place
+            assert int(batch["query_index"][b, row]) == anchors[-1] + place
         length, document = len(example["input_ids"]), example["document_ids"]
         for q in range(num_rows):
             for k in range(num_rows):
@@ -138,21 +132,21 @@ def test_the_shared_prefix_mask_is_three_causal_parts(seed):
                 assert bool(mask[b, q, k]) == expected, (b, q, k)
 
 
-def random_rows(seed: int) -> PardRows | BlockRows:
+def random_queries(seed: int) -> PrefixQueries | BlockQueries:
     """Rows of a random packed and padded batch, of PARD's layout or of anchored blocks."""
     rng = random.Random(seed)
     examples = [random_example(rng, packed=True) for _ in range(3)]
     examples[0] = {"input_ids": list(range(5, 15)), "labels": list(range(5, 15)), "document_ids": [0] * 4 + [1] * 6}
     if seed % 2:
-        batch = PardCollator(63, num_tokens=4, seed=seed)(examples)
-        return PardRows(batch["row_block"], batch["row_index"], batch["row_document"])
-    return block_rows(BlockCollator(63, block_size=4, num_anchors=5, seed=seed)(examples))
+        batch = DroppedMasks(63, num_tokens=4, seed=seed)(examples)
+        return DroppedMasks.queries(batch)
+    return AnchoredBlocks.queries(AnchoredBlocks(63, block_size=4, num_anchors=5, seed=seed)(examples))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(8))
 def test_flex_attention_computes_what_the_dense_mask_computes(seed):
-    rows, window = random_rows(seed), (None, None, 3, 2)[seed % 4]
+    rows, window = random_queries(seed), (None, None, 3, 2)[seed % 4]
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(3, 2, rows.block.shape[1], 16, generator=generator)
     key, value = (torch.randn(3, 2, rows.num_keys, 16, generator=generator) for _ in range(2))
@@ -169,7 +163,7 @@ def test_flex_attention_computes_what_the_dense_mask_computes(seed):
 def test_flex_attention_skips_tiles_that_see_nothing():
     """Two documents of 256 tokens are a quarter of the square below each other's diagonal blocks."""
     documents = torch.arange(2).repeat_interleave(256)[None]
-    rows = PardRows(torch.zeros_like(documents), torch.arange(512)[None], documents)
+    rows = PrefixQueries(torch.zeros_like(documents), torch.arange(512)[None], documents)
     # Of 4 x 4 tiles of 128, each document needs the 3 of its own triangle.
     assert flex_mask(rows).kv_num_blocks.sum() + flex_mask(rows).full_kv_num_blocks.sum() == 6
 
@@ -185,7 +179,7 @@ def test_masks_labels_and_logits_equal_the_reference_collator(layout):
     batch, length = tokens.shape
     kept = expected.get("retained", torch.arange(4 * length))
     block, index = kept // length, kept % length
-    rows = PardRows(*(part.expand(batch, -1) for part in (block, index, torch.zeros_like(kept))))
+    rows = PrefixQueries(*(part.expand(batch, -1) for part in (block, index, torch.zeros_like(kept))))
     input_ids = torch.where(block == 0, tokens[:, index], drafter.config.pard_token)
     assert torch.equal(input_ids, expected["input_ids"])
     mask = dense_mask(rows)
@@ -214,7 +208,7 @@ def test_pard2_rows_get_their_anchors_features_and_the_references_logits(layout)
     batch, length = tokens.shape
     kept = expected.get("retained", torch.arange(4 * length))
     block, index = kept // length, kept % length
-    rows = PardRows(*(part.expand(batch, -1) for part in (block, index, torch.zeros_like(kept))))
+    rows = PrefixQueries(*(part.expand(batch, -1) for part in (block, index, torch.zeros_like(kept))))
     compared = expected["supervised"] & (index >= block)
     assert compared.sum() >= 12
     anchors = (index - block).clamp(min=0).expand(batch, -1)

@@ -9,24 +9,13 @@ from transformers import HfArgumentParser
 
 from hf_pardraft import DartDrafter, DraftTrainer, DraftTrainingArguments
 from hf_pardraft.models.inputs import DraftInputs
-from hf_pardraft.training import batch_scorer as learner_module
+from hf_pardraft.training import batch_scorer
 from hf_pardraft.training.batch_scorer import prefix_in
-from hf_pardraft.training.layouts.collators import PardCollator
+from hf_pardraft.training.layouts import DroppedMasks
 from hf_pardraft.training.losses.objectives import OBJECTIVES, parse_objective
-from hf_pardraft.training.losses.sums import mean_of, weighted_sums
-from hf_pardraft.training.losses.terms import (
-    acceptance_weighted_cross_entropy,
-    annealed_kl,
-    block_cross_entropy,
-    block_kl,
-    chain_reward,
-    first_error_loss,
-    position_weights,
-    streak_reward,
-    subtask_cross_entropy,
-)
 from hf_pardraft.training.target.continuations import sample_continuations
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_drafter, tiny_target
+from training.objective_values import objective_value
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 DEPTH = 4
@@ -110,23 +99,11 @@ def drafted_by_hand(kind, drafter, target, rows):
     return {name: torch.stack(values) for name, values in blocks.items()}, prefixes
 
 
-def by_hand(name, b, reduction, continued=None):
-    drafts, labels, valid = b["drafts"], b["labels"], b["valid"]
-    if name == "streak":
-        return -streak_reward(drafts, continued.clamp(min=0), valid & (continued >= 0), reduction)
-    if name == "cat_cross_entropy":
-        losses = -drafts.log_softmax(-1).gather(2, labels[:, :, None])[:, :, 0]
-        return mean_of(*weighted_sums(losses, b["confidence"], valid, reduction))
-    return {
-        "cross_entropy": lambda: block_cross_entropy(drafts, labels, valid, 3.0, reduction),
-        "subtask_cross_entropy": lambda: subtask_cross_entropy(drafts, labels, valid, 3.0),
-        "first_error": lambda: first_error_loss(drafts, labels, valid, 3.0),
-        "chain_reward": lambda: -chain_reward(drafts, labels, valid, reduction),
-        "dpace": lambda: acceptance_weighted_cross_entropy(drafts, labels, valid, 0.5, reduction),
-        "annealed_kl": lambda: annealed_kl(drafts, b["target"], valid, 0.7, reduction),
-        "forward_kl": lambda: block_kl(drafts, b["target"], valid, position_weights(DEPTH, 3.0), reduction),
-        "cat_kl": lambda: block_kl(drafts, b["target"], valid, b["confidence"], reduction),
-    }[name]()
+def by_hand(name, blocks, reduction="weight_sum", **other):
+    settings = {"gamma": 3.0, "kl_gamma": 0.7, "dpace_alpha": 0.5, "reduction": reduction}
+    b = {**blocks, **other}
+    value = objective_value(name, b["drafts"], b["labels"], b["valid"], b["target"], b["confidence"], **settings)
+    return OBJECTIVES[name].sign * value
 
 
 @torch.no_grad()
@@ -144,14 +121,16 @@ def test_each_objective_is_what_the_drafts_are_worth(kind, target, tmp_path, mon
             continued[place] = tokens
         return written
 
-    monkeypatch.setattr(learner_module, "sample_continuations", noted)
+    monkeypatch.setattr(batch_scorer, "sample_continuations", noted)
     for reduction in ("weight_sum", "paper"):
         for name in OBJECTIVES:
             trainer = trainer_for(kind, target, tmp_path, data, drafter, objective=name, loss_reduction=reduction)
             continued.fill_(-1)
             batch = trainer.data_collator(list(data))
             found = trainer.compute_loss(drafter.eval(), batch)
-            expected = by_hand(name, blocks, reduction, continued)
+            if name == "streak":
+                streaks = {"labels": continued, "valid": blocks["valid"] & (continued >= 0)}
+            expected = by_hand(name, blocks, reduction, **(streaks if name == "streak" else {}))
             if name == "streak":
                 # Of the prefixes that were continued.
                 chosen = (continued >= 0).any(1)
@@ -240,12 +219,8 @@ def test_tokens_that_the_drafter_does_not_know_end_a_chain(target, tmp_path):
     is_known = torch.isin(blocks["labels"], torch.tensor(known)) & blocks["valid"]
     chained = is_known.long().cumprod(dim=1).bool()
     assert 5 < chained.sum() < is_known.sum() < blocks["valid"].sum()
-    expected = {
-        "cross_entropy": block_cross_entropy(blocks["drafts"], blocks["labels"], is_known, 3.0),
-        "first_error": first_error_loss(blocks["drafts"], blocks["labels"], chained, 3.0),
-        "chain_reward": -chain_reward(blocks["drafts"], blocks["labels"], chained),
-    }
-    for name, value in expected.items():
+    for name, valid in {"cross_entropy": is_known, "first_error": chained, "chain_reward": chained}.items():
+        value = by_hand(name, blocks, valid=valid)
         trainer = trainer_for("dart", target, tmp_path, data, drafter, objective=name)
         found = trainer.compute_loss(drafter.eval(), trainer.data_collator(list(data)))
         assert found.item() == pytest.approx(value.item(), rel=1e-6), name
@@ -280,7 +255,7 @@ def test_continuations_follow_seed_epoch_and_example(target, tmp_path):
     first = trainer.compute_loss(drafter, batch).item()
     torch.manual_seed(99)
     assert trainer.compute_loss(drafter, batch).item() == first
-    trainer.learner.epoch = 1
+    trainer.scorer.epoch = 1
     assert trainer.compute_loss(drafter, batch).item() != first
 
 
@@ -295,12 +270,12 @@ def test_the_target_writes_for_each_batch_once_however_often_it_is_scored(
         samples.append(sample_continuations(*arguments))
         return samples[-1]
 
-    monkeypatch.setattr(learner_module, "sample_continuations", noted)
+    monkeypatch.setattr(batch_scorer, "sample_continuations", noted)
     settings = {"objective": "cross_entropy+streak", "streak_prefixes": 2, "per_device_train_batch_size": 2}
     settings |= {"gradient_accumulation_steps": accumulation, "max_steps": 2, "save_strategy": "no"}
     trainer = trainer_for(kind, target, tmp_path, texts(6), **settings)
-    continuations = trainer.learner.continuations
-    trainer.learner.continuations = lambda *arguments: scored.append(continuations(*arguments)) or scored[-1]
+    continuations = trainer.scorer.continuations
+    trainer.scorer.continuations = lambda *arguments: scored.append(continuations(*arguments)) or scored[-1]
     trainer.train()
     assert len(samples) == 2 * accumulation
     if accumulation == 1:
@@ -392,7 +367,7 @@ def test_by_default_each_drafter_learns_as_in_its_paper(target, tmp_path):
         "dart": "annealed_kl",
     }
     for kind, name in expected.items():
-        assert trainer_for(kind, target, tmp_path).learner.coefficients == {name: 1.0}
+        assert trainer_for(kind, target, tmp_path).scorer.coefficients == {name: 1.0}
 
 
 @pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if objective.asks_target])
@@ -403,7 +378,7 @@ def test_what_asks_the_target_needs_one(name, tmp_path, target):
 
 def test_a_collator_that_drafts_further_than_the_arguments_say_is_refused(target, tmp_path):
     trainer = trainer_for("pard", target, tmp_path, draft_tokens=3)
-    trainer.data_collator = PardCollator(MASK_TOKEN_ID, num_tokens=6, retention=1.0)
+    trainer.data_collator = DroppedMasks(MASK_TOKEN_ID, num_tokens=6, retention=1.0)
     with pytest.raises(ValueError, match="drafts 6 tokens ahead, and training was set up for 3"):
         trainer.compute_loss(trainer.drafter, trainer.data_collator(list(texts())))
 
@@ -411,15 +386,11 @@ def test_a_collator_that_drafts_further_than_the_arguments_say_is_refused(target
 def test_a_packed_prefix_begins_with_its_document():
     ids = list(range(10, 19))
     packed = {"input_ids": ids, "labels": ids, "document_ids": [0] * 4 + [1] * 5}
-    batch = PardCollator(MASK_TOKEN_ID, num_tokens=3, retention=1.0)([packed])
-    document = {
-        "input_ids": torch.tensor([ids]),
-        "attention_mask": torch.ones(1, 9),
-        "document_ids": batch["row_document"],
-    }
-    assert prefix_in(document, 0, 6).tolist() == [14, 15, 16]
-    assert prefix_in(document, 0, 2).tolist() == [10, 11, 12]
-    assert prefix_in({**document, "document_ids": batch["row_document"] * 0}, 0, 6).tolist() == ids[:7]
+    batch = DroppedMasks(MASK_TOKEN_ID, num_tokens=3, retention=1.0)([packed])
+    (text,), (documents,) = DroppedMasks.text(batch)
+    assert prefix_in(text, documents, 6).tolist() == [14, 15, 16]
+    assert prefix_in(text, documents, 2).tolist() == [10, 11, 12]
+    assert prefix_in(text, documents * 0, 6).tolist() == ids[:7]
 
 
 def test_the_terms_of_a_sum_are_logged_by_name(target, tmp_path):

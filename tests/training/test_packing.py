@@ -13,12 +13,9 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
+from hf_pardraft.training.layouts import AnchoredBlocks, DroppedMasks, SharedPrefixes, layout_of
 from hf_pardraft.training.layouts.attention import attending_with
-from hf_pardraft.training.layouts.collators import BlockCollator, PardCollator, SharedPrefixCollator
-from hf_pardraft.training.layouts.forwards import FORWARDS, target_reading
-from hf_pardraft.training.layouts.forwards import ROWS as ROWS_OF
-from hf_pardraft.training.target.features import read_target
-from hf_pardraft.training.target.packed_forward import takes_document_masks
+from hf_pardraft.training.target.reading import read_target, takes_document_masks, target_reading
 from tiny_models import ARCHITECTURES, MASK_TOKEN_ID, tiny_drafter, tiny_target
 
 COMMON = {"vocab_size": 64, "hidden_size": 32, "eos_token_id": None}
@@ -44,7 +41,7 @@ ROWS = [packed(*DOCUMENTS[:3]), packed(DOCUMENTS[3])]
 
 
 def padded_batch(rows: list[dict]) -> dict[str, torch.LongTensor]:
-    return BlockCollator(MASK_TOKEN_ID, block_size=4)(rows)
+    return AnchoredBlocks(MASK_TOKEN_ID, block_size=4)(rows)
 
 
 def check_reading(target, taps):
@@ -121,9 +118,11 @@ def supervised_logits(drafter, target, collator, examples) -> list[tuple]:
     """Draft position, label and logits of each supervised row, sorted by the first two."""
     batch = collator(examples)
     reading = target_reading(drafter, target, batch)
-    rows, forward = ROWS_OF[drafter.training_layout](drafter, batch), FORWARDS[drafter.training_layout]
-    logits = forward(drafter, drafter, target, batch, reading.features, lambda head, states: head(states))
-    return sorted(zip(rows.positions.tolist(), rows.labels.tolist(), logits, strict=True), key=lambda row: row[:2])
+    layout = layout_of(drafter)
+    found = layout.supervised(batch, drafter)
+    logits = layout.forward(drafter, drafter, target, batch, reading.features, lambda head, states: head(states))
+    columns = zip(found.draft_positions.tolist(), found.labels.tolist(), logits, strict=True)
+    return sorted(columns, key=lambda column: column[:2])
 
 
 @torch.no_grad()
@@ -133,9 +132,9 @@ def test_packed_documents_are_drafted_as_if_each_stood_alone(architecture, kind)
     target = tiny_target(architecture)
     drafter = tiny_drafter(kind, target)
     collator = {
-        "dropped_masks": PardCollator(MASK_TOKEN_ID, num_tokens=4, retention=1.0),
-        "anchored_blocks": BlockCollator(MASK_TOKEN_ID, block_size=5),
-        "shared_prefix": SharedPrefixCollator(num_tokens=4, shifted=True),
+        "dropped_masks": DroppedMasks(MASK_TOKEN_ID, num_tokens=4, retention=1.0),
+        "anchored_blocks": AnchoredBlocks(MASK_TOKEN_ID, block_size=5),
+        "shared_prefix": SharedPrefixes(num_tokens=4, shifted=True),
     }[drafter.training_layout]
     together = supervised_logits(drafter, target, collator, ROWS)
     apart = supervised_logits(drafter, target, collator, DOCUMENTS)
@@ -156,7 +155,7 @@ def test_packed_documents_are_drafted_as_if_each_stood_alone(architecture, kind)
 def test_drafters_attend_with_flex_as_with_dense_masks():
     target = tiny_target("qwen3")
     drafter = tiny_drafter("dart", target).eval()
-    collator = SharedPrefixCollator(num_tokens=4)
+    collator = SharedPrefixes(num_tokens=4)
     dense = supervised_logits(drafter, target, collator, ROWS)
     with attending_with(drafter, "flex_attention"):
         assert drafter.config._attn_implementation == "flex_attention"

@@ -59,7 +59,7 @@ def test_subtasks_that_cod_thins_out_weigh_as_much_as_the_first(gamma, drafter, 
     for row, text in enumerate(data["input_ids"]):
         supervised = batch["labels"][row] != -100
         for k, place in zip(
-            batch["draft_positions"][row][supervised], batch["row_index"][row][supervised], strict=True
+            batch["draft_positions"][row][supervised], batch["query_index"][row][supervised], strict=True
         ):
             # A row predicts the token after its place.
             costs[int(k)].append(cost(drafter, text, int(place) + 1, int(k)))

@@ -8,9 +8,8 @@ import pytest
 import torch
 import yaml
 
-from hf_pardraft.cli.train import new_drafter
-from hf_pardraft.training.layouts.collators import SharedPrefixCollator
-from hf_pardraft.training.layouts.forwards import ROWS
+from hf_pardraft.training.adapters import lora_config
+from hf_pardraft.training.layouts import SharedPrefixes
 from hf_pardraft.training.losses.objectives import (
     OBJECTIVES,
     BlockScores,
@@ -21,6 +20,7 @@ from hf_pardraft.training.losses.objectives import (
 from hf_pardraft.training.losses.sums import mean_of
 from hf_pardraft.training.recipe import RECIPES, read_recipe, recipe_names, training_run
 from hf_pardraft.training.recipe_help import help_text
+from hf_pardraft.training.run import new_drafter
 from tiny_models import random_prompt, tiny_target
 
 NEEDED = ["--target", "t", "--dataset", "d", "--output", "o"]
@@ -131,16 +131,18 @@ def test_darts_recipe_drafts_the_papers_8_tokens_behind_every_prefix():
     # Longer than any limit that one would set.
     ids = random_prompt(700)[0].tolist()
     arguments = run.training_arguments()
-    batch = SharedPrefixCollator.for_drafter(drafter, arguments)([{"input_ids": ids, "labels": ids}])
-    rows = ROWS["shared_prefix"](drafter, batch)
-    found = sorted(zip(rows.anchors.tolist(), rows.positions.tolist(), rows.labels.tolist(), strict=True))
+    batch = SharedPrefixes.for_drafter(drafter, arguments)([{"input_ids": ids, "labels": ids}])
+    supervised = SharedPrefixes.supervised(batch, drafter)
+    anchors = supervised.places - supervised.draft_positions + 1
+    columns = (anchors, supervised.draft_positions, supervised.labels)
+    found = sorted(zip(*(column.tolist() for column in columns), strict=True))
     expected = []
     # z_n holds the embedding of token n + 1, so that a prefix has two tokens at least, counted from 0 and 1.
     for last in range(1, len(ids) - 1):
         expected += [(last, t, ids[last + t]) for t in range(1, 9) if last + t < len(ids)]
     assert found == expected
     fewer = run_of("dart", "--use-cpu", "--num-anchors", "20").training_arguments()
-    batch = SharedPrefixCollator.for_drafter(drafter, fewer)([{"input_ids": ids, "labels": ids}])
+    batch = SharedPrefixes.for_drafter(drafter, fewer)([{"input_ids": ids, "labels": ids}])
     assert int((batch["draft_positions"] == 2).sum()) == 20
 
 
@@ -306,13 +308,14 @@ def test_an_adapter_that_can_not_be_is_refused(words, message):
 
 def test_an_adapters_settings_become_pefts_and_a_recipe_may_hold_them(tmp_path):
     pytest.importorskip("peft")
-    assert run_of("dflare").adapter.config() is None
-    config = run_of("dflare", "--lora-rank", "4", "--lora-target-modules", "all-linear").adapter.config()
+    assert lora_config(run_of("dflare").adapter) is None
+    run = run_of("dflare", "--lora-rank", "4", "--lora-target-modules", "all-linear")
+    config = lora_config(run.adapter)
     assert (config.r, config.lora_alpha, config.lora_dropout, config.target_modules) == (4, 8, 0.0, "all-linear")
     path = tmp_path / "own.yaml"
     path.write_text("kind: dart\nlora_rank: 2\nlora_alpha: 3\nlora_target_modules: [q_proj, fc]\nkeep_adapter: true\n")
     run = run_of(str(path))
-    config = run.adapter.config()
+    config = lora_config(run.adapter)
     assert (config.r, config.lora_alpha, config.target_modules) == (2, 3, {"q_proj", "fc"})
     assert run.arguments["keep_adapter"] is True
 

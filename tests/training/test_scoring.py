@@ -14,11 +14,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from hf_pardraft.training.layouts.blocks import SupervisedRows
-from hf_pardraft.training.losses.scoring import RowScorer
-from hf_pardraft.training.losses.terms import kl_divergences, label_log_probs
-from hf_pardraft.training.target.features import read_target
+from hf_pardraft.training.layouts.base import SupervisedPositions
+from hf_pardraft.training.losses.scoring import PositionScorer, kl_divergences, label_log_probs
 from hf_pardraft.training.target.head import target_head
+from hf_pardraft.training.target.reading import read_target
 from tiny_models import tiny_target
 
 ROWS, HIDDEN, VOCAB = 63, 2, 20000
@@ -46,7 +45,9 @@ def case(dtype=torch.float64):
     continuations = torch.randint(-1, VOCAB, (ROWS,), generator=generator)
     target_states = torch.randn(ROWS, HIDDEN, generator=generator, dtype=dtype)
     target_head = torch.randn(HIDDEN, VOCAB, generator=generator, dtype=dtype)
-    scorer = RowScorer(labels, True, continuations, lambda rows: target_states[rows] @ target_head, temperature=1.5)
+    scorer = PositionScorer(
+        labels, True, continuations, lambda rows: target_states[rows] @ target_head, temperature=1.5
+    )
     return head, states, scorer, target_states @ target_head
 
 
@@ -56,10 +57,10 @@ def gradients(head, states, scored, seed=1, names=FIELDS):
     return torch.autograd.grad(loss, [states, *head.parameters()])
 
 
-@pytest.mark.parametrize("rows_per_chunk", [1, 4, 62, 63, 100])
-def test_chunks_change_neither_values_nor_gradients(rows_per_chunk):
+@pytest.mark.parametrize("chunk_size", [1, 4, 62, 63, 100])
+def test_chunks_change_neither_values_nor_gradients(chunk_size):
     head, states, scorer, target_logits = case()
-    scorer.rows_per_chunk = rows_per_chunk
+    scorer.chunk_size = chunk_size
     found = scorer(head, states)
     logits = head(states)
     expected = {
@@ -79,23 +80,23 @@ def test_chunks_change_neither_values_nor_gradients(rows_per_chunk):
 def test_the_logits_of_all_rows_are_never_there(asked):
     """Not in one tensor, and not in those of all chunks: what a chunk needs is given back before the next."""
     peaks = {}
-    for rows_per_chunk in (1, 4, 100):
+    for chunk_size in (1, 4, 100):
         head, states, scorer, _ = case(torch.float32)
-        scorer.rows_per_chunk = rows_per_chunk
+        scorer.chunk_size = chunk_size
         scorer.with_log_probs = asked != "divergences"
         if asked != "all":
             scorer.continuations = None
         if asked == "log_probs":
             scorer.target_logits = None
         names = [asked] if asked in FIELDS else FIELDS
-        peaks[rows_per_chunk] = peak_of(lambda: gradients(head, states, scorer(head, states), names=names))  # noqa: B023
+        peaks[chunk_size] = peak_of(lambda: gradients(head, states, scorer(head, states), names=names))  # noqa: B023
     logits_of_one, weights = VOCAB * 4, (HIDDEN + 1) * VOCAB * 4
     assert peaks[100] > 2 * ROWS * logits_of_one
-    for rows_per_chunk in (1, 4):
+    for chunk_size in (1, 4):
         # Some copies of a chunk's logits, the weights' gradient of one and of all so far, and for each chunk the state of the
         # random numbers.
-        chunks = -(-ROWS // rows_per_chunk)
-        assert peaks[rows_per_chunk] < 12 * rows_per_chunk * logits_of_one + 3 * weights + 8000 * chunks
+        chunks = -(-ROWS // chunk_size)
+        assert peaks[chunk_size] < 12 * chunk_size * logits_of_one + 3 * weights + 8000 * chunks
 
 
 def test_no_rows_are_scored_as_such():
@@ -165,10 +166,10 @@ def test_without_taps_or_states_the_target_gives_neither():
 
 
 def test_rows_of_one_prefix_make_a_block():
-    rows = SupervisedRows(
+    rows = SupervisedPositions(
         labels=torch.tensor([7, 8, 9, 7, 5]),
-        positions=torch.tensor([1, 1, 2, 1, 3]),
-        samples=torch.tensor([0, 0, 0, 1, 0]),
+        draft_positions=torch.tensor([1, 1, 2, 1, 3]),
+        items=torch.tensor([0, 0, 0, 1, 0]),
         places=torch.tensor([4, 5, 5, 4, 6]),
     )
     assert rows.prefixes.tolist() == [[0, 4], [0, 5], [1, 4]]
@@ -179,7 +180,7 @@ def test_rows_of_one_prefix_make_a_block():
 
 def test_columns_of_a_part_of_the_vocabulary():
     nothing = torch.zeros(0, dtype=torch.long)
-    rows = SupervisedRows(nothing, nothing, nothing, nothing, torch.tensor([2, 5, 6]), vocab_size=8)
+    rows = SupervisedPositions(nothing, nothing, nothing, nothing, torch.tensor([2, 5, 6]), vocab_size=8)
     assert rows.columns(torch.tensor([5, 2, 0, 7, -1, 6])).tolist() == [1, 0, -1, -1, -1, 2]
     assert rows.prefixes.shape == (0, 2)
     assert rows.grid(torch.zeros(0), 3).shape == (0, 3)

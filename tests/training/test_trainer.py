@@ -9,8 +9,8 @@ from transformers import TrainerCallback
 
 from hf_pardraft import AutoDrafter, DartDrafter, DraftTrainer, DraftTrainingArguments
 from hf_pardraft.models.inputs import DraftInputs
-from hf_pardraft.training.losses.terms import annealed_kl
 from tiny_models import tiny_drafter
+from training.objective_values import objective_value
 from training.tiny_training import losses, trainer_for
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
@@ -203,7 +203,9 @@ def test_the_loss_is_the_annealed_kl_to_the_target(target, text, tmp_path):
             drafts.append(drafter.draft(context, drafter.new_draft_state(target), 4)[0])
             laws.append(torch.nn.functional.pad(outputs.logits[0, anchor : anchor + 4], (0, 0, 0, 4))[:4])
             valid[block, : length - 1 - anchor] = True
-        expected = annealed_kl(torch.stack(drafts), torch.stack(laws), valid, 0.7)
+        labels = torch.zeros_like(valid).long()
+        drafts, laws = torch.stack(drafts), torch.stack(laws)
+        expected = objective_value("annealed_kl", drafts, labels, valid, laws, kl_gamma=0.7)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 

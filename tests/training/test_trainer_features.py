@@ -68,7 +68,7 @@ def test_a_stream_is_trained_on_and_evaluated(target, text, tmp_path):
     trainer.train()
     assert len(losses(trainer)) == 3
     # Two batches make a pass.
-    assert trainer.learner.epoch == trainer.data_collator.epoch == 1
+    assert trainer.scorer.epoch == trainer.data_collator.epoch == 1
     assert trainer.evaluate(streams["eval"])["eval_tau"] >= 1
 
 

@@ -1,290 +1,180 @@
-"""What the command `pardraft eval` does; cli/app.py only reads its arguments."""
+"""`pardraft eval`: drafters measured beside plain generate, and tuned."""
 
-from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
 
-import torch
+import typer
 from rich.console import Console
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from typer.core import TyperCommand
 
-from ..checkpoints.atomic_files import write_whole
-from ..evaluation.benchmark import end_of_text_ids
-from ..evaluation.encoding import Chat, encode_all, random_prompts, room_for_prompts
-from ..evaluation.entries import (
-    Entry,
-    assisted_entry,
-    drafter_entries,
-    plain_entry,
-    prompt_lookup_entry,
-    stock_dflash_entries,
-    with_compiled,
+from ..evaluation import workbench
+from ..evaluation.encoding import Chat
+from ..evaluation.models import Placement
+from ..evaluation.plan import (
+    Contenders,
+    Outputs,
+    Plan,
+    read_baselines,
+    read_conditions,
+    read_drafters,
+    read_prompts,
+    read_settings_to_try,
+    read_values,
 )
-from ..evaluation.facts import facts_of
-from ..evaluation.measurement import Around, Condition, call, generation_config, new_texts
-from ..evaluation.models import assistant_tokenizers, load_drafter, load_target, new_drafter
-from ..evaluation.plan import EvalRequest, Plan, make_plan
-from ..evaluation.plots import save_plots
-from ..evaluation.report import (
-    LEGEND,
-    Report,
-    as_json,
-    difference_lines,
-    drafts_table,
-    markdown,
-    screen_table,
-    skipped_line,
+from ..evaluation.tuning.drafter import tune_drafter
+from .options import Device, Dtype
+
+SIMULATION = (
+    "simulated acceptance and untrained drafters (new:...) are no measurement, and no part of this command any more: run the "
+    "project's benchmarks/simulate.py, which takes the same options"
 )
-from ..evaluation.runner import evaluate_conditions
-from ..evaluation.simulation import Simulation, depth_of, write_script
-from ..generation.settings import read_settings
-from ..generation.tuned import is_readable
-from ..models.base import ParallelDrafter
-from ..pairing.mask_token import special_token_ids
-from ..pairing.remembered import public_name
-from ..user_input.models import load_config, load_tokenizer
 
 
-@dataclass(frozen=True)
-class Workbench:
-    """Everything that an evaluation needs, loaded and checked.
+class ManyValues(TyperCommand):
+    """A command without positional arguments, whose repeatable options take several values at once."""
 
-    Attributes:
-        plan: what was asked for.
-        target, drafters: the models; drafters by name.
-        entries: all that is to be compared, plain `generate` first.
-        prompts: token ids, each `(1, length)`.
-        report: has facts and no rows yet.
-        around: the context of each call.
-    """
-
-    plan: Plan
-    target: PreTrainedModel
-    drafters: dict[str, ParallelDrafter]
-    entries: list[Entry]
-    prompts: list[torch.LongTensor]
-    report: Report
-    around: Around
+    def parse_args(self, ctx, args):
+        """Repeat the option before each further value."""
+        repeatable = {name for param in self.params if getattr(param, "multiple", False) for name in param.opts}
+        expanded, option = [], None
+        for arg in args:
+            is_value = not arg.startswith("-") or arg[1:2].isdigit()
+            if is_value and option is not None and expanded[-1] != option:
+                expanded.append(option)
+            elif not is_value:
+                name = arg.partition("=")[0]
+                option = name if name in repeatable else None
+            expanded.append(arg)
+        return super().parse_args(ctx, expanded)
 
 
-def evaluate(request: EvalRequest, screen: Console, notes: Console) -> Report:
-    """Measure, print the table, and write the files that were asked for.
-
-    Args:
-        request: what to do.
-        screen: for the table.
-        notes: for what goes on meanwhile.
-
-    Raises:
-        ImportError: if something is wanted that needs a package which is not installed.
-        OSError: if a model, the prompts or an output can't be had.
-        ValueError: if the request can't be met. All this before anything is measured, and mostly before a model is loaded.
-    """
-    if request.output is not None:
+def read_plan(
+    target: Annotated[str, typer.Option(help="The model whose text it is: a folder or a Hub repository.")],
+    prompts: Annotated[
+        str,
+        typer.Option(
+            help="humaneval, gsm8k, math500, mbpp, mt_bench, spec_bench, alpaca, aime or livecodebench; a file (JSON Lines, or "
+            "text with a prompt per line); benchmark=FILE for a benchmark's rows in a file; or random:LENGTH for random tokens."
+        ),
+    ],
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="A drafter, likewise; name=DRAFTER names its rows."),
+    ] = None,
+    baselines: Annotated[
+        list[str] | None, typer.Option(help="transformers' own: assisted=SMALL_LM, prompt_lookup, stock_dflash.")
+    ] = None,
+    tree_budget: Annotated[list[int] | None, typer.Option(help="Nodes of token trees to try; 0 is a chain.")] = None,
+    depth: Annotated[list[int] | None, typer.Option(help="Tokens to draft a round, to try.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option(help="Other generation settings to try: name=value or name=value,value.")
+    ] = None,
+    batch_size: Annotated[list[int], typer.Option(help="Prompts to decode at once, to try.")] = [1],  # noqa: B006
+    temperature: Annotated[list[float], typer.Option(help="To try; 0 is greedy.")] = [0.0],  # noqa: B006
+    top_k: Annotated[int, typer.Option(min=0, help="With a temperature; 0: all tokens.")] = 0,
+    top_p: Annotated[float, typer.Option(help="With a temperature.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write per prompt.")] = 256,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts at most, taken from all over.")] = 80,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each prompt is timed; the fastest counts.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    no_chat_template: Annotated[
+        bool, typer.Option("--no-chat-template", help="Leave the tokenizer's chat template out.")
+    ] = False,
+    chat_argument: Annotated[
+        list[str] | None, typer.Option(help="For the chat template, as in enable_thinking=false.")
+    ] = None,
+    first_turn_only: Annotated[
+        bool, typer.Option("--first-turn-only", help="Leave later turns of MT-bench and Spec-Bench out.")
+    ] = False,
+    tokenizer: Annotated[str | None, typer.Option(help="By default the target's.")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Run the code that comes with the target, or with a small model of --baselines. No drafter's code is run.",
+        ),
+    ] = False,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Read the target's configuration only, and draw its weights.")
+    ] = False,
+    generate_argument: Annotated[
+        list[str] | None,
+        typer.Option(help="For every generate call, plain ones too: name=value, as in cache_implementation=static."),
+    ] = None,
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compiled",
+            help="Measure plain generate and drafters with compiled rounds, too (cache_implementation=static).",
+        ),
+    ] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="Find the depth and tree budget (of --depth and --tree-budget, or by default of all) that are best at each "
+            "--batch-size, and write them into the drafter's generation config, where generate looks them up.",
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --tune: save the tuned drafter as this folder, and leave the one that was loaded alone."
+        ),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write tables to this file.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Draw into this folder; needs matplotlib.")] = None,
+    simulate_acceptance: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
+    simulate_runner_up: Annotated[float, typer.Option(min=0, max=1, hidden=True)] = 0.0,
+) -> Plan:
+    """Measure drafters beside plain generate. Options with something to try take several values: --batch-size 1 4 8."""
+    if simulate_acceptance or simulate_runner_up or any(map(is_untrained, drafter or [])):
+        raise ValueError(SIMULATION)
+    common = {"max_new_tokens": max_new_tokens, "top_k": top_k, "top_p": top_p, "repeats": repeats, "seed": seed}
+    conditions = read_conditions(batch_size, temperature, generate_argument or [], **common)
+    placement = Placement(dtype, device, trust_remote_code)
+    outputs = Outputs(json, markdown, plots, output)
+    outputs.check()
+    if output is not None and not tune:
         raise ValueError("--output is where --tune saves the tuned drafter: add --tune, or leave it out")
-    bench = prepare(request, make_plan(request), notes)
-    conditions = conditions_of(request, bench.plan)
-    for note in evaluate_conditions(bench.target, bench.entries, bench.prompts, conditions, bench.report, bench.around):
-        notes.print(note)
-        save_json(request, bench.report)
-    show(request, bench.report, screen, notes)
-    return bench.report
-
-
-def save_json(request: EvalRequest, report: Report) -> None:
-    """Write what is known so far, if it was asked for."""
-    if request.json:
-        write_whole(request.json, as_json(report))
-
-
-def forget_unreadable_tables(drafters: dict[str, ParallelDrafter], notes: Console) -> None:
-    """Tune as if for the first time where an earlier tuning's table is no such."""
-    for drafter in drafters.values():
-        tuned = vars(drafter.generation_config).get("tuned_drafting")
-        if tuned is not None and not is_readable(tuned, drafter.max_draft_depth):
-            notes.print("The table of an earlier tuning can't be read, and is replaced.")
-            del drafter.generation_config.tuned_drafting
-
-
-def prepare(request: EvalRequest, plan: Plan, notes: Console) -> Workbench:
-    """Load and check everything; raises what [`evaluate`] does."""
-    trusts_code = request.placement.trust_remote_code
-    config = load_config(request.target, trusts_code)
-    room = room_for_prompts(config, request.max_new_tokens)
-    tokenizer = None
-    if plan.questions is not None or request.tokenizer:
-        tokenizer = load_tokenizer(request.tokenizer or request.target, trusts_code)
-    chat = chat_for(request, plan, tokenizer)
-    vocab_size = config.get_text_config(decoder=True).vocab_size
-    loaded = {
-        name: load_drafter(source, request.placement, vocab_size)
-        for name, source in plan.drafters.items()
-        if source.kind is None
-    }
-    if request.tune:
-        forget_unreadable_tables(loaded, notes)
-    check_settings(loaded, plan)
-    small = [load_target(name, request.placement, random_weights=False) for name in plan.small_models]
-    target = load_target(request.target, request.placement, request.random_weights)
-    drafters = {
-        name: loaded[name] if name in loaded else new_drafter(source, target, tokenizer)
-        for name, source in plan.drafters.items()
-    }
-    check_settings(drafters, plan)
-    for drafter in drafters.values():
-        drafter.check_target(target)
-    entries = [plain_entry(), *drafter_entries(drafters, plan.choices)]
-    entries += baseline_entries(
-        request, drafters, list(zip(plan.small_models, small, strict=True)), vocab_size, tokenizer
+    contenders = Contenders(
+        read_drafters(drafter or []),
+        read_baselines(baselines or []),
+        read_settings_to_try(setting or []),
+        tree_budget or [],
+        depth or [],
+        compiled,
     )
-    if request.compiled:
-        entries = with_compiled(entries)
-    notes.print(f"Preparing prompts from {plan.prompts_name} ...")
-    prompts, num_left_out = make_prompts(request, plan, target, tokenizer, chat, room)
-    if max(request.batch_sizes) > len(prompts):
-        raise ValueError(
-            f"a batch of {max(request.batch_sizes)} needs as many prompts, got {len(prompts)} ({num_left_out} were left out, "
-            "since they are empty or do not fit into the target's context)"
-        )
-    around = simulation_for(request, plan, target, entries, prompts)
-    prompt_facts = {
-        "name": plan.prompts_name,
-        "count": len(prompts),
-        "left_out": num_left_out,
-        "chat_template": chat.use_template,
-        "chat_arguments": plan.chat_arguments,
-    }
-    report = Report(facts_of(request, plan, target, drafters, prompt_facts))
-    return Workbench(plan, target, drafters, entries, prompts, report, around)
-
-
-def chat_for(request: EvalRequest, plan: Plan, tokenizer: PreTrainedTokenizerBase | None) -> Chat:
-    """Whether and how to use the chat template: where there is one, unless told otherwise."""
-    use_template = request.chat_template and tokenizer is not None and tokenizer.chat_template is not None
-    if plan.chat_arguments and not use_template:
-        raise ValueError(
-            f"{request.tokenizer or request.target} has no chat template, or was told not to use it: leave out --chat-argument"
-        )
-    return Chat(use_template, plan.chat_arguments)
-
-
-def check_settings(drafters: dict[str, ParallelDrafter], plan: Plan) -> None:
-    """Raise a `ValueError` if a drafter can't do what a setting asks for, or the profile says too little for it."""
-    for entry in drafter_entries(drafters, plan.choices):
-        try:
-            depth = depth_of(entry)
-            read_settings(entry.assistant, GenerationConfig(**entry.setting))
-            if plan.profile is not None:
-                plan.profile.rates(depth)
-        except ValueError as error:
-            raise ValueError(f"{entry.name}: {error}") from error
-
-
-def baseline_entries(
-    request: EvalRequest,
-    drafters: dict[str, ParallelDrafter],
-    small_models: list[tuple[str, PreTrainedModel]],
-    vocab_size: int,
-    tokenizer: PreTrainedTokenizerBase | None,
-) -> list[Entry]:
-    """transformers' own ways to compare with."""
-    entries = [
-        assisted_entry(public_name(model) or name, model, assistant_tokenizers(name, model, vocab_size, tokenizer))
-        for name, model in small_models
-    ]
-    if "prompt_lookup" in request.baselines:
-        entries.append(prompt_lookup_entry())
-    if "stock_dflash" in request.baselines:
-        entries += stock_dflash_entries(drafters)
-    return entries
-
-
-def make_prompts(
-    request: EvalRequest,
-    plan: Plan,
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    chat: Chat,
-    room: int | None,
-) -> tuple[list[torch.LongTensor], int]:
-    """Token ids of `(1, length)` each, and how many prompts were left out."""
-    if plan.questions is None:
-        if room is not None and plan.random_length > room:
-            raise ValueError(
-                f"prompts of {plan.random_length} tokens do not fit: {room} is what the target's context has room for"
-            )
-        vocab_size = target.config.get_text_config(decoder=True).vocab_size
-        count = request.limit or 1
-        return random_prompts(count, plan.random_length, vocab_size, ending_tokens(target)), 0
-    plain, condition = plain_entry(), Condition(max_new_tokens=request.max_new_tokens)
-
-    def answer(prompt: torch.LongTensor) -> list[int]:
-        batch = {"input_ids": prompt.to(target.device), "attention_mask": torch.ones_like(prompt).to(target.device)}
-        return list(new_texts(target, batch, call(target, plain, batch, generation_config(plain, condition)))[0])
-
-    # A simulated target has nothing of its own to answer.
-    is_silent = request.first_turn_only or plan.profile is not None
-    prompts, num_left_out = encode_all(plan.questions, tokenizer, chat, None if is_silent else answer, room)
-    if not prompts:
-        raise ValueError(
-            f"no prompt of {plan.prompts_name} leaves room for {request.max_new_tokens} new tokens in the target's context"
-        )
-    return prompts, num_left_out
-
-
-def ending_tokens(target: PreTrainedModel) -> set[int]:
-    """Tokens that begin, end or pad a text."""
-    return special_token_ids(target.config.get_text_config(decoder=True), None) | end_of_text_ids(target)
-
-
-def simulation_for(
-    request: EvalRequest, plan: Plan, target: PreTrainedModel, entries: list[Entry], prompts: list[torch.LongTensor]
-) -> Around:
-    """The context that calls run in: nothing, or a simulation."""
-    if plan.profile is None:
-        return lambda entry: nullcontext()
-    deepest = max((depth_of(entry) for entry in entries if entry.is_parallel), default=0)
-    longest = max(prompt.shape[1] for prompt in prompts)
-    # Transformers' own DFlash loop always drafts a whole block.
-    blocks = [entry.assistant.config.block_size for entry in entries if "speculation_type" in entry.setting]
-    length = longest + request.max_new_tokens + max([deepest, *blocks]) + 2
-    script = write_script(
-        target.config.get_text_config(decoder=True).vocab_size, length, ending_tokens(target), request.seed
+    return Plan(
+        target=target,
+        placement=placement,
+        contenders=contenders,
+        conditions=conditions,
+        outputs=outputs,
+        chat=Chat(not no_chat_template, read_values(chat_argument or [])),
+        tokenizer=tokenizer,
+        first_turn_only=first_turn_only,
+        random_weights=random_weights,
+        tune=tune,
+        prompts=read_prompts(prompts, limit),
     )
-    return Simulation(target, script, plan.profile, request.simulate_runner_up).during
 
 
-def conditions_of(request: EvalRequest, plan: Plan) -> list[Condition]:
-    """Every batch size with every temperature."""
-    return [
-        Condition(
-            batch_size,
-            temperature,
-            request.max_new_tokens,
-            request.top_k,
-            request.top_p,
-            request.repeats,
-            request.seed,
-            plan.generate_arguments,
-        )
-        for temperature in dict.fromkeys(request.temperatures)
-        for batch_size in dict.fromkeys(request.batch_sizes)
-    ]
+def is_untrained(spec: str) -> bool:
+    """Whether `--drafter` asks for a drafter that is made for a simulation."""
+    return spec.startswith("new:") or spec.partition("=")[2].startswith("new:")
 
 
-def show(request: EvalRequest, report: Report, screen: Console, notes: Console) -> None:
-    """Print the table, and write what else was asked for."""
-    if not report.rows:
-        raise ValueError(f"nothing could be measured: {'; '.join(map(skipped_line, report.skipped))}")
-    screen.print(screen_table(report))
-    if any(row.acceptance_by_position for row in report.rows):
-        screen.print(drafts_table(report))
-    screen.print(LEGEND, highlight=False, style="dim")
-    for line in difference_lines(report.rows):
-        screen.print(f"{line}.", highlight=False)
-    for entry in report.skipped:
-        screen.print(f"Not measured: {skipped_line(entry)}.", highlight=False)
-    if request.markdown:
-        write_whole(request.markdown, markdown(report))
-    if request.plots:
-        for path in save_plots(report, request.plots):
-            notes.print(f"Wrote {path}", highlight=False)
+# The options are those of a plan, and what is done with it is the command's: benchmarks/simulate.py does something else.
+@wraps(read_plan)
+def evaluate(**options: Any) -> None:
+    plan = read_plan(**options)
+    screen, notes = Console(), Console(stderr=True)
+    if plan.tune:
+        tune_drafter(plan, screen, notes)
+    else:
+        workbench.evaluate(workbench.prepare(plan, notes), screen, notes)

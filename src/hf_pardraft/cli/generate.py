@@ -1,63 +1,53 @@
-"""What the commands `pardraft generate` and `pardraft env` do; cli/app.py only reads their arguments."""
+"""`pardraft generate`: one prompt, completed with a drafter or without."""
 
-import platform
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-import torch
+import typer
 from transformers import PreTrainedModel, TextStreamer
 
 from ..user_input.files import decode_text, read_text
 from ..user_input.models import load_models
-from ..user_input.options import available_devices, check_temperature
+from ..user_input.options import check_temperature
+from .options import Device, Dtype, PromptFile, TrustRemoteCode
 
 
-@dataclass
-class Completion:
-    """What `pardraft generate` is asked to do. `temperature` 0 is greedy; `drafter` `None` is plain `generate`;
-    `trust_remote_code` lets the target run the code that comes with it."""
-
-    target: str
-    drafter: str | None
-    prompt: str
-    max_new_tokens: int
-    temperature: float
-    dtype: str
-    device: str
-    trust_remote_code: bool = False
-
-
-def complete(request: Completion) -> str:
-    """Print the completion as it appears; return a line about the rounds (empty without a drafter).
-
-    Raises:
-        OSError, ValueError: if a model can't be loaded, or the drafter does not fit the target.
-    """
-    check_temperature(request.temperature)
-    tokenizer, target, drafter = load_models(
-        request.target, request.drafter, request.dtype, request.device, request.trust_remote_code
-    )
-    inputs = tokenizer(request.prompt, return_tensors="pt").to(target.device)
-    max_new_tokens = fitting_length(target, inputs["input_ids"].shape[1], request.max_new_tokens)
-    sampling = {"do_sample": True, "temperature": request.temperature} if request.temperature else {"do_sample": False}
-    target.generate(
+def generate(
+    target: Annotated[str, typer.Option(help="The model whose text it is: a folder or a Hub repository.")],
+    drafter: Annotated[str | None, typer.Option(help="Its drafter, likewise. Without one: plain generate.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The text to go on from; standard input by default.")] = None,
+    prompt_file: PromptFile = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Say on standard error how drafting went.")] = False,
+) -> None:
+    """Complete a prompt, with a drafter or without."""
+    text = read_prompt(prompt, prompt_file)
+    check_temperature(temperature)
+    tokenizer, model, assistant = load_models(target, drafter, dtype, device, trust_remote_code)
+    inputs = tokenizer(text, return_tensors="pt").to(model.device)
+    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    model.generate(
         **inputs,
-        assistant_model=drafter,
-        max_new_tokens=max_new_tokens,
+        assistant_model=assistant,
+        max_new_tokens=fitting_length(model, inputs["input_ids"].shape[1], max_new_tokens),
         streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
         # A drafter that was trained with another tokenizer says so.
         tokenizer=tokenizer,
         **sampling,
     )
-    if drafter is None:
-        return ""
-    stats = drafter.last_stats
-    return f"{sum(stats.tokens_per_round)} tokens in {stats.rounds} rounds, {stats.tau:.2f} a round (tau)"
+    if stats and assistant is not None:
+        told = assistant.last_stats
+        line = f"{sum(told.tokens_per_round)} tokens in {told.rounds} rounds, {told.tau:.2f} a round (tau)"
+        print(line, file=sys.stderr)
 
 
 def fitting_length(target: PreTrainedModel, prompt_length: int, max_new_tokens: int) -> int:
-    """How many tokens fit into the target's context behind a prompt, `max_new_tokens` at most; says so if it is fewer.
+    """How many tokens fit into the target's context after a prompt, `max_new_tokens` at most; says so if it is fewer.
 
     Raises:
         ValueError: if there is no room for any, or no prompt.
@@ -72,7 +62,7 @@ def fitting_length(target: PreTrainedModel, prompt_length: int, max_new_tokens: 
             f"the prompt has {prompt_length} tokens, and the target's context is {context}: shorten the prompt"
         )
     print(
-        f"The target's context of {context} tokens has room for {context - prompt_length} behind the prompt, not for "
+        f"The target's context of {context} tokens has room for {context - prompt_length} after the prompt, not for "
         f"{max_new_tokens}.",
         file=sys.stderr,
     )
@@ -103,16 +93,3 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
 def read_stdin() -> str:
     """All of standard input, whatever the terminal's encoding is thought to be."""
     return decode_text(sys.stdin.buffer.read(), "standard input").replace("\r\n", "\n")
-
-
-def describe_environment() -> dict[str, str]:
-    """What a bug report should say about this machine."""
-    from ..evaluation.facts import installed_versions
-
-    return {
-        **installed_versions(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "threads": str(torch.get_num_threads()),
-        "devices": ", ".join(available_devices()),
-    }

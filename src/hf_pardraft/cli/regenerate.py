@@ -1,123 +1,150 @@
-"""What the command `pardraft regenerate` does; cli/app.py only reads its arguments."""
+"""`pardraft regenerate`: the target writes what a drafter learns from."""
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+import typer
 
-from ..datagen.local_writer import LocalWriter
-from ..datagen.prompt_writer import PromptSampling
-from ..datagen.regenerate import Regeneration, Shard, check_output, regenerate
-from ..datagen.rewriting import check_sampling
-from ..datagen.self_prompts import SelfPrompting, write_dialogues
-from ..datagen.server_writer import ServerWriter
-from ..datagen.user_turns import UserTurns
-from ..training.data.sources import load_data
 from ..user_input.files import parse_json, quoted
 from ..user_input.models import load_models, load_tokenizer
 from ..user_input.options import checked_device, checked_dtype
+from .options import Device, Dtype, TrustRemoteCode, print_facts
+
+if TYPE_CHECKING:
+    from ..datagen.regenerate import Regeneration
 
 
-@dataclass
-class RegenerateRequest:
-    """What `pardraft regenerate` is asked to do: who writes, how, and where to.
+def regenerate(
+    output: Annotated[str, typer.Option(help="A .jsonl file; a run that was cut off goes on where it was.")],
+    dataset: Annotated[
+        str | None, typer.Argument(help="On the Hub, a folder, or a .jsonl, .json, .csv or .parquet file.")
+    ] = None,
+    self_prompts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Instead of a data set: write this many dialogues, prompts included. The target goes on after its chat "
+            "template's user header. A later run with a larger number adds to them.",
+        ),
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The model that writes: a folder or a Hub repository.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Its drafter, to write sooner.")] = None,
+    server: Annotated[
+        str | None, typer.Option(help="Instead of a target: an OpenAI-compatible server, http://localhost:8000/v1.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Name of the target on the server.")] = None,
+    api_key_variable: Annotated[
+        str, typer.Option(help="Environment variable with the server's key, if it asks for one.")
+    ] = "OPENAI_API_KEY",
+    config: Annotated[str | None, typer.Option(help="Of the data set.")] = None,
+    split: Annotated[str, typer.Option(help="Of the data set.")] = "train",
+    shard: Annotated[
+        str | None,
+        typer.Option(help="Part of the rows, as number/count (0/4). By default what torchrun or accelerate say."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.6,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the law to sample from.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 2048,
+    prompt_temperature: Annotated[float, typer.Option(min=0.0, help="Of self-prompts.")] = 1.0,
+    prompt_top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Of self-prompts.")] = 0.95,
+    prompt_max_tokens: Annotated[
+        int, typer.Option(min=1, help="A self-prompt that is not at its end by then is not used.")
+    ] = 256,
+    more_turns: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Probability that a self-prompting user goes on after an answer.")
+    ] = 0.25,
+    max_turns: Annotated[int, typer.Option(min=1, help="Most self-prompts of a dialogue.")] = 4,
+    prompt_system: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="System message that steers what self-prompting users ask about; answers don't see it. May be repeated: "
+            'prompts take them in turn. "" stands for none.',
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help='JSON for the chat template, such as {"enable_thinking": false}.')
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows that a local target writes at once.")] = 8,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests to a server at once.")] = 16,
+    retries: Annotated[int, typer.Option(min=0, help="How often a request that failed is tried again.")] = 5,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Let the target write what a drafter learns from: new answers to the prompts of a data set, or whole dialogues.
 
-    Either `target` is loaded here, with `drafter` if there is one, or `server` has it under the name `model`. Prompts are those
-    of `dataset`, or `self_prompts` many that the target invents.
+    With --self-prompts no data set is needed: an instruct model invents users' messages, too, and answers them. Messages without
+    an end, empty, very short, repetitive or known ones, and such with special or control characters are left out.
     """
+    # Data sets and the layers below training take a second to import, which no other command has to wait for.
+    from ..datagen.local_writer import LocalWriter
+    from ..datagen.prompt_writer import PromptSampling
+    from ..datagen.regenerate import Shard, check_output
+    from ..datagen.regenerate import regenerate as rewrite
+    from ..datagen.rewriting import check_sampling
+    from ..datagen.self_prompts import write_dialogues
+    from ..datagen.server_writer import ServerWriter
+    from ..datagen.user_turns import UserTurns
+    from ..training.data.sources import load_data
 
-    dataset: str | None
-    output: str
-    self_prompts: int | None
-    target: str | None
-    drafter: str | None
-    server: str | None
-    model: str | None
-    api_key_variable: str
-    config: str | None
-    split: str
-    shard: str | None
-    temperature: float
-    top_p: float
-    max_tokens: int
-    prompt_temperature: float
-    prompt_top_p: float
-    prompt_max_tokens: int
-    more_turns: float
-    max_turns: int
-    prompt_system: list[str]
-    seed: int
-    chat_template_kwargs: str | None
-    batch_size: int
-    concurrency: int
-    retries: int
-    dtype: str
-    device: str
-    trust_remote_code: bool = False
-
-
-def regenerate_dataset(request: RegenerateRequest) -> Regeneration:
-    """Rewrite the answers of a data set, or write dialogues, with a progress bar.
-
-    Raises:
-        OSError, ValueError: if the arguments contradict each other, or something can't be loaded or written.
-    """
-    check_writer(request)
-    sampling = {
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "max_tokens": request.max_tokens,
-        "seed": request.seed,
-        "template_kwargs": parse_template_kwargs(request.chat_template_kwargs),
-    }
-    shard = Shard.of_this_process() if request.shard is None else Shard.parse(request.shard)
+    check_sampling(temperature, top_p, max_tokens)
+    check_prompts(dataset, self_prompts, config, server)
+    check_writer(target, drafter, server, model, shard)
+    checked_dtype(dtype)
+    checked_device(device)
+    sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
+    sampling["template_kwargs"] = parse_template_kwargs(chat_template_kwargs)
+    part = Shard.of_this_process() if shard is None else Shard.parse(shard)
     # A model takes minutes to load, so all else is looked at before.
-    check_output(request.output)
-    if request.self_prompts is not None:
-        return write_self_prompted(request, sampling, shard)
-    rows = load_data(request.dataset, request.config, request.split)
-    writer = server_writer(request, sampling) if request.server else local_writer(request, sampling)
-    target_name = request.model if request.server else request.target
-    return regenerate(rows, request.output, writer, target_name=target_name, shard=shard)
+    check_output(output)
+    if self_prompts is None:
+        examples = load_data(dataset, config, split)
+    else:
+        limits = (prompt_temperature, prompt_top_p, prompt_max_tokens, more_turns, max_turns)
+        prompts = PromptSampling(*limits, systems=tuple(prompt_system or ()))
+        UserTurns(load_tokenizer(target, trust_remote_code), sampling["template_kwargs"])
+    if server:
+        key = os.environ.get(api_key_variable)
+        writer = ServerWriter(server, model, api_key=key, concurrency=concurrency, retries=retries, **sampling)
+    else:
+        place = device_of_this_process(device)
+        tokenizer, loaded, assistant = load_models(target, drafter, dtype, place, trust_remote_code)
+        writer = LocalWriter(loaded, tokenizer, assistant, batch_size=batch_size, **sampling)
+    if self_prompts is None:
+        result = rewrite(examples, output, writer, target_name=model if server else target, shard=part)
+    else:
+        result = write_dialogues(self_prompts, output, writer, target, prompts, part)
+    print_facts(describe_regeneration(result))
+    if result.failed:
+        raise typer.Exit(1)
 
 
-def write_self_prompted(request: RegenerateRequest, sampling: dict[str, Any], shard: Shard) -> SelfPrompting:
-    """Dialogues whose prompts the target invents."""
-    prompts = PromptSampling(
-        request.prompt_temperature,
-        request.prompt_top_p,
-        request.prompt_max_tokens,
-        request.more_turns,
-        request.max_turns,
-        tuple(request.prompt_system),
-    )
-    UserTurns(load_tokenizer(request.target, request.trust_remote_code), sampling["template_kwargs"])
-    writer = local_writer(request, sampling)
-    return write_dialogues(request.self_prompts, request.output, writer, request.target, prompts, shard)
-
-
-def check_writer(request: RegenerateRequest) -> None:
-    """Raise a `ValueError` unless it is clear what is written, who writes, and how."""
-    check_sampling(request.temperature, request.top_p, request.max_tokens)
-    checked_dtype(request.dtype)
-    checked_device(request.device)
-    if (request.dataset is None) == (request.self_prompts is None):
+def check_prompts(dataset: str | None, self_prompts: int | None, config: str | None, server: str | None) -> None:
+    """Raise a `ValueError` unless it is clear where prompts come from."""
+    if (dataset is None) == (self_prompts is None):
         raise ValueError("expected where prompts come from, either a data set or --self-prompts: pass one of them")
-    if request.self_prompts is not None and request.config is not None:
+    if self_prompts is not None and config is not None:
         raise ValueError("--config is of a data set, and --self-prompts has none: leave it out")
-    if request.self_prompts is not None and request.server:
+    if self_prompts is not None and server:
         raise ValueError(
             "--self-prompts needs --target, a target that is loaded here: a server only answers. To have it answer them, write "
             "prompts here with a small --max-tokens, then pass that file as the data set with --server"
         )
-    if bool(request.target) == bool(request.server):
+
+
+def check_writer(
+    target: str | None, drafter: str | None, server: str | None, model: str | None, shard: str | None
+) -> None:
+    """Raise a `ValueError` unless it is clear who writes, and which part."""
+    if bool(target) == bool(server):
         raise ValueError("expected who writes the answers, either --target or --server: pass one of them")
-    if request.server and not request.model:
+    if server and not model:
         raise ValueError("--server needs --model, the target's name on that server")
-    if request.server and request.drafter:
+    if server and drafter:
         raise ValueError("--drafter is for a target that is loaded here: a server has its own, so leave it out")
-    if request.shard is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if shard is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("torchrun or accelerate launch says which shard is this process's: leave --shard out")
 
 
@@ -133,14 +160,6 @@ def parse_template_kwargs(text: str | None) -> dict[str, Any]:
     return parsed
 
 
-def local_writer(request: RegenerateRequest, sampling: dict[str, Any]) -> LocalWriter:
-    device = device_of_this_process(request.device)
-    tokenizer, target, drafter = load_models(
-        request.target, request.drafter, request.dtype, device, request.trust_remote_code
-    )
-    return LocalWriter(target, tokenizer, drafter, batch_size=request.batch_size, **sampling)
-
-
 def device_of_this_process(device: str) -> str:
     """Of several processes on a machine each has an accelerator of its own, unless a device is asked for."""
     if device != "auto" or "LOCAL_RANK" not in os.environ or not torch.accelerator.is_available():
@@ -148,14 +167,10 @@ def device_of_this_process(device: str) -> str:
     return f"{torch.accelerator.current_accelerator().type}:{os.environ['LOCAL_RANK']}"
 
 
-def server_writer(request: RegenerateRequest, sampling: dict[str, Any]) -> ServerWriter:
-    key = os.environ.get(request.api_key_variable)
-    limits = {"concurrency": request.concurrency, "retries": request.retries}
-    return ServerWriter(request.server, request.model, api_key=key, **limits, **sampling)
-
-
-def describe_regeneration(result: Regeneration) -> dict[str, Any]:
+def describe_regeneration(result: "Regeneration") -> dict[str, Any]:
     """What to tell about it."""
+    from ..datagen.self_prompts import SelfPrompting
+
     facts = {
         "output": result.path,
         "rows": result.num_rows,

@@ -1,200 +1,23 @@
-"""What the commands `pardraft train` and `pardraft cache-features` do; cli/app.py only reads their arguments."""
+"""`pardraft train`: a drafter from a recipe."""
 
-import sys
-from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import torch
-import yaml
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+import typer
 
-from ..checkpoints.atomic_files import write_whole
-from ..checkpoints.atomic_folders import writing_folder
-from ..models.base import ParallelDrafter
-from ..models.modeling_dart import DartDrafter
-from ..models.modeling_dflare import DFlareDrafter
-from ..models.modeling_dflash import DFlashDrafter
-from ..models.modeling_pard import PardDrafter
-from ..training.arguments import DraftTrainingArguments
-from ..training.checkpointing import check_no_other_run, checkpoint_to_resume, tidy
-from ..training.checks import check_reporting
-from ..training.data.dataset import prepare_for_training
-from ..training.data.sources import load_data, split_off
-from ..training.losses.objectives import parse_objective, reads_logits
-from ..training.recipe import DrafterOptions, TrainingRun, config_fields, training_run
-from ..training.target.feature_writing import DTYPES, cache_features, feature_bytes, texts_of
-from ..training.trainer import DraftTrainer
-from ..user_input.models import load_drafter, load_model, load_tokenizer
-from ..user_input.options import checked_dtype
-
-FRESH = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}
-# Another seed of training is not to change what is held out.
-SPLIT_SEED = 0
-SETTINGS_FILE = "train_settings.yaml"
-# What such a recipe does not repeat: where the settings came from, a secret, and what one call was told about an earlier one.
-NOT_STORED = ("recipe", "hub_token", "resume_from_checkpoint", "overwrite_output", "resume_changed")
+from .options import print_facts
 
 
-@dataclass
-class Loaded:
-    """What a run works with."""
+def train(
+    context: typer.Context,
+    show_help: Annotated[bool, typer.Option("--help", help="Explain the settings.")] = False,
+    show_all: Annotated[bool, typer.Option("--help-all", help="Explain all settings.")] = False,
+) -> None:
+    """Train a drafter by a recipe, evaluate it and save it."""
+    # Training pulls in accelerate and the Trainer, which other commands have no use for.
+    from ..training.recipe_help import help_text
+    from ..training.run import train_drafter
 
-    run: TrainingRun
-    target: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    drafter: ParallelDrafter
-    train_examples: Any
-    eval_examples: Any
-
-
-def load_run(run: TrainingRun) -> Loaded:
-    """The models and the data of a run.
-
-    Raises:
-        OSError: if a model or file can't be loaded.
-        ValueError: if they don't fit together.
-    """
-    options = run.options
-    checked_dtype(options.target_dtype)
-    tokenizer = load_tokenizer(options.target, options.trust_remote_code)
-    train = load_data(options.dataset, options.dataset_config, options.dataset_split)
-    if options.eval_dataset is not None:
-        held_out = load_data(options.eval_dataset, split=options.eval_split)
-    else:
-        train, held_out = split_off(train, options.eval_size, SPLIT_SEED, is_asked_for="eval_size" in run.given)
-    # A fresh drafter's weights are random, and a run that is repeated is to begin with the same.
-    set_seed(run.training_arguments().seed)
-    # With DeepSpeed's stage 3, a process would load a part of each model. The trainer spreads the drafter, and only that.
-    unset_hf_deepspeed_config()
-    target = load_model(options.target, options.trust_remote_code, dtype=options.target_dtype)
-    return Loaded(run, target, tokenizer, new_drafter(run.drafter, target, tokenizer), train, held_out)
-
-
-def new_drafter(
-    options: DrafterOptions, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> ParallelDrafter:
-    """The drafter to train, in float32: small steps would be lost on weights of 16 bits."""
-    if options.drafter is not None:
-        return load_drafter(options.drafter, dtype=torch.float32)
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    if len(options.mask_token_id or []) == 1:
-        # Shared by all masks.
-        given["mask_token_id"] = options.mask_token_id[0]
-    if options.kind in FRESH:
-        fields = {name: given[name] for name in given if name not in ("kind", "drafter_config")}
-        if options.kind != "dart":
-            fields["tokenizer"] = tokenizer
-        others = config_fields(options.drafter_config)
-        if twice := {name for name in fields.keys() & others.keys() if fields[name] != others[name]}:
-            raise ValueError(
-                f"{', '.join(sorted(twice))}: given as a setting, and otherwise in drafter_config {options.drafter_config}: "
-                "leave one of them out"
-            )
-        return FRESH[options.kind].for_target(target, **{**others, **fields}).float()
-    taps = {name: given[name] for name in ("target_layers", "target_scale") if name in given}
-    base = load_model(options.base, dtype=torch.float32)
-    conditions = {"target": target, **taps} if options.kind == "pard2" else {}
-    return PardDrafter.from_causal_lm(base, given.get("mask_token_id"), tokenizer=tokenizer, **conditions)
-
-
-def train_drafter(words: list[str]) -> dict[str, Any]:
-    """Train, evaluate and save as the words of a command line say: the measured evaluation, and where the drafter is.
-
-    The output folder gets the drafter, `eval_results.json`, and `train_settings.yaml`, a recipe that repeats the run.
-    """
-    run = training_run(words)
-    arguments = run.training_arguments()
-    peft_config = run.adapter.config()
-    check_reporting(arguments)
-    is_first = arguments.process_index == 0
-    with writing_folder(run.options.output) if is_first else nullcontext():
-        if is_first:
-            tidy(Path(run.options.output))
-        return train_in_folder(run, arguments, peft_config)
-
-
-def train_in_folder(run: TrainingRun, arguments: DraftTrainingArguments, peft_config: Any) -> dict[str, Any]:
-    """[`train_drafter`], while nobody else writes its output."""
-    resume = arguments.resume_from_checkpoint
-    checkpoint = checkpoint_to_resume(True if resume in ("true", "True", "last") else resume, arguments.output_dir)
-    if checkpoint is None:
-        check_no_other_run(arguments.output_dir, arguments.overwrite_output, files=True)
-    loaded = load_run(run)
-    trainer = DraftTrainer(
-        model=loaded.drafter,
-        target=loaded.target,
-        args=arguments,
-        train_dataset=loaded.train_examples,
-        eval_dataset=loaded.eval_examples,
-        processing_class=loaded.tokenizer,
-        peft_config=peft_config,
-    )
-    trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model()
-    trainer.save_state()
-    metrics = {} if loaded.eval_examples is None else trainer.evaluate()
-    if not trainer.is_world_process_zero():
-        return {}
-    settings = {name: value for name, value in run.given.items() if name not in NOT_STORED}
-    write_whole(Path(run.options.output) / SETTINGS_FILE, yaml.safe_dump(settings, sort_keys=False))
-    if metrics:
-        trainer.save_metrics("eval", metrics, combined=False)
-    return {**metrics, "drafter": run.options.output}
-
-
-@dataclass
-class FeatureOptions:
-    """How `pardraft cache-features` stores states."""
-
-    folder: str | None = None
-    dtype: str = "bfloat16"
-    batch_size: int = 8
-
-
-def cache_target_features(words: list[str], options: FeatureOptions) -> dict[str, Any]:
-    """Store the hidden states that a run with the same settings would read, for training and evaluation.
-
-    Raises:
-        ValueError: if the drafter reads none.
-        OSError: if there is not enough room.
-    """
-    if options.dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {options.dtype!r}")
-    run = training_run([*words, "--output", options.folder or ""])
-    arguments = run.training_arguments()
-    with writing_folder(options.folder):
-        return store_states(run, arguments, options)
-
-
-def store_states(run: TrainingRun, arguments: DraftTrainingArguments, options: FeatureOptions) -> dict[str, Any]:
-    """[`cache_target_features`], while nobody else writes its folder."""
-    loaded = load_run(run)
-    taps = loaded.drafter.taps_for(loaded.target)
-    if not taps:
-        raise ValueError(
-            f"a {type(loaded.drafter).__name__} reads token ids only, so there are no states to store: train it without "
-            "--features-folder"
-        )
-    with_last = reads_logits(parse_objective(arguments.objective or loaded.drafter.training_objective))
-    parts = [part for part in (loaded.train_examples, loaded.eval_examples) if part is not None]
-    examples = [
-        example for part in parts for example in prepare_for_training(loaded.drafter, arguments, loaded.tokenizer, part)
-    ]
-    num_tokens = sum(map(len, texts_of(examples)))
-    needed = feature_bytes(loaded.target, taps, num_tokens, options.dtype, with_last)
-    sys.stderr.write(f"{num_tokens} tokens of hidden states {taps}: {needed / 1e6:.1f} MB as {options.dtype}\n")
-    loaded.target.to(arguments.device)
-    store = cache_features(
-        loaded.target,
-        taps,
-        examples,
-        options.folder,
-        options.dtype,
-        with_last=with_last,
-        batch_size=options.batch_size,
-        progress=True,
-    )
-    return {"texts": len(store), "tokens": num_tokens, "megabytes": round(needed / 1e6, 1), "folder": options.folder}
+    if show_help or show_all or not context.args:
+        print(help_text(everything=show_all))
+        return
+    print_facts(train_drafter(context.args))

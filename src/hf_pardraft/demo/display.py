@@ -8,7 +8,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from ..evaluation.metrics import ComparisonRow
+from ..evaluation.rows import Comparison
 
 # Two of the eight colours that every terminal tells apart, with a foreground that both dark and light ones can read.
 RUN_STYLES = ("black on green", "black on cyan")
@@ -76,7 +76,7 @@ def last_lines(text: str, num_lines: int) -> str:
     return text if len(lines) <= num_lines else "\n".join(["...", *lines[-num_lines:]])
 
 
-def results_table(rows: list[ComparisonRow]) -> Table:
+def results_table(rows: list[Comparison]) -> Table:
     """The comparison, for people."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column("")

@@ -8,9 +8,9 @@ import torch
 from rich.console import Console
 from transformers import GenerationConfig
 
-from ..evaluation.benchmark import Contender, compare
-from ..evaluation.entries import COMPILED
-from ..evaluation.metrics import ComparisonRow
+from ..evaluation.entries import Entry, compiled_twin, plain_entry
+from ..evaluation.measurement import Condition, race
+from ..evaluation.rows import Comparison, compare
 from ..user_input.files import read_text
 from .display import RunStreamer, can_shade, results_table
 from .family import SHIPPED_FAMILY, Family, load_family
@@ -65,7 +65,7 @@ def show_demo(options: DemoOptions, console: Console) -> None:
 
 
 def demo_json(options: DemoOptions) -> str:
-    """The table of [`show_demo`] alone, as a JSON list of rows. Raises what `show_demo` raises."""
+    """The table of [`show_demo`] alone, as a JSON list. Raises what `show_demo` raises."""
     family, prompts = load(options)
     return rows_to_json(measured(family, prompts, options))
 
@@ -77,25 +77,24 @@ def load(options: DemoOptions) -> tuple[Family, list[torch.LongTensor]]:
     return family, [encode(family, text, options.max_new_tokens) for text in texts]
 
 
-def measured(family: Family, prompts: list[torch.LongTensor], options: DemoOptions) -> list[ComparisonRow]:
+def measured(family: Family, prompts: list[torch.LongTensor], options: DemoOptions) -> list[Comparison]:
     """Each drafter with chains, with trees if there is a budget for them, and all of these compiled if that is asked for."""
-    contenders = {}
+    entries = [plain_entry()]
     for name, drafter in family.drafters.items():
-        ways = {name: {}}
+        ways = [Entry(name, drafter)]
         if options.tree_budget:
-            ways[f"{name}, tree of {options.tree_budget}"] = tree_settings(options)
-        for title, settings in ways.items():
-            contenders[title] = Contender(drafter, settings)
-            if options.compiled:
-                contenders[f"{title}, compiled"] = Contender(drafter, {**settings, **COMPILED})
-    return compare(family.target, contenders, prompts, options.max_new_tokens, REPEATS, options.batch_size)
+            ways.append(Entry(f"{name}, tree of {options.tree_budget}", drafter, tree_settings(options)))
+        for entry in ways:
+            entries += [entry, compiled_twin(entry)] if options.compiled else [entry]
+    condition = Condition(options.batch_size, max_new_tokens=options.max_new_tokens, repeats=REPEATS)
+    return compare(race(family.target, entries, prompts, condition), condition)
 
 
 def tree_settings(options: DemoOptions) -> dict[str, int]:
     return {"tree_budget": options.tree_budget} if options.tree_budget else {}
 
 
-def rows_to_json(rows: list[ComparisonRow]) -> str:
+def rows_to_json(rows: list[Comparison]) -> str:
     return json.dumps([asdict(row) for row in rows], indent=2)
 
 

@@ -56,7 +56,7 @@ def encode_all(
         questions: what to ask.
         tokenizer: the target's.
         chat: how to write it down.
-        answer: gives the new token ids behind a prompt; `None` leaves later turns out.
+        answer: gives the new token ids after a prompt; `None` leaves later turns out.
         room: tokens that a prompt may have; `None` for any number.
 
     Returns:

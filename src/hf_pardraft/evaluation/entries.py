@@ -7,8 +7,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..models.base import ParallelDrafter
-from .benchmark import PLAIN
 
+PLAIN = "plain"
 # What the shorter names on the command line are called in a generation config.
 SHOWN_AS = {"num_assistant_tokens": "depth", "tree_budget": "tree"}
 LOOKUP_TOKENS = 10
@@ -22,7 +22,7 @@ class Entry:
     """One way to decode.
 
     Attributes:
-        name: of its rows.
+        name: of its result rows.
         assistant: a drafter, or a small language model; `None` for `generate` by itself.
         setting: attributes of the call's `GenerationConfig` that make it what it is.
         arguments: of the `generate` call itself.
@@ -44,8 +44,8 @@ class Entry:
         return isinstance(self.assistant, ParallelDrafter) and "speculation_type" not in self.setting
 
     @property
-    def one_row_only(self) -> bool:
-        """Whether it needs transformers' assisted loop, which takes one row at a time."""
+    def one_at_a_time(self) -> bool:
+        """Whether it needs transformers' assisted loop, which takes one text at a time."""
         return not self.is_plain and (not self.is_parallel or self.decode_loop == "stock")
 
     @property
@@ -61,7 +61,7 @@ def settings_grid(choices: dict[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def name_of(name: str, setting: dict[str, Any], varied: set[str]) -> str:
-    """What a row is called: the drafter, and those of its settings that differ from row to row."""
+    """What a result row is called: the drafter, and those of its settings that differ from one to another."""
     return ", ".join([name, *(shown(key, value) for key, value in setting.items() if key in varied)])
 
 
@@ -88,8 +88,8 @@ def drafter_entries(drafters: dict[str, ParallelDrafter], choices: dict[str, lis
 
 
 def with_compiled(entries: list[Entry]) -> list[Entry]:
-    """Entries, and behind each one that can be compiled its compiled twin; transformers' assisted loops can't."""
-    return [twin for entry in entries for twin in [entry, *([] if entry.one_row_only else [compiled_twin(entry)])]]
+    """Entries, and after each one that can be compiled its compiled twin; transformers' assisted loops can't."""
+    return [twin for entry in entries for twin in [entry, *([] if entry.one_at_a_time else [compiled_twin(entry)])]]
 
 
 def compiled_twin(entry: Entry) -> Entry:

@@ -15,45 +15,40 @@ from ..generation.settings import settings_in
 from ..models.base import ParallelDrafter
 from ..pairing.remembered import public_name
 from .models import DrafterSource
-from .plan import EvalRequest, Plan
+from .plan import Plan
 
 DISTRIBUTIONS = ("hf-pardraft", "torch", "transformers", "tokenizers", "accelerate", "datasets")
 
 
 def facts_of(
-    request: EvalRequest,
-    plan: Plan,
-    target: PreTrainedModel,
-    drafters: dict[str, ParallelDrafter],
-    prompt_facts: dict[str, Any],
+    plan: Plan, target: PreTrainedModel, drafters: dict[str, ParallelDrafter], prompt_facts: dict[str, Any]
 ) -> dict[str, Any]:
     """The JSON's top level, but for the rows."""
-    simulation = None
-    if plan.profile is not None:
-        simulation = {"acceptance": str(plan.profile), "runner_up": request.simulate_runner_up}
+    condition = plan.conditions[0]
+    sources = plan.contenders.drafters
     return {
-        "simulated": plan.profile is not None,
-        "simulation": simulation,
+        "simulated": False,
+        "simulation": None,
         "machine": machine(target.device),
         "command": shlex.join(["pardraft", *sys.argv[1:]]),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "versions": installed_versions(),
-        "target": public_name(target) or Path(request.target).resolve().name,
-        "random_weights": request.random_weights,
+        "target": public_name(target) or Path(plan.target).resolve().name,
+        "random_weights": plan.random_weights,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "drafters": {name: describe_drafter(plan.drafters[name], drafter) for name, drafter in drafters.items()},
+        "drafters": {name: describe_drafter(sources[name], drafter) for name, drafter in drafters.items()},
         "prompts": prompt_facts,
-        "max_new_tokens": request.max_new_tokens,
-        "repeats": request.repeats,
-        "seed": request.seed,
-        "top_k": request.top_k,
-        "top_p": request.top_p,
-        "generate_arguments": plan.generate_arguments,
+        "max_new_tokens": condition.max_new_tokens,
+        "repeats": condition.repeats,
+        "seed": condition.seed,
+        "top_k": condition.top_k,
+        "top_p": condition.top_p,
+        "generate_arguments": condition.generate_arguments,
     }
 
 
 def describe_drafter(source: DrafterSource, drafter: ParallelDrafter) -> dict[str, Any]:
-    """Where a drafter is from, and the settings that it brings along: a row's own go before them."""
+    """Where a drafter is from, and the settings that it brings along: those of a result row take precedence."""
     return {
         "source": source.public_source,
         "kind": drafter.config.drafter_kind,

@@ -1,9 +1,9 @@
 """Let every entry decode the same prompts in turns, by the clock, and once more watched round by round."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,11 +11,12 @@ from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from ..generation.settings import wants_compiled
-from .benchmark import WARM_UP_TOKENS, end_of_text_ids, padded_batch, wait_for_device, without_padding
 from .entries import Entry
 from .utilisation import Proposal
 
+WARM_UP_TOKENS = 8
 Texts = tuple[tuple[int, ...], ...]
+Batch = dict[str, torch.LongTensor]
 Around = Callable[[Entry], AbstractContextManager[None]]
 
 
@@ -29,7 +30,8 @@ class Condition:
         max_new_tokens: per prompt; fewer if the target ends its text.
         top_k, top_p: with a temperature; 0 and 1 leave the target's law as it is.
         repeats: how often each entry is timed on each batch.
-        seed: of what is drawn; each repeat draws the same, so that it writes the same.
+        seed: of what is drawn on the first batch; the n-th after it has `seed + n`. Each repeat draws the same, so that it
+            writes the same.
         generate_arguments: attributes of every call's `GenerationConfig`, such as `cache_implementation`.
     """
 
@@ -42,6 +44,10 @@ class Condition:
     seed: int = 0
     generate_arguments: dict[str, Any] = field(default_factory=dict)
 
+    def on_batch(self, index: int) -> "Condition":
+        """The same, with the seed of the n-th batch."""
+        return replace(self, seed=self.seed + index)
+
     def sampling(self) -> dict[str, Any]:
         """The attributes of a `GenerationConfig` that say how tokens are chosen."""
         if self.temperature == 0:
@@ -51,10 +57,17 @@ class Condition:
 
 @dataclass(frozen=True)
 class Run:
-    """One timed `generate` call: the new tokens of each row, and wall-clock seconds, the prompt's own forward included."""
+    """One timed `generate` call.
+
+    Attributes:
+        texts: the new tokens of each batch item.
+        seconds: wall-clock time, the prompt's own forward included.
+        tokens_per_round: tokens that a round committed to an item, for each item that took part; empty if a loop does not tell.
+    """
 
     texts: Texts
     seconds: float
+    tokens_per_round: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -66,9 +79,9 @@ class Watched:
     """One `generate` call, round by round.
 
     Attributes:
-        texts: the new tokens of each row.
+        texts: the new tokens of each batch item.
         rounds: forwards of the target.
-        tokens_per_round: tokens that a round committed to a row, for each row that took part.
+        tokens_per_round: as for [`Run`].
         proposals: what was proposed; empty if a loop does not tell.
         seconds: spent in draft, tree, verify and commit; empty if a loop does not tell.
     """
@@ -110,56 +123,112 @@ def measure(
     condition: Condition,
     around: Around = lambda entry: nullcontext(),
 ) -> list[Measured]:
-    """Decode every prompt with every entry.
+    """[`race`] all entries, and watch each of them before, which costs time and is not timed."""
+    batches = in_batches(target, prompts, condition.batch_size)
+    measured = [Measured(entry, [[] for _ in batches], []) for entry in entries]
+    with kept_random_state(target.device):
+        for each in measured:
+            with around(each.entry):
+                warm_up_to_watch(target, each.entry, batches, condition)
+                for index, batch in enumerate(batches):
+                    each.watched.append(watch(target, each.entry, batch, condition.on_batch(index)))
+        take_turns(target, measured, batches, condition, around)
+    return measured
 
-    Each entry is warmed up and then watched, which costs time and is not timed. After that the entries take turns on each
-    batch, so that a machine that slows down slows all of them down.
+
+def race(
+    target: PreTrainedModel, entries: list[Entry], prompts: list[torch.LongTensor], condition: Condition
+) -> list[Measured]:
+    """Decode every prompt with every entry by the clock.
+
+    Each entry is warmed up first. The entries then take turns on each batch, so that a machine that slows down slows all of them
+    down. The random state of the caller is left as it was.
 
     Args:
         target: the model whose text it is.
         entries: plain `generate` first.
         prompts: token ids, each `(1, length)`.
         condition: batch size, temperature and so on.
-        around: a context for each call, say of a simulation.
+
+    Returns:
+        What was timed, of each entry; nothing was watched.
     """
-    size = condition.batch_size
-    batches = [on_device(padded_batch(prompts[i : i + size]), target) for i in range(0, len(prompts), size)]
+    batches = in_batches(target, prompts, condition.batch_size)
     measured = [Measured(entry, [[] for _ in batches], []) for entry in entries]
-    for each in measured:
-        with around(each.entry):
+    with kept_random_state(target.device):
+        for each in measured:
             warm_up(target, each.entry, batches, condition)
-            each.watched.extend(watch(target, each.entry, batch, condition) for batch in batches)
+        take_turns(target, measured, batches, condition)
+    return measured
+
+
+def take_turns(
+    target: PreTrainedModel,
+    measured: list[Measured],
+    batches: list[Batch],
+    condition: Condition,
+    around: Around = lambda entry: nullcontext(),
+) -> None:
+    """Time every entry on every batch; `around` is a context for each call, say of a simulation."""
     for _ in range(condition.repeats):
         for index, batch in enumerate(batches):
             for each in measured:
                 with around(each.entry):
-                    each.runs[index].append(run(target, each.entry, batch, condition))
-    return measured
+                    each.runs[index].append(run(target, each.entry, batch, condition.on_batch(index)))
 
 
-def warm_up(
-    target: PreTrainedModel, entry: Entry, batches: list[dict[str, torch.LongTensor]], condition: Condition
-) -> None:
-    """Do what is slow the first time.
-
-    What is compiled is compiled for each batch size, and when it is watched, in the parts that are timed.
-    """
+def warm_up(target: PreTrainedModel, entry: Entry, batches: list[Batch], condition: Condition) -> None:
+    """Do what is slow the first time: what is compiled is compiled for each batch size."""
     if not is_compiled(entry, condition):
         run(target, entry, batches[0], condition, min(WARM_UP_TOKENS, condition.max_new_tokens))
         return
-    for batch in {len(batch["input_ids"]): batch for batch in reversed(batches)}.values():
+    for batch in one_of_each_size(batches):
         run(target, entry, batch, condition)
-        watch(target, entry, batch, condition)
 
 
-def on_device(batch: dict[str, torch.LongTensor], target: PreTrainedModel) -> dict[str, torch.LongTensor]:
+def warm_up_to_watch(target: PreTrainedModel, entry: Entry, batches: list[Batch], condition: Condition) -> None:
+    """[`warm_up`], and compile what is compiled in other parts when rounds are timed part by part."""
+    warm_up(target, entry, batches, condition)
+    if is_compiled(entry, condition):
+        for batch in one_of_each_size(batches):
+            watch(target, entry, batch, condition)
+
+
+def one_of_each_size(batches: list[Batch]) -> Iterable[Batch]:
+    return {len(batch["input_ids"]): batch for batch in reversed(batches)}.values()
+
+
+def in_batches(target: PreTrainedModel, prompts: list[torch.LongTensor], size: int) -> list[Batch]:
+    """Prompts of `(1, length)`, `size` at a time, on the target's device."""
+    starts = range(0, len(prompts), size)
+    return [on_device(padded_batch(prompts[start : start + size]), target) for start in starts]
+
+
+def padded_batch(prompts: list[torch.LongTensor]) -> Batch:
+    """Prompts of `(1, length)` as `input_ids` and `attention_mask` of `(batch, longest)`, padded on the left."""
+    longest = max(prompt.shape[1] for prompt in prompts)
+
+    def stacked(items: list[torch.LongTensor]) -> torch.LongTensor:
+        return torch.cat([torch.nn.functional.pad(item, (longest - item.shape[1], 0)) for item in items])
+
+    return {"input_ids": stacked(prompts), "attention_mask": stacked([torch.ones_like(prompt) for prompt in prompts])}
+
+
+def on_device(batch: Batch, target: PreTrainedModel) -> Batch:
     return {name: tensor.to(target.device) for name, tensor in batch.items()}
+
+
+def kept_random_state(device: torch.device) -> AbstractContextManager:
+    """A context whose end brings back the random state of the CPU and of `device`."""
+    if device.type == "cpu":
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device], device_type=device.type)
 
 
 def run(
     target: PreTrainedModel,
     entry: Entry,
-    batch: dict[str, torch.LongTensor],
+    batch: Batch,
     condition: Condition,
     max_new_tokens: int | None = None,
 ) -> Run:
@@ -171,10 +240,13 @@ def run(
     output_ids = call(target, entry, batch, config)
     wait_for_device(target.device)
     seconds = time.perf_counter() - started
-    return Run(new_texts(target, batch, output_ids), seconds)
+    texts = new_texts(target, batch, output_ids)
+    # Without a drafter every forward commits one token.
+    counts = (1,) * sum(map(len, texts)) if entry.is_plain else ()
+    return Run(texts, seconds, tuple(entry.assistant.last_stats.tokens_per_round) if entry.is_parallel else counts)
 
 
-def watch(target: PreTrainedModel, entry: Entry, batch: dict[str, torch.LongTensor], condition: Condition) -> Watched:
+def watch(target: PreTrainedModel, entry: Entry, batch: Batch, condition: Condition) -> Watched:
     """One `generate` call on a batch, round by round."""
     torch.manual_seed(condition.seed)
     if entry.is_parallel:
@@ -218,7 +290,7 @@ def compile_anywhere() -> CompileConfig:
 def call(
     target: PreTrainedModel,
     entry: Entry,
-    batch: dict[str, torch.LongTensor],
+    batch: Batch,
     config: GenerationConfig,
     **arguments: Any,
 ) -> torch.LongTensor:
@@ -227,8 +299,26 @@ def call(
     )
 
 
-def new_texts(target: PreTrainedModel, batch: dict[str, torch.LongTensor], output_ids: torch.LongTensor) -> Texts:
-    """What was added to each row, without padding."""
+def new_texts(target: PreTrainedModel, batch: Batch, output_ids: torch.LongTensor) -> Texts:
+    """What was added to each prompt, without padding."""
     ends = end_of_text_ids(target)
-    rows = output_ids[:, batch["input_ids"].shape[1] :].tolist()
-    return tuple(tuple(without_padding(row, ends)) for row in rows)
+    items = output_ids[:, batch["input_ids"].shape[1] :].tolist()
+    return tuple(tuple(without_padding(item, ends)) for item in items)
+
+
+def end_of_text_ids(target: PreTrainedModel) -> set[int]:
+    """The token ids that end a text of `target`."""
+    ids = target.generation_config.eos_token_id
+    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+
+
+def without_padding(tokens: list[int], ends: set[int]) -> list[int]:
+    """New tokens up to their end of text."""
+    length = next((index + 1 for index, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[:length]
+
+
+def wait_for_device(device: torch.device) -> None:
+    """Accelerators run after the host: without waiting, the clock would measure how fast work is handed out."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -1,5 +1,6 @@
 """What `pardraft eval` is asked to do, understood and checked before a model is loaded."""
 
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ..generation.settings import DraftSettings
-from ..user_input.files import check_file_to_write
+from ..user_input.files import check_file_to_write, quoted
 from ..user_input.models import check_generation_settings
-from ..user_input.options import check_temperature, checked_device, checked_dtype
-from .acceptance_profile import AcceptanceProfile, read_profile
-from .models import DrafterSource, Placement, read_drafters, read_value, read_values
+from ..user_input.options import check_temperature
+from .encoding import Chat
+from .measurement import Condition
+from .models import DrafterSource, Placement
 from .plots import check_matplotlib
 from .prompt_sources import load_questions, read_source
 from .prompts import Question
@@ -24,97 +26,228 @@ BASELINES = "assisted=SMALL_LM, prompt_lookup or stock_dflash"
 NOT_SETTINGS = {"depth", "time_rounds", "record_drafts", "tuned_drafting"}
 
 
-@dataclass
-class EvalRequest:
-    """What `pardraft eval` is asked to do; the options of the same names explain each.
+@dataclass(frozen=True)
+class Contenders:
+    """What is compared with plain `generate`.
 
-    `None` for a file or folder leaves that output out.
+    Attributes:
+        drafters: where each is from, by name.
+        baselines: transformers' own ways, as they are typed.
+        settings, tree_budgets, depths: the values to try of generation settings, by name, and of these two.
+        compiled: whether to measure compiled rounds besides eager ones.
+
+    Raises:
+        ValueError: if there is nothing to compare, or a setting is given twice.
     """
 
-    target: str
-    prompts: str
-    drafters: list[str] = field(default_factory=list)
+    drafters: dict[str, DrafterSource]
     baselines: list[str] = field(default_factory=list)
+    settings: dict[str, list[Any]] = field(default_factory=dict)
     tree_budgets: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
-    settings: list[str] = field(default_factory=list)
-    batch_sizes: list[int] = field(default_factory=lambda: [1])
-    temperatures: list[float] = field(default_factory=lambda: [0.0])
-    top_k: int = 0
-    top_p: float = 1.0
-    max_new_tokens: int = 256
-    limit: int | None = 80
-    repeats: int = 2
-    seed: int = 0
-    chat_template: bool = True
-    chat_arguments: list[str] = field(default_factory=list)
-    first_turn_only: bool = False
-    tokenizer: str | None = None
-    placement: Placement = field(default_factory=Placement)
-    random_weights: bool = False
-    simulate_acceptance: list[str] = field(default_factory=list)
-    simulate_runner_up: float = 0.0
+    compiled: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.drafters and not self.baselines:
+            raise ValueError("nothing to compare with plain generate: pass --drafter or --baselines")
+        for name, values in self._own_options().items():
+            if values and name in self.settings:
+                raise ValueError(f"{name} was given twice: as a setting and by its own option")
+
+    def _own_options(self) -> dict[str, list[int]]:
+        return {"tree_budget": self.tree_budgets, "num_assistant_tokens": self.depths}
+
+    @property
+    def choices(self) -> dict[str, list[Any]]:
+        """The values to try of each setting, by its name in a generation config."""
+        return {**self.settings, **{name: values for name, values in self._own_options().items() if values}}
+
+    @property
+    def small_models(self) -> list[str]:
+        """The small language models among the baselines."""
+        return [spec.partition("=")[2] for spec in self.baselines if spec.startswith("assisted=")]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What texts begin with.
+
+    Attributes:
+        name: what the results call them.
+        limit: how many at most.
+        questions: to be asked; `None` for random tokens.
+        random_length: of a prompt of random tokens.
+    """
+
+    name: str
+    limit: int
+    questions: list[Question] | None = None
+    random_length: int = 0
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What is written where; `None` leaves it out.
+
+    Attributes:
+        json, markdown: files for all that was found, and for tables.
+        plots: a folder.
+        tuned: a folder for the tuned drafter; `None` tunes the one that was loaded.
+    """
+
     json: Path | None = None
     markdown: Path | None = None
     plots: Path | None = None
-    generate_arguments: list[str] = field(default_factory=list)
-    compiled: bool = False
-    tune: bool = False
-    output: Path | None = None
+    tuned: Path | None = None
+
+    def check(self) -> None:
+        """Find out before hours of work whether the results can be written.
+
+        Raises:
+            ImportError, OSError, ValueError: if they can't.
+        """
+        if self.plots:
+            check_matplotlib()
+        for path in (self.json, self.markdown):
+            check_file_to_write(path)
+        if self.plots is not None and self.plots.exists() and not self.plots.is_dir():
+            raise ValueError(f"expected a folder for the plots, and {self.plots} is a file")
+        for path in filter(None, (self.json, self.markdown, self.plots, self.tuned)):
+            folder = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
+            if not os.access(folder, os.W_OK):
+                raise PermissionError(f"can't write {path}: no permission for {folder}")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A request that was understood: everything that can be known before a model is loaded."""
+    """A request that was understood.
 
-    questions: list[Question] | None
-    random_length: int
-    prompts_name: str
-    drafters: dict[str, DrafterSource]
-    choices: dict[str, list[Any]]
-    small_models: list[str]
-    chat_arguments: dict[str, Any]
-    profile: AcceptanceProfile | None
-    generate_arguments: dict[str, Any]
+    Attributes:
+        target: a folder or Hub repository.
+        placement: of all models.
+        contenders: what is compared.
+        prompts: what is continued.
+        conditions: under which all of that is measured, one after the other. They differ in batch size and temperature.
+        outputs: what is written.
+        chat: whether and how to use the chat template, where there is one.
+        tokenizer: by default the target's.
+        first_turn_only: whether to leave later turns out.
+        random_weights: whether to read the target's configuration only.
+        tune: whether the drafter is to be tuned.
+    """
+
+    target: str
+    placement: Placement
+    contenders: Contenders
+    prompts: Prompts
+    conditions: list[Condition]
+    outputs: Outputs
+    chat: Chat
+    tokenizer: str | None = None
+    first_turn_only: bool = False
+    random_weights: bool = False
+    tune: bool = False
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.conditions[0].max_new_tokens
 
 
-def make_plan(request: EvalRequest) -> Plan:
-    """Understand a request, and read its prompts.
+def read_drafters(specs: list[str]) -> dict[str, DrafterSource]:
+    """Understand `--drafter`: a folder or repository, and `name=` before it.
 
     Raises:
-        ImportError, OSError, ValueError: if it can't be met.
+        ValueError: for a name that comes twice.
     """
-    check_numbers(request)
-    check_outputs(request)
-    profile = read_profile(request.simulate_acceptance) if request.simulate_acceptance else None
-    drafters = read_drafters(request.drafters)
-    small_models = read_baselines(request.baselines)
-    if not drafters and not request.baselines:
-        raise ValueError("nothing to compare with plain generate: pass --drafter or --baselines")
-    unfit = [name for name, source in drafters.items() if source.kind is not None] if profile is None else []
-    if unfit:
-        raise ValueError(f"{', '.join(unfit)}: an untrained drafter says nothing of use: add --simulate-acceptance")
-    if profile is None and request.simulate_runner_up:
-        raise ValueError("second choices are part of a simulation: pass --simulate-acceptance, too")
-    if profile is not None and (small_models or "prompt_lookup" in request.baselines):
-        raise ValueError(
-            "a simulation tells drafters what to say, and can't tell that to assisted or prompt_lookup: leave them out"
-        )
-    choices = read_choices(request)
-    name, _, length = request.prompts.partition(":")
-    chat_arguments = read_values(request.chat_arguments)
-    generate_arguments = read_generate_arguments(request.generate_arguments)
-    if name == RANDOM_PROMPTS and not Path(request.prompts).exists():
+    sources = {}
+    for spec in specs:
+        source = read_drafter(spec)
+        if source.name in sources:
+            raise ValueError(f"two drafters are called {source.name!r}: name one of them, as in --drafter other={spec}")
+        sources[source.name] = source
+    return sources
+
+
+def read_drafter(spec: str) -> DrafterSource:
+    name, has_name, source = spec.partition("=")
+    if not has_name or Path(spec).exists():
+        name, source = Path(spec).resolve().name if Path(spec).exists() else spec.rstrip("/").split("/")[-1], spec
+    return DrafterSource(name, source)
+
+
+def read_baselines(specs: list[str]) -> list[str]:
+    """Understand `--baselines`.
+
+    Raises:
+        ValueError: if there is another baseline than these.
+    """
+    for spec in specs:
+        name, _, value = spec.partition("=")
+        if not (name == "assisted" and value) and spec not in ("prompt_lookup", "stock_dflash"):
+            raise ValueError(f"no baseline {spec!r}: expected {BASELINES}")
+    return specs
+
+
+def read_settings_to_try(pairs: list[str]) -> dict[str, list[Any]]:
+    """Understand `--setting`.
+
+    Raises:
+        ValueError: if there is no such setting.
+    """
+    known = sorted(DraftSettings.__dataclass_fields__.keys() - NOT_SETTINGS)
+    choices: dict[str, list[Any]] = {}
+    for pair in pairs:
+        name, has_values, values = pair.partition("=")
+        if not has_values or name not in known:
+            raise ValueError(
+                f"no setting {pair!r}: expected name=value or name=value,value with one of {', '.join(known)}"
+            )
+        choices[name] = [read_value(value) for value in values.split(",")]
+    return choices
+
+
+def read_prompts(spec: str, limit: int) -> Prompts:
+    """Understand `--prompts`, and read them.
+
+    Raises:
+        ImportError, OSError, ValueError: if they can't be had.
+    """
+    name, _, length = spec.partition(":")
+    if name == RANDOM_PROMPTS and not Path(spec).exists():
         if length and not (length.isdigit() and int(length)):
-            raise ValueError(f"expected random:LENGTH, got {request.prompts!r}")
+            raise ValueError(f"expected random:LENGTH, got {spec!r}")
         length = int(length or RANDOM_LENGTH)
-        prompts_name = f"random tokens, {length} a prompt"
-        return Plan(
-            None, length, prompts_name, drafters, choices, small_models, chat_arguments, profile, generate_arguments
-        )
-    source = read_source(request.prompts)
-    questions = load_questions(source, request.limit)
-    return Plan(questions, 0, source.name, drafters, choices, small_models, chat_arguments, profile, generate_arguments)
+        return Prompts(f"random tokens, {length} a prompt", limit, random_length=length)
+    source = read_source(spec)
+    return Prompts(source.name, limit, load_questions(source, limit))
+
+
+def read_conditions(
+    batch_sizes: list[int], temperatures: list[float], generate_arguments: list[str], **common: Any
+) -> list[Condition]:
+    """Every temperature with every batch size.
+
+    Args:
+        batch_sizes, temperatures: to try.
+        generate_arguments: as they are typed.
+        common: what all conditions have in common, see [`Condition`].
+
+    Raises:
+        ValueError: for numbers that make no sense, and for arguments that `generate` does not take.
+    """
+    for name, values, least in (("batch sizes", batch_sizes, 1), ("temperatures", temperatures, 0)):
+        if not values or not all(least <= value < float("inf") for value in values):
+            raise ValueError(f"{name} must be {least} or more, got {', '.join(map(str, values)) or 'none'}")
+    if not 0 < common["top_p"] <= 1:
+        raise ValueError(f"expected top_p as a share, above 0 and up to 1, got {common['top_p']}")
+    for temperature in temperatures:
+        check_temperature(temperature)
+    arguments = read_generate_arguments(generate_arguments)
+    return [
+        Condition(batch_size, temperature, generate_arguments=arguments, **common)
+        for temperature in dict.fromkeys(temperatures)
+        for batch_size in dict.fromkeys(batch_sizes)
+    ]
 
 
 def read_generate_arguments(pairs: list[str]) -> dict[str, Any]:
@@ -144,76 +277,25 @@ def read_generate_arguments(pairs: list[str]) -> dict[str, Any]:
     return values
 
 
-def check_numbers(request: EvalRequest) -> None:
-    """Raise a `ValueError` for numbers that make no sense."""
-    for name, values, least in (
-        ("batch sizes", request.batch_sizes, 1),
-        ("temperatures", request.temperatures, 0),
-        ("max_new_tokens", [request.max_new_tokens], 1),
-        ("repeats", [request.repeats], 1),
-    ):
-        if not values or not all(least <= value < float("inf") for value in values):
-            raise ValueError(f"{name} must be {least} or more, got {', '.join(map(str, values)) or 'none'}")
-    if not 0 < request.top_p <= 1 or not 0 <= request.simulate_runner_up <= 1:
-        raise ValueError(f"top_p and second choices are shares, got {request.top_p} and {request.simulate_runner_up}")
-    for temperature in request.temperatures:
-        check_temperature(temperature)
-    checked_dtype(request.placement.dtype)
-    checked_device(request.placement.device)
-    if request.limit is not None and request.limit < 1:
-        raise ValueError(f"expected a limit of 1 prompt or more, got {request.limit}")
-
-
-def check_outputs(request: EvalRequest) -> None:
-    """Find out before hours of work whether the results can be written."""
-    if request.plots:
-        check_matplotlib()
-    for path in (request.json, request.markdown):
-        check_file_to_write(path)
-    if request.plots is not None and request.plots.exists() and not request.plots.is_dir():
-        raise ValueError(f"expected a folder for the plots, and {request.plots} is a file")
-    for path in (request.json, request.markdown, request.plots, request.output):
-        if path is None:
-            continue
-        folder = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(f"can't write {path}: no permission for {folder}")
-
-
-def read_baselines(specs: list[str]) -> list[str]:
-    """The small language models among the baselines.
+def read_values(pairs: list[str]) -> dict[str, Any]:
+    """`name=value` texts as a dict; values are JSON where they can be, and texts otherwise.
 
     Raises:
-        ValueError: if there is another baseline than these.
+        ValueError: if one is no pair.
     """
-    small_models = []
-    for spec in specs:
-        name, _, value = spec.partition("=")
-        if name == "assisted" and value:
-            small_models.append(value)
-        elif spec not in ("prompt_lookup", "stock_dflash"):
-            raise ValueError(f"no baseline {spec!r}: expected {BASELINES}")
-    return small_models
+    values = {}
+    for pair in pairs:
+        name, has_value, text = pair.partition("=")
+        if not has_value or not name:
+            raise ValueError(f"expected name=value, got {pair!r}")
+        values[name] = read_value(text)
+    return values
 
 
-def read_choices(request: EvalRequest) -> dict[str, list[Any]]:
-    """The values to try of each setting.
-
-    Raises:
-        ValueError: if there is no such setting.
-    """
-    known = sorted(DraftSettings.__dataclass_fields__.keys() - NOT_SETTINGS)
-    choices: dict[str, list[Any]] = {}
-    for pair in request.settings:
-        name, has_values, values = pair.partition("=")
-        if not has_values or name not in known:
-            raise ValueError(
-                f"no setting {pair!r}: expected name=value or name=value,value with one of {', '.join(known)}"
-            )
-        choices[name] = [read_value(value) for value in values.split(",")]
-    for name, values in (("tree_budget", request.tree_budgets), ("num_assistant_tokens", request.depths)):
-        if values and name in choices:
-            raise ValueError(f"{name} was given twice: as a setting and by its own option")
-        if values:
-            choices[name] = list(values)
-    return choices
+def read_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"expected a value, got JSON nested without end: {quoted(text)}") from error
+    except ValueError:
+        return {"True": True, "False": False}.get(text, text)

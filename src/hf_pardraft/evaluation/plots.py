@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from .benchmark import PLAIN
+from .entries import PLAIN
 from .report import Report, named
 from .rows import PARTS, EvaluationRow
 

@@ -1,13 +1,35 @@
 """From what was measured to the figures of an evaluation's rows. Pure: no model, no clock."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .differences import Difference, first_difference
 from .measurement import Condition, Measured, Run
 from .utilisation import Utilisation, acceptance_by_position, correct_by_position, utilisation
 
 PARTS = ("draft", "tree", "verify", "commit")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where a text is not that of plain `generate`.
+
+    Attributes:
+        prompt: number of the prompt, from 0.
+        position: of the first other token, counted from the first new one.
+        plain_token: what plain `generate` wrote there; `None` if its text was over.
+        token: what was written instead; `None` if the text was over.
+        logit_gap: by how much the target prefers plain's token, in a forward of its own over the text before; `None` if it
+            was not asked.
+        near_tie: whether that gap is within the rounding errors of the target's dtype.
+    """
+
+    prompt: int
+    position: int
+    plain_token: int | None
+    token: int | None
+    logit_gap: float | None = None
+    near_tie: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -20,7 +42,7 @@ class EvaluationRow:
         batch_size, temperature: of the condition.
         tokens_per_second: new tokens over wall-clock seconds, all prompts together, each batch with its fastest repeat.
         speedup: `tokens_per_second` over that of plain `generate` under the same condition.
-        tau: mean tokens that a forward of the target commits to a row, the bonus token counted; 1 for plain `generate`.
+        tau: mean tokens that a forward of the target commits to a text, the bonus token counted; 1 for plain `generate`.
         acceptance_by_position: share of rounds that accepted the first, second, ... drafted token, among those that drafted
             it. (With `adaptive_depth` deep ones are drafted in good rounds only.) `None`, as are all figures below to
             `milliseconds_by_part`, where a loop does not tell.
@@ -58,6 +80,17 @@ class EvaluationRow:
     differences: list[Difference] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """The figures of a row that need no watching, by the same names; see [`EvaluationRow`]."""
+
+    name: str
+    tokens_per_second: float
+    speedup: float
+    tau: float
+    identical: bool | None
+
+
 def fastest(measured: Measured) -> list[Run]:
     """The fastest repeat of each batch: other work on the machine can only make a run slower, never faster."""
     return [min(repeats, key=lambda run: run.seconds) for repeats in measured.runs]
@@ -70,8 +103,9 @@ def speed(measured: Measured) -> float:
 
 
 def acceptance_length(measured: Measured) -> float:
-    """Tau."""
-    counts = [count for watched in measured.watched for count in watched.tokens_per_round]
+    """Tau: of what was watched, or else of all that was timed."""
+    seen = measured.watched or [run for repeats in measured.runs for run in repeats]
+    counts = [count for each in seen for count in each.tokens_per_round]
     return sum(counts) / len(counts)
 
 
@@ -80,13 +114,40 @@ def differences_between(measured: Measured, plain: Measured, batch_size: int) ->
     found: dict[int, Difference] = {}
     for index, repeats in enumerate(measured.runs):
         expected = plain.runs[index][0].texts
-        for texts in [measured.watched[index].texts, *(run.texts for run in repeats)]:
-            for row, (written, text) in enumerate(zip(texts, expected, strict=True)):
-                prompt = index * batch_size + row
+        watched = [each.texts for each in measured.watched[index : index + 1]]
+        for texts in [*watched, *(run.texts for run in repeats)]:
+            for item, (written, text) in enumerate(zip(texts, expected, strict=True)):
+                prompt = index * batch_size + item
                 difference = None if prompt in found else first_difference(text, written, prompt)
                 if difference is not None:
                     found[prompt] = difference
     return [found[prompt] for prompt in sorted(found)]
+
+
+def first_difference(plain: Sequence[int], text: Sequence[int], prompt: int = 0) -> Difference | None:
+    """Where `text` parts from `plain`; `None` if it does not."""
+    for position in range(max(len(plain), len(text))):
+        expected = plain[position] if position < len(plain) else None
+        found = text[position] if position < len(text) else None
+        if expected != found:
+            return Difference(prompt, position, expected, found)
+    return None
+
+
+def compare(measured: list[Measured], condition: Condition) -> list[Comparison]:
+    """What the clock alone tells of each entry, the first of which is plain `generate`."""
+    plain = measured[0]
+    is_greedy = condition.temperature == 0
+    return [
+        Comparison(
+            name=each.entry.name,
+            tokens_per_second=speed(each),
+            speedup=speed(each) / speed(plain),
+            tau=acceptance_length(each),
+            identical=not differences_between(each, plain, condition.batch_size) if is_greedy else None,
+        )
+        for each in measured
+    ]
 
 
 def summarise(measured: Measured, plain: Measured, condition: Condition) -> EvaluationRow:
@@ -120,7 +181,7 @@ def summarise(measured: Measured, plain: Measured, condition: Condition) -> Eval
 
 def drafting_figures(measured: Measured) -> dict[str, Any]:
     """What became of the drafts; `None` for each figure where the loop does not tell."""
-    # Rows of one batch must not be taken for those of another.
+    # Items of one batch must not be taken for those of another.
     split, proposals, texts = Utilisation(), [], []
     for watched in measured.watched:
         split += utilisation(watched.proposals, watched.texts)

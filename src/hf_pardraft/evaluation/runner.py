@@ -1,6 +1,6 @@
 """All conditions one after the other, into a report that is whole after each of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .differences import weigh
 from .entries import Entry
 from .measurement import Around, Condition, Measured, measure
 from .report import Report
-from .rows import EvaluationRow, summarise
+from .rows import Difference, EvaluationRow, summarise
 
 # A drafter that writes another text everywhere needs no more proof than this.
 MOST_WEIGHED = 20
+# Rounding errors of a logit, in units of its last place, that forwards of different shapes differ by.
+TIE_ROUNDINGS = 4
 
 
 def evaluate_conditions(
@@ -37,7 +38,7 @@ def evaluate_conditions(
         What is being measured, before it is, and a last line when all is done. The report is whole each time.
     """
     for condition in conditions:
-        fitting = [entry for entry in entries if condition.batch_size == 1 or not entry.one_row_only]
+        fitting = [entry for entry in entries if condition.batch_size == 1 or not entry.one_at_a_time]
         yield (
             f"Measuring {len(fitting)} entries on {len(prompts)} prompts, {condition.batch_size} at once, temperature "
             f"{condition.temperature:g} ..."
@@ -84,3 +85,30 @@ def weighed(
         for count, difference in enumerate(row.differences)
     ]
     return replace(row, differences=differences)
+
+
+@torch.no_grad()
+def weigh(
+    target: PreTrainedModel, prompt: torch.LongTensor, plain: Sequence[int], difference: Difference
+) -> Difference:
+    """Ask the target how far apart the two tokens are.
+
+    Args:
+        target: the model.
+        prompt: `(1, length)`.
+        plain: what plain `generate` added to it.
+        difference: between that and another text.
+    """
+    if difference.plain_token is None or difference.token is None:
+        return difference
+    before = torch.tensor([plain[: difference.position]], dtype=prompt.dtype, device=prompt.device)
+    text = torch.cat([prompt, before], dim=1).to(target.device)
+    logits = target(input_ids=text, attention_mask=torch.ones_like(text), use_cache=False).logits[0, -1]
+    expected, found = (float(logits[token]) for token in (difference.plain_token, difference.token))
+    gap = expected - found
+    return replace(difference, logit_gap=gap, near_tie=abs(gap) <= rounding(logits.dtype, max(expected, found)))
+
+
+def rounding(dtype: torch.dtype, logit: float) -> float:
+    """How far apart logits of this size may come out, just from being computed in another order."""
+    return TIE_ROUNDINGS * torch.finfo(dtype).eps * max(1.0, abs(logit))

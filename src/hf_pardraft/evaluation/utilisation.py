@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Proposal(Protocol):
-    """What one round proposed to one row; see `Proposal` of the decode statistics, which has all of this."""
+    """What one round proposed to one batch item (`row`); see `Proposal` of the decode statistics, which has all of this."""
 
     row: int
     num_before: int
@@ -20,8 +20,8 @@ class Proposal(Protocol):
 class Utilisation:
     """How many of the slots that rounds filled were of use; the sum of two of these is that of all their rounds.
 
-    A slot is a drafted token, or the bonus token that a round adds behind the accepted ones (Table 1 of the left-to-right
-    paper). Slots beyond the end of the text are left out: nobody knows what the target would have written there.
+    A slot is a drafted token, or the bonus token that a round adds after the accepted ones (arXiv 2606.11552, table 1). Slots
+    beyond the end of the text are left out: nobody knows what the target would have written there.
 
     Attributes:
         slots: all of them.
@@ -60,7 +60,7 @@ def utilisation(proposals: Sequence[Proposal], texts: Sequence[Sequence[int]]) -
 
     Args:
         proposals: of the rounds.
-        texts: the new tokens of each row, which are the target's own choices.
+        texts: the new tokens of each batch item, which are the target's own choices.
     """
     total = Utilisation()
     for proposal in proposals:
@@ -99,7 +99,7 @@ def correct_by_position(proposals: Sequence[Proposal], texts: Sequence[Sequence[
 
     Args:
         proposals: of the rounds.
-        texts: for each of them, the new tokens of its row.
+        texts: for each of them, the new tokens of its batch item.
     """
     hits: dict[int, list[bool]] = {}
     for proposal, text in zip(proposals, texts, strict=True):

@@ -8,7 +8,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from .decoder import SpeculativeDecoding
 from .sampling import BY_ITEM, PREFIX_FREE, TEXT_ONLY, DrawnChain, children_of, choose_at
-from .stopping import StopChecks
+from .sequences import StopChecks
 from .tree.token_tree import TokenTree, draft_chain
 from .tree.verify import NO_CHOICE
 
@@ -47,9 +47,9 @@ class AlignedDecoding(SpeculativeDecoding):
 
     def cut(self, new_tokens: list[list[int]]) -> list[int]:
         """Append what all items have got in common; returns how many tokens that is, for each."""
-        self.texts.append([tokens[: self.num_steps] for tokens in new_tokens])
-        for index, row in enumerate(self.rows):
-            self.recorder.keep_first(row, self.texts.lengths[index] - self.prompt_length)
+        self.sequences.append([tokens[: self.num_steps] for tokens in new_tokens])
+        for index, item in enumerate(self.items):
+            self.recorder.keep_first(item, self.sequences.lengths[index] - self.prompt_length)
         return [self.num_steps] * len(new_tokens)
 
     def _choices(
@@ -61,7 +61,7 @@ class AlignedDecoding(SpeculativeDecoding):
         scores = torch.zeros_like(logits)
         items, slots = torch.arange(batch, device=device), [0] * batch
         children = [children_of(tree, item) for item in range(batch)]
-        text, self.num_steps, self.was_over = self.texts.last(self.texts.lengths[0]), 0, self.over
+        text, self.num_steps, self.was_over = self.sequences.last(self.sequences.lengths[0]), 0, self.over
         while None not in slots and not all(self.over):
             here = (items, torch.tensor(slots, device=device))
             processed = self.processors(text, logits[here])
@@ -86,7 +86,7 @@ class AlignedDecoding(SpeculativeDecoding):
         """As ever while no item is over; then chains, in which padding comes for those that are."""
         if draft_logits is None or not (self.pads and any(self.over)):
             return super()._proposal(draft_logits)
-        chain = draft_chain(draft_logits.to(self.texts.device))
+        chain = draft_chain(draft_logits.to(self.sequences.device))
         over = torch.tensor(self.over, device=chain.tokens.device)[:, None]
         return replace(chain, tokens=chain.tokens.masked_fill(over, self.finished.padding)), None
 
@@ -96,5 +96,5 @@ class AlignedDecoding(SpeculativeDecoding):
     def _are_over(self) -> list[bool]:
         """All items leave together; before that, those that are over stay in the batch."""
         if all(self.over):
-            self.stop.end_of_row = list(self.texts.lengths)
+            self.stop.end_of_item = list(self.sequences.lengths)
         return [all(self.over)] * len(self.over)

@@ -11,13 +11,13 @@ from ..models.cache import GrowingCache, GrowingLayer, RowColumns
 ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Layers whose state has no entry per token: what they have read can only be forgotten by going back to a snapshot.
 RECURRENT_LAYER_TYPES = {"linear_attention", "conv"}
-# Keys and values `(1, heads, stored, head_dim)` of one row, for each layer that stores any.
+# Keys and values `(1, heads, stored, head_dim)` of one item, for each layer that stores any.
 Entries = list[tuple[torch.Tensor, torch.Tensor] | None]
 Snapshot = list[tuple[LinearAttentionLayer, dict[int, torch.Tensor], dict[int, torch.Tensor]]]
 
 
 class WindowedLayer(GrowingLayer):
-    """A growing layer whose queries look back no further than `window` tokens: what lies behind is dropped now and then.
+    """A growing layer whose queries look back no further than `window` tokens: what lies before is dropped now and then.
 
     Not at once, since a rejected draft must be able to roll back, and since each time costs a copy.
     """
@@ -34,7 +34,7 @@ class WindowedLayer(GrowingLayer):
         return min(super().reserve(num_columns), max(self.limit - num_columns, 0))
 
     def drop_behind(self, row_lengths: list[int]) -> None:
-        """Drop what no query can see any more, in each row, if there are many such columns."""
+        """Drop what no query can see any more, in each batch item, if there are many such columns."""
         held = self.held(row_lengths)
         count = [min(number, self.window - 1) for number in held]
         if max(held) > self.limit:
@@ -67,10 +67,10 @@ class TargetCache(GrowingCache):
             if isinstance(layer, GrowingLayer) and layer.is_initialized
         }
 
-    def dropped(self, row: int) -> list[int]:
-        """For each layer, how many of a row's first entries it no longer attends to."""
+    def dropped(self, item: int) -> list[int]:
+        """For each layer, how many of an item's first entries it no longer attends to."""
         dropped = [getattr(self.layers[source], "dropped", None) for source in self.sources]
-        return [0 if rows is None else rows[row] for rows in dropped]
+        return [0 if items is None else items[item] for items in dropped]
 
     def snapshot(self) -> Snapshot:
         """A copy of what the recurrent layers hold."""
@@ -91,7 +91,7 @@ class TargetCache(GrowingCache):
         """Take over the entries that an earlier call left in `cache`.
 
         Args:
-            cache: a caller's, whose rows have padding of their own.
+            cache: a caller's, whose items have padding of their own.
             real: `(batch, columns)`, which of its columns are no padding.
         """
         lengths = real.sum(dim=1).tolist()
@@ -119,9 +119,9 @@ class TargetCache(GrowingCache):
             own.fit_to(lengths)
         self.row_lengths = lengths
 
-    def hold(self, rows: list[Entries], lengths: list[int]) -> None:
-        """Take the entries of rows of `lengths` tokens, as [`entries_of`] gave them, into an empty cache."""
-        for index, entries in enumerate(zip(*rows, strict=True)):
+    def hold(self, items: list[Entries], lengths: list[int]) -> None:
+        """Take the entries of items of `lengths` tokens, as [`entries_of`] gave them, into an empty cache."""
+        for index, entries in enumerate(zip(*items, strict=True)):
             if entries[0] is None:
                 continue
             held = [keys.shape[2] for keys, _ in entries]
@@ -135,12 +135,12 @@ class TargetCache(GrowingCache):
             self.layers[index].fit_to(lengths)
         self.row_lengths = lengths
 
-    def entries_of(self, row: int) -> Entries:
-        """Copies of the last entries of one row, mostly of all of them."""
+    def entries_of(self, item: int) -> Entries:
+        """Copies of the last entries of one item, mostly of all of them."""
         entries: Entries = []
         for layer in self.layers:
             if isinstance(layer, GrowingLayer) and layer.is_initialized:
-                kept = slice(row, row + 1), slice(None), slice(layer.held(self.row_lengths)[row])
+                kept = slice(item, item + 1), slice(None), slice(layer.held(self.row_lengths)[item])
                 entries.append((layer.keys[kept].clone(), layer.values[kept].clone()))
             else:
                 entries.append(None)
@@ -178,33 +178,33 @@ def _copied(states: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
 
 
 def without_last(entries: Entries, count: int) -> Entries:
-    """The entries of a row without those of its last `count` tokens."""
+    """The entries of an item without those of its last `count` tokens."""
     return [
         layer and tuple(part[:, :, : max(part.shape[2] - count, 0)] for part in layer) if count > 0 else layer
         for layer in entries
     ]
 
 
-def export_entries(rows: list[Entries], places: list[list[int]], cache: Cache) -> Cache:
+def export_entries(items: list[Entries], places: list[list[int]], cache: Cache) -> Cache:
     """Put entries into a caller's cache, so that it holds what plain `generate` would have left there.
 
     Args:
-        rows: for each row, its entries per layer, see [`TargetCache.entries_of`].
-        places: for each row, where its entries stand in the caller's layout, padding counted.
+        items: for each item, its entries per layer, see [`TargetCache.entries_of`].
+        places: for each item, where its entries stand in the caller's layout, padding counted.
         cache: a `DynamicCache` or `StaticCache`; what it held is replaced.
     """
     cache.reset()
-    num_columns = max(row[-1] for row in places) + 1
-    for index, layers in enumerate(zip(*rows, strict=True)):
+    num_columns = max(item[-1] for item in places) + 1
+    for index, layers in enumerate(zip(*items, strict=True)):
         if layers[0] is None:
             continue
         parts = []
-        for per_row in zip(*layers, strict=True):
-            first = per_row[0]
-            laid_out = first.new_zeros(len(per_row), first.shape[1], num_columns, first.shape[3])
-            for row, part in enumerate(per_row):
+        for per_item in zip(*layers, strict=True):
+            first = per_item[0]
+            laid_out = first.new_zeros(len(per_item), first.shape[1], num_columns, first.shape[3])
+            for item, part in enumerate(per_item):
                 # A layer with a window has the last entries only.
-                laid_out[row, :, places[row][len(places[row]) - part.shape[2] :]] = part[0]
+                laid_out[item, :, places[item][len(places[item]) - part.shape[2] :]] = part[0]
             parts.append(laid_out)
         cache.update(*parts, index)
     return cache
@@ -275,7 +275,7 @@ def check_cache(cache: Cache | None, batch: int, num_tokens: int, mask_length: i
     if length >= num_tokens:
         raise ValueError(
             f"past_key_values holds {length} tokens and input_ids {num_tokens}, so there is nothing new to read: pass the whole "
-            "text, with at least one token behind what is in the cache"
+            "text, with at least one token after what is in the cache"
         )
 
 

@@ -8,10 +8,11 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator
 
 from ..models.base import ParallelDrafter
-from ..models.inputs import DraftInputs, take_rows
+from ..models.inputs import DraftInputs, cached_arange, last_columns, take_rows
 from .rope import RopeChanges, longest_text, rope_changes
-from .settings import DraftSettings, read_settings
+from .settings import DraftSettings, settings_of_call
 from .stats import DecodeStats, Proposal
+from .target import PendingTokens
 
 
 class ParallelCandidateGenerator(CandidateGenerator):
@@ -23,7 +24,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         drafter: any drafter of this package, or of its code on the Hub.
         target: the model that is being sped up.
         generation_config: that of the `generate` call; gives the maximum length.
-        batch: rows of the call, which the drafter may have been tuned for.
+        batch: items of the call, which the drafter may have been tuned for.
     """
 
     requires_model_outputs = True
@@ -36,8 +37,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         batch: int | None = None,
     ) -> None:
         self.drafter = drafter
-        device_type = None if batch is None else target.device.type
-        self.settings: DraftSettings = read_settings(drafter, generation_config, batch, device_type)
+        self.settings: DraftSettings = settings_of_call(drafter, generation_config, batch, target.device.type)
         self.depth = self.settings.depth
         self.device = drafter.device
         self.taps = drafter.taps_for(target, self.settings.use_target_features)
@@ -48,7 +48,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self.stats = DecodeStats()
         self._pending: list[DraftInputs] = []
         self._num_seen = 0
-        self._first_unread = 0
+        self._first_pending = 0
         self._last_depth = 0
         self._last_chain: torch.LongTensor | None = None
 
@@ -62,45 +62,83 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self._pending.append(context)
 
     def draft_logits(self, depth: int) -> torch.Tensor | None:
-        """Marginal logits `(batch, depth, vocab)` behind the committed text, from one forward of the drafter.
+        """Marginal logits `(batch, depth, vocab)` after the committed text, from one forward of the drafter.
 
         `None` where there is nothing to draft (`depth` is 0) or nothing to draft from: a drafter that taps the target has
         to wait until the target has read the prompt.
         """
         if depth == 0 or (self.taps and all(context.features is None for context in self._pending)):
             return None
-        return self.drafter.draft(self.take_unread(), self.state, depth)
+        return self.drafter.draft(self.take_pending(), self.state, depth)
 
     @property
-    def num_unread(self) -> int:
+    def num_pending(self) -> int:
         """How many tokens, at most, the drafter has yet to read."""
         return sum(context.new_ids.shape[1] for context in self._pending)
 
-    def take_unread(self) -> DraftInputs:
+    def take_pending(self) -> DraftInputs:
         """All that was observed since the last draft."""
         context, self._pending = joined(self._pending), []
         return context
 
-    def select_rows(self, rows: list[int]) -> None:
-        """Go on with only some rows of the batch."""
-        self.state.cache.select_rows(rows)
-        self._pending = [rows_of(context, rows) for context in self._pending]
+    def select_rows(self, items: list[int]) -> None:
+        """Go on with only some items of the batch."""
+        self.state.cache.select_rows(items)
+        self._pending = [items_of(context, items) for context in self._pending]
 
-    def tapped(self, hidden_states: tuple[torch.Tensor | None, ...], rows: slice | torch.LongTensor) -> torch.Tensor:
-        """The tapped states, side by side, of some rows of a forward.
+    def add_features(
+        self,
+        inputs: DraftInputs,
+        outputs: Any,
+        pending: PendingTokens,
+        positions: torch.LongTensor,
+        nodes: list[list[int]],
+    ) -> None:
+        """Add to `inputs` the tapped states of what the target has just read, and where it stands.
 
         Args:
-            hidden_states: of the target's forward, `(batch, rows, hidden)` each.
-            rows: a slice, or `(batch, kept)` indices.
+            inputs: the newly committed tokens, which end one place after what was read.
+            outputs: of the target's forward.
+            pending: the tokens that it read before a tree.
+            positions: `(batch, length + nodes)`, of all that it read.
+            nodes: for each batch item, the nodes that were kept.
+        """
+        length, num_reread = pending.ids.shape[1], pending.num_reread
+        if len(nodes) == 1 and nodes[0] == list(range(len(nodes[0]))):
+            read = slice(num_reread, length + len(nodes[0]))
+            positions = positions[:, read]
+        else:
+            kept = [
+                [column for column in columns if column >= num_reread] + [length + node for node in chosen]
+                for columns, chosen in zip(last_columns(pending.counts, len(nodes), length), nodes, strict=True)
+            ]
+            counts, most = list(map(len, kept)), max(map(len, kept))
+            inputs.feature_counts = None if min(counts) == most else counts
+            read = torch.tensor([columns[:1] * (most - len(columns)) + columns for columns in kept])
+            # What is read ends one place before the anchor. A prompt has positions of its own.
+            last = inputs.new_positions[:, -1:]
+            is_prompt = length - num_reread > 1
+            positions = pending.positions if is_prompt else last + cached_arange(-most, 0, last.device)
+        inputs.features = self.tapped(outputs.hidden_states, read)
+        inputs.feature_positions = positions
+
+    def tapped(
+        self, hidden_states: tuple[torch.Tensor | None, ...], positions: slice | torch.LongTensor
+    ) -> torch.Tensor:
+        """The tapped states, side by side, of some positions of a forward.
+
+        Args:
+            hidden_states: of the target's forward, `(batch, length, hidden)` each.
+            positions: a slice, or `(batch, kept)` indices.
 
         Returns:
             `(batch, kept, taps * hidden)`.
         """
         device = self.device
-        if isinstance(rows, slice):
-            return torch.cat([hidden_states[tap][:, rows].to(device) for tap in self.taps], dim=-1)
+        if isinstance(positions, slice):
+            return torch.cat([hidden_states[tap][:, positions].to(device) for tap in self.taps], dim=-1)
         states = [hidden_states[tap] for tap in self.taps]
-        return torch.cat([take_rows(s, rows).to(device) for s in states], dim=-1)
+        return torch.cat([take_rows(s, positions).to(device) for s in states], dim=-1)
 
     # transformers' assisted loop
 
@@ -113,7 +151,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         n_last_matches: int = 0,
         **kwargs: Any,
     ) -> tuple[torch.LongTensor, None]:
-        """The text `(1, length)` with a drafted chain behind it, for transformers' own loop.
+        """The text `(1, length)` with a drafted chain after it, for transformers' own loop.
 
         No logits come back: the drafts are not drawn from them, and a rejection step that believed they were would sample
         another law. Without them that loop draws the target's token and compares, as ours does.
@@ -141,14 +179,14 @@ class ParallelCandidateGenerator(CandidateGenerator):
         is_new[: self._num_seen] = False
         features = feature_positions = None
         if model_outputs is not None and self.taps:
-            # The last forward read, from the first token unread before it, all but the newest token.
-            read = slice(self._first_unread, input_ids.shape[1] - 1)
+            # The last forward read, from the first token pending before it, all but the anchor.
+            read = slice(self._first_pending, input_ids.shape[1] - 1)
             features = self.tapped(model_outputs.hidden_states, slice(0, read.stop - read.start))
             features = features[:, real[read].to(features.device)]
             feature_positions = positions[:, read][:, real[read]]
         self.observe(DraftInputs(input_ids[:, is_new], positions[:, is_new], features, feature_positions))
         if model_outputs is not None:
-            self._first_unread = input_ids.shape[1] - 1
+            self._first_pending = input_ids.shape[1] - 1
         self._num_seen = input_ids.shape[1]
 
     def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int) -> None:
@@ -164,7 +202,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
 
 
 def joined(contexts: list[DraftInputs]) -> DraftInputs:
-    """Several rounds' news as one. Rows stay padded on the left, so padding between the parts moves to the front."""
+    """Several rounds' pending tokens as one. Items stay padded on the left, so padding between the parts moves to the front."""
     if len(contexts) == 1:
         return contexts[0]
     ids, positions, counts = _joined_columns(
@@ -189,10 +227,10 @@ def _joined_columns(
         return first, second, None
     batch, widths = first.shape[0], [part[0].shape[1] for part in parts]
     order, totals = [], []
-    for row in range(batch):
+    for item in range(batch):
         real, padding, start = [], [], 0
         for width, count in zip(widths, counts, strict=True):
-            boundary = start + width - (width if count is None else count[row])
+            boundary = start + width - (width if count is None else count[item])
             padding += range(start, boundary)
             real += range(boundary, start + width)
             start += width
@@ -200,28 +238,28 @@ def _joined_columns(
         totals.append(len(real))
     widest = max(totals)
     order = torch.tensor(order, device=first.device)[:, -widest:]
-    rows = torch.arange(batch, device=first.device)[:, None]
-    return first[rows, order], second[rows.to(second.device), order.to(second.device)], totals
+    items = torch.arange(batch, device=first.device)[:, None]
+    return first[items, order], second[items.to(second.device), order.to(second.device)], totals
 
 
-def rows_of(context: DraftInputs, rows: list[int]) -> DraftInputs:
-    """Only some rows of what was observed, without the columns that are padding in all of them."""
-    ids, positions, counts = _rows_of_columns(context.new_ids, context.new_positions, context.new_counts, rows)
+def items_of(context: DraftInputs, items: list[int]) -> DraftInputs:
+    """Only some items of what was observed, without the columns that are padding in all of them."""
+    ids, positions, counts = _items_of_columns(context.new_ids, context.new_positions, context.new_counts, items)
     result = DraftInputs(ids, positions, new_counts=counts)
     if context.features is not None:
-        result.features, result.feature_positions, result.feature_counts = _rows_of_columns(
-            context.features, context.feature_positions, context.feature_counts, rows
+        result.features, result.feature_positions, result.feature_counts = _items_of_columns(
+            context.features, context.feature_positions, context.feature_counts, items
         )
     return result
 
 
-def _rows_of_columns(
-    first: torch.Tensor, second: torch.Tensor, counts: list[int] | None, rows: list[int]
+def _items_of_columns(
+    first: torch.Tensor, second: torch.Tensor, counts: list[int] | None, items: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor, list[int] | None]:
-    """Some rows of a pair of `(batch, columns, ...)` tensors, and how many columns of each are real, `None` if all are."""
-    kept = [first.shape[1]] * len(rows) if counts is None else [counts[row] for row in rows]
-    # A row that is left alone is drafted without a mask, so nothing may hide behind one.
+    """Some items of a pair of `(batch, columns, ...)` tensors, and how many columns of each are real, `None` if all are."""
+    kept = [first.shape[1]] * len(items) if counts is None else [counts[item] for item in items]
+    # An item that is left alone is drafted without a mask, so nothing may hide after one.
     first, second = (
-        tensor[torch.tensor(rows, device=tensor.device), tensor.shape[1] - max(kept) :] for tensor in (first, second)
+        tensor[torch.tensor(items, device=tensor.device), tensor.shape[1] - max(kept) :] for tensor in (first, second)
     )
     return first, second, None if min(kept) == max(kept) else kept

@@ -8,13 +8,11 @@ from transformers.utils import logging
 
 from ..checkpoints.adopt import adopted
 from ..pairing.remembered import warn_if_other_text
-from .cache import has_attention_only, is_hybrid
 from .candidate_generator import ParallelCandidateGenerator
-from .loops import decoding_for
-from .request_checks import check_request
-from .settings import REQUESTED_DEPTH, read_settings
-from .tree_growth import check_ngram_model
-from .undrafted import write_undrafted
+from .checks import check_mode, check_request
+from .dispatch import decoding_for, write_undrafted
+from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
+from .tree_search import check_ngram_model
 
 logger = logging.get_logger(__name__)
 
@@ -90,33 +88,10 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
     """Refuse, before any work, what a drafter can't do; then transformers' own checks."""
     drafter = generation_mode_kwargs.get("assistant_model")
     if is_ours(drafter, generation_config):
-        if self.config.is_encoder_decoder:
-            raise ValueError(
-                f"drafters work with decoder-only targets, and {type(self).__name__} is an encoder-decoder: call generate "
-                "without assistant_model"
-            )
-        if generation_mode != GenerationMode.ASSISTED_GENERATION:
-            raise ValueError(
-                f"drafters work with greedy decoding and sampling, got {generation_mode.value}: set num_beams=1 and leave out "
-                "the options of other decoding modes"
-            )
-        if generation_config.dola_layers is not None:
-            raise ValueError(
-                "drafters write the target's own text, and dola_layers asks for another: leave it out, or call generate "
-                "without assistant_model"
-            )
-        text_config = self.config.get_text_config(decoder=True)
-        if self._is_stateful and not (is_hybrid(text_config) or has_attention_only(text_config)):
-            raise ValueError(
-                f"drafters work with targets whose cache can forget a rejected token, and {type(self).__name__} keeps a state "
-                "that can't (recurrent layers, a compressed cache): call generate without assistant_model"
-            )
-        if generation_mode_kwargs.get("synced_gpus"):
-            raise ValueError(
-                "drafters don't work with synced_gpus (FSDP or ZeRO-3 sharded targets): gather the target first"
-            )
+        check_mode(self, generation_mode, generation_config, generation_mode_kwargs.get("synced_gpus"))
         drafter = adopted(drafter)
-        settings = read_settings(drafter, generation_config)
+        settings = read_settings(drafter, generation_config, self.device.type)
+        setattr(generation_config, RESOLVED, settings)
         drafter.check_target(self, drafter.taps_for(self, settings.use_target_features))
         check_ngram_model(settings, drafter, self, generation_mode_kwargs.get("tokenizer"))
         if settings.decode_loop == "native":
@@ -156,9 +131,9 @@ def _assisted_decoding(
     settings = None
     if is_ours(assistant_model, generation_config):
         assistant_model = adopted(assistant_model)
-        settings = read_settings(assistant_model, generation_config, input_ids.shape[0], self.device.type)
+        settings = settings_of_call(assistant_model, generation_config, input_ids.shape[0], self.device.type)
         warn_if_other_text(assistant_model, input_ids, tokenizer)
-        inputs = check_request(self, input_ids, model_kwargs, generation_config, settings)
+        inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
     if settings is None or settings.decode_loop == "stock":
         return _originals["_assisted_decoding"](
             self,
@@ -200,10 +175,6 @@ def _assisted_decoding(
         model_kwargs=model_kwargs,
         assistant_model=assistant_model,
     )
-    if streamer is not None and input_ids.shape[0] > 1:
-        raise ValueError(
-            f"a streamer shows one sequence, got a batch of {input_ids.shape[0]}: call generate for each row, or without streamer"
-        )
     decoding = decoding_for(
         self,
         candidates=candidates,

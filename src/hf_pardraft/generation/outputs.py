@@ -9,24 +9,24 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 
 @dataclass
-class RowRead:
-    """What one forward read of one row, on the path that was accepted.
+class ItemRead:
+    """What one forward read of one item, on the path that was accepted.
 
     Attributes:
-        row: the row, as the caller numbers them.
-        index: the same row, in this forward's batch.
-        num_past: tokens of the row in the cache before this forward.
-        unread: the forward's rows that held unread tokens, the root's last.
-        nodes: the forward's rows of the accepted nodes.
-        dropped: for each layer, how many of the row's first entries are not in the cache any more.
-        places: where each token of the row stands in the caller's layout, padding counted.
+        item: the item, as the caller numbers them.
+        index: the same item, in this forward's batch.
+        num_past: tokens of the item in the cache before this forward.
+        pending: the forward's queries that read pending tokens, the anchor's last.
+        nodes: the forward's queries that read the accepted nodes.
+        dropped: for each layer, how many of the item's first entries are not in the cache any more.
+        places: where each token of the item stands in the caller's layout, padding counted.
         first_place: the first column that this forward accounts for.
     """
 
-    row: int
+    item: int
     index: int
     num_past: int
-    unread: list[int]
+    pending: list[int]
     nodes: list[int]
     dropped: list[int]
     places: list[int]
@@ -34,15 +34,15 @@ class RowRead:
 
 
 class OutputRecorder:
-    """Collects one entry per generated token and row, in the shapes of plain `generate`.
+    """Collects one entry per generated token and item, in the shapes of plain `generate`.
 
-    Plain `generate` reads one token per forward, and its first forward reads the prompt. A round here reads several rows,
-    so they are handed out one token at a time; the rows before the root's belong to the first token. Entries of a row that
+    Plain `generate` reads one token per forward, and its first forward reads the prompt. A round here reads several,
+    so they are handed out one token at a time; those before the anchor belong to the first token. Entries of an item that
     ended before the others are zeros.
 
     Args:
         generation_config: of the call.
-        batch: number of rows.
+        batch: number of items.
         layer_windows: for each layer, the size of its attention window, or `None`.
     """
 
@@ -50,13 +50,13 @@ class OutputRecorder:
         self.enabled = bool(generation_config.return_dict_in_generate)
         self.layer_windows = layer_windows
 
-        def rows_if(wanted: bool | None) -> list[list[Any]] | None:
+        def items_if(wanted: bool | None) -> list[list[Any]] | None:
             return [[] for _ in range(batch)] if self.enabled and wanted else None
 
-        self.scores = rows_if(generation_config.output_scores)
-        self.logits = rows_if(generation_config.output_logits)
-        self.hidden_states = rows_if(generation_config.output_hidden_states)
-        self.attentions = rows_if(generation_config.output_attentions)
+        self.scores = items_if(generation_config.output_scores)
+        self.logits = items_if(generation_config.output_logits)
+        self.hidden_states = items_if(generation_config.output_hidden_states)
+        self.attentions = items_if(generation_config.output_attentions)
 
     @property
     def takes_states(self) -> bool:
@@ -64,30 +64,30 @@ class OutputRecorder:
         return self.hidden_states is not None or self.attentions is not None
 
     def add_scores(
-        self, row: int, index: int, path: list[int], scores: torch.Tensor, logits: torch.Tensor | None
+        self, item: int, index: int, path: list[int], scores: torch.Tensor, logits: torch.Tensor | None
     ) -> None:
-        """Take the processed `scores` and raw `logits`, `(batch, slots, vocab)`, of the slots on a row's accepted path."""
+        """Take the processed `scores` and raw `logits`, `(batch, slots, vocab)`, of the slots on an item's accepted path."""
         for collected, values in ((self.scores, scores), (self.logits, logits)):
             if collected is not None:
-                collected[row] += [values[index : index + 1, slot] for slot in path]
+                collected[item] += [values[index : index + 1, slot] for slot in path]
 
-    def add_states(self, outputs: Any, read: RowRead) -> None:
-        """Take a row's hidden states and attentions: one entry for the root, and one for each accepted node."""
+    def add_states(self, outputs: Any, read: ItemRead) -> None:
+        """Take an item's hidden states and attentions: one entry for the anchor, and one for each accepted node."""
         for count in range(len(read.nodes) + 1):
-            rows = read.unread if count == 0 else read.nodes[count - 1 : count]
-            num_seen = read.num_past + len(read.unread) + count
+            queries = read.pending if count == 0 else read.nodes[count - 1 : count]
+            num_seen = read.num_past + len(read.pending) + count
             end = read.places[num_seen - 1] + 1
-            row_places = [place - read.first_place for place in read.places[read.num_past : num_seen]]
-            row_places, height = (row_places, end - read.first_place) if count == 0 else ([0], 1)
+            query_places = [place - read.first_place for place in read.places[read.num_past : num_seen]]
+            query_places, height = (query_places, end - read.first_place) if count == 0 else ([0], 1)
             if self.hidden_states is not None:
-                self.hidden_states[read.row].append(
-                    tuple(_placed_rows(s[read.index, rows], row_places, height) for s in outputs.hidden_states)
+                self.hidden_states[read.item].append(
+                    tuple(_placed_queries(s[read.index, queries], query_places, height) for s in outputs.hidden_states)
                 )
             if self.attentions is not None:
-                new = [*read.unread, *read.nodes[:count]]
-                self.attentions[read.row].append(
+                new = [*read.pending, *read.nodes[:count]]
+                self.attentions[read.item].append(
                     tuple(
-                        self._placed_attention(layer, attention[read.index], rows, new, row_places, height, read)
+                        self._placed_attention(layer, attention[read.index], queries, new, query_places, height, read)
                         for layer, attention in enumerate(outputs.attentions)
                     )
                 )
@@ -96,38 +96,38 @@ class OutputRecorder:
         self,
         layer: int,
         attention: torch.Tensor,
-        rows: list[int],
+        queries: list[int],
         new: list[int],
-        row_places: list[int],
+        query_places: list[int],
         height: int,
-        read: RowRead,
+        read: ItemRead,
     ) -> torch.Tensor:
-        """Lay `rows` of a layer's `(heads, queries, columns)` out as plain `generate` does, whose cache forgets likewise."""
+        """Lay `queries` of a layer's `(heads, queries, columns)` out as plain `generate` does, whose cache forgets likewise."""
         num_queries, num_columns = attention.shape[1:]
         dropped = read.dropped[layer]
-        columns = [*range(read.num_past - dropped), *(num_columns - num_queries + row for row in new)]
+        columns = [*range(read.num_past - dropped), *(num_columns - num_queries + query for query in new)]
         places = read.places[dropped : dropped + len(columns)]
         placed = attention.new_zeros(1, attention.shape[0], height, places[-1] + 1)
-        attention = attention[:, rows][:, :, columns]
+        attention = attention[:, queries][:, :, columns]
         columns = torch.tensor(places, device=attention.device)
-        placed[0, :, torch.tensor(row_places, device=attention.device)[:, None], columns] = attention
+        placed[0, :, torch.tensor(query_places, device=attention.device)[:, None], columns] = attention
         window = self.layer_windows[layer]
         return placed if window is None else placed[..., -(window - 1 + height) :]
 
-    def keep_first(self, row: int, count: int) -> None:
-        """Forget the scores and logits of a row beyond its first `count` tokens."""
+    def keep_first(self, item: int, count: int) -> None:
+        """Forget the scores and logits of an item beyond its first `count` tokens."""
         for collected in (self.scores, self.logits):
             if collected is not None:
-                del collected[row][count:]
+                del collected[item][count:]
 
-    def scores_of(self, row: int) -> tuple[torch.Tensor, ...] | None:
+    def scores_of(self, item: int) -> tuple[torch.Tensor, ...] | None:
         """One `(1, vocab)` entry per token generated so far."""
-        return None if self.scores is None else tuple(self.scores[row])
+        return None if self.scores is None else tuple(self.scores[item])
 
     def result(
         self, text: torch.LongTensor, num_new: int, past_key_values: Any
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
-        """The return value of `generate`, for a `text` with `num_new` generated tokens in its longest row."""
+        """The return value of `generate`, for a `text` with `num_new` generated tokens in its longest item."""
         if not self.enabled:
             return text
         return GenerateDecoderOnlyOutput(
@@ -140,8 +140,8 @@ class OutputRecorder:
         )
 
 
-def _placed_rows(states: torch.Tensor, places: list[int], height: int) -> torch.Tensor:
-    """`(rows, hidden)` at some places of `(1, height, hidden)`."""
+def _placed_queries(states: torch.Tensor, places: list[int], height: int) -> torch.Tensor:
+    """`(items, hidden)` at some places of `(1, height, hidden)`."""
     if len(places) == height:
         return states[None]
     placed = states.new_zeros(1, height, states.shape[1])
@@ -149,13 +149,13 @@ def _placed_rows(states: torch.Tensor, places: list[int], height: int) -> torch.
     return placed
 
 
-def _stacked(rows: list[list[Any]] | None, num_new: int) -> tuple[Any, ...] | None:
-    """Entries per row and token as one entry per token, with the rows of the batch in it."""
-    if rows is None:
+def _stacked(items: list[list[Any]] | None, num_new: int) -> tuple[Any, ...] | None:
+    """Entries per item and token as one entry per token, with the items of the batch in it."""
+    if items is None:
         return None
-    longest = max(rows, key=len)
+    longest = max(items, key=len)
     return tuple(
-        _joined([row[step] if step < len(row) else _zeros_like(longest[step]) for row in rows])
+        _joined([item[step] if step < len(item) else _zeros_like(longest[step]) for item in items])
         for step in range(min(num_new, len(longest)))
     )
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .pending import Unread
 from .step_inputs import PROBE_ERRORS
-from .target_forward import TargetReader
+from .target import PendingTokens, TargetReader
 from .tree.token_tree import TokenTree, ancestors_of, chain_tree
 
 # Packages whose modules are known to treat each token of a forward alike.
@@ -89,19 +88,19 @@ def _in_one_forward(
     else:
         # Its last token is wrong.
         tree, path = chain_tree(torch.cat([drafted, ids[:, :1]], dim=1)), list(range(depth))
-    root = Unread(ids[:, start : start + 1], torch.full_like(ids[:, :1], start))
-    logits = reader.read(root, tree).logits[0].float()
+    anchor = PendingTokens(ids[:, start : start + 1], torch.full_like(ids[:, :1], start))
+    logits = reader.read(anchor, tree).logits[0].float()
     found = [logits[slot] for slot in (0, *(node + 1 for node in path))]
     if reader.is_hybrid:
         return found
-    reader.keep(start, root, [path])
+    reader.keep(start, anchor, [path])
     return [*found, _step(reader, ids, NUM_TOKENS - 1)]
 
 
 def _reader(target: PreTrainedModel, ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> TargetReader:
     """A reader that has read the first tokens."""
     reader = TargetReader(target, model_kwargs, {})
-    first = Unread(ids[:, :NUM_READ], torch.arange(NUM_READ, device=ids.device)[None])
+    first = PendingTokens(ids[:, :NUM_READ], torch.arange(NUM_READ, device=ids.device)[None])
     reader.read(first, None)
     reader.keep(0, first, [[]])
     return reader
@@ -109,7 +108,7 @@ def _reader(target: PreTrainedModel, ids: torch.LongTensor, model_kwargs: dict[s
 
 def _step(reader: TargetReader, ids: torch.LongTensor, place: int) -> torch.Tensor:
     """Logits `(vocab,)` after the token at a place, which is read alone."""
-    one = Unread(ids[:, place : place + 1], torch.full_like(ids[:, :1], place))
+    one = PendingTokens(ids[:, place : place + 1], torch.full_like(ids[:, :1], place))
     logits = reader.read(one, None).logits[0, -1].float()
     reader.keep(place, one, [[]])
     return logits

@@ -32,11 +32,11 @@ from transformers import (
 )
 
 from ..models.stock_assistant import with_a_law
-from .sequences import Texts
+from .sequences import TokenBuffer
 from .tree.token_tree import TokenTree
 from .tree.verify import NO_CHOICE, NO_LAW, check_has_law
 
-# They look at the logits of one position and at nothing else, so all slots can be processed as rows of one batch. Exact
+# They look at the logits of one position and at nothing else, so all slots can be processed as one batch. Exact
 # types: a subclass may read the prefix.
 PREFIX_FREE = {
     EpsilonLogitsWarper,
@@ -235,11 +235,11 @@ def choose_along_the_path(
     process: ItemProcessors,
     do_sample: bool,
     items: list[int],
-    texts: Texts,
+    texts: TokenBuffer,
     tree: TokenTree | None,
     drawn: DrawnChain | None = None,
 ) -> tuple[torch.LongTensor, torch.Tensor]:
-    """Walk down from the root: process a slot with its true prefix, choose, go on to the child that carries the choice.
+    """Walk down from the anchor: process a slot with its true prefix, choose, go on to the child that carries the choice.
 
     Processors are called once per committed token, in order, as plain `generate` calls them, so those that keep a state of
     their own (guidance, watermarks, a caller's) stay right. It costs a host round trip per committed token.
@@ -248,7 +248,7 @@ def choose_along_the_path(
         logits: `(batch, slots, vocab)` in float32.
         process: the processors.
         do_sample: draw, or take the argmax.
-        items: for each row of `logits`, which item of the caller's batch it is.
+        items: for each item of `logits`, which item of the caller's batch it is.
         texts: what is committed.
         tree: what was proposed.
         drawn: the same, if it is a chain whose tokens were drawn from the drafter's law.
@@ -259,7 +259,7 @@ def choose_along_the_path(
     choices = torch.full(logits.shape[:2], NO_CHOICE, dtype=torch.long, device=logits.device)
     scores = torch.zeros_like(logits)
     for index, item in enumerate(items):
-        text, slot, children = texts.row(index), 0, children_of(tree, index)
+        text, slot, children = texts.item(index), 0, children_of(tree, index)
         own = slice(index, index + 1)
         drawn_here = None if drawn is None else DrawnChain(drawn.tokens[own], drawn.law[own])
         while slot is not None:
@@ -273,9 +273,9 @@ def choose_along_the_path(
     return choices, scores
 
 
-def children_of(tree: TokenTree | None, row: int) -> dict[tuple[int, int], int]:
-    """The slot of each child of a row's tree, by its parent's slot and its token."""
+def children_of(tree: TokenTree | None, item: int) -> dict[tuple[int, int], int]:
+    """The slot of each child of an item's tree, by its parent's slot and its token."""
     if tree is None:
         return {}
-    tokens, parents = tree.tokens[row].tolist(), tree.parents[row].tolist()
+    tokens, parents = tree.tokens[item].tolist(), tree.parents[item].tolist()
     return {(parent, token): node + 1 for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}

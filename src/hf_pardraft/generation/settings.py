@@ -8,8 +8,8 @@ from transformers import GenerationConfig
 
 from ..models.base import ParallelDrafter
 from ..ngram.smoothing import SMOOTHINGS
+from .schedule import TunedDraft, nearest_size, read_table, still_stands, tables_in
 from .tree.token_tree import END_RULES
-from .tuned import nearest_size, read_table, still_stands, tables_in
 
 DECODE_LOOPS = ("native", "stock")
 VERIFICATIONS = ("match", "rejection")
@@ -32,6 +32,8 @@ WHOLE_NUMBERS = {
 ADVICE = "set it in the drafter's generation config, or in the call's"
 # Where the hook notes what a call itself asks for: transformers fills in a default that looks like a request.
 REQUESTED_DEPTH = "_requested_num_assistant_tokens"
+# Where the hook leaves what it has resolved for the rest of the call.
+RESOLVED = "_draft_settings"
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class DraftSettings:
 
     Attributes:
         depth: tokens to draft a round (`num_assistant_tokens`, by default what the drafter was trained for).
-        tree_budget: nodes of the token tree besides the root; 0 drafts a chain.
+        tree_budget: nodes of the token tree besides the anchor; 0 drafts a chain.
         tree_beam_width: prefixes that are extended at each level; by default the budget, or 20 with an n-gram model.
         tree_top_k: tokens by which each is extended; by default the budget, or 25 with an n-gram model.
         tree_scoring: what a prefix is worth. "probability": its probability; "dart": DART's weights, which favour depth; by
@@ -62,9 +64,10 @@ class DraftSettings:
         tuned_drafting: depth and tree budget by batch size, which `pardraft eval --tune` writes: `{"by_batch_size": {"8":
             {"num_assistant_tokens": 4, "tree_budget": 16}}}`; a depth of 0 leaves the text to plain `generate`. A call takes
             the entry of the size nearest to its batch, unless it asks for a depth or a budget itself, for rejection or for
-            transformers' loop. Where `"instead_of"` names the drafter's own depth and budget of then, setting one of them
-            later goes before the table; where `"measured_on"` names a `device_type`, the table is for that type only. Under
-            `"compiled"` there may be such a table for compiled rounds (`cache_implementation="static"`).
+            transformers' loop. Where `"instead_of"` names the drafter's own depth and budget of then, setting one of
+            them later takes precedence over the table; where `"measured_on"` names a `device_type`, the table is for
+            that type only. Under `"compiled"` there may be such a table for compiled rounds (`cache_implementation="static"`).
+        by_batch_size: the table of `tuned_drafting` that applies to the call, if one does. Not a setting of its own.
     """
 
     depth: int
@@ -84,25 +87,36 @@ class DraftSettings:
     record_drafts: bool = False
     use_target_features: bool | None = None
     tuned_drafting: dict[str, Any] | None = None
+    by_batch_size: dict[int, TunedDraft] | None = None
+
+    def for_batch(self, batch: int) -> "DraftSettings":
+        """What a call of so many batch items takes: a `depth` of 0 says that it is faster without drafts."""
+        if self.by_batch_size is None:
+            return self
+        tuned = self.by_batch_size[nearest_size(self.by_batch_size, batch)]
+        return replace(self, depth=tuned.depth, tree_budget=tuned.tree_budget)
+
+
+def settings_of_call(
+    drafter: ParallelDrafter, generation_config: GenerationConfig, batch: int | None = None, device_type: str = "cpu"
+) -> DraftSettings:
+    """The settings that were resolved when the call began, or are now, for so many batch items; see [`read_settings`]."""
+    settings = vars(generation_config).get(RESOLVED)
+    if settings is None:
+        settings = read_settings(drafter, generation_config, device_type)
+    return settings if batch is None else settings.for_batch(batch)
 
 
 def read_settings(
-    drafter: ParallelDrafter,
-    generation_config: GenerationConfig,
-    batch: int | None = None,
-    device_type: str | None = None,
+    drafter: ParallelDrafter, generation_config: GenerationConfig, device_type: str = "cpu"
 ) -> DraftSettings:
-    """The settings for one call.
+    """Resolve the settings of one call.
 
     Args:
         drafter: its `generation_config` holds its own settings, under the names of [`DraftSettings`] (the depth under
             `num_assistant_tokens`); a generation config keeps attributes that it doesn't know, and saves them.
         generation_config: that of the `generate` call, whose attributes of these names take precedence.
-        batch: rows of the call; `None` leaves `tuned_drafting` out of account.
-        device_type: of the target, as in `torch.device.type`; needed with `batch`.
-
-    Returns:
-        The settings; a `depth` of 0 says that the call is faster without drafts.
+        device_type: of the target, as in `torch.device.type`.
 
     Raises:
         ValueError: for a value that can't be honoured.
@@ -133,14 +147,13 @@ def read_settings(
     choices = {is_compiled: read_table(table, drafter.max_draft_depth) for is_compiled, table in tables.items()}
     asks_itself = requested_depth is not None or vars(generation_config).get("tree_budget") is not None
     is_tunable = settings.decode_loop == "native" and settings.verification == "match"
-    if batch is None or asks_itself or not is_tunable:
+    if asks_itself or not is_tunable:
         return settings
     # Compiled rounds do with the table of others; what pays when compiled may not pay without.
     which = wants_compiled(generation_config) and True in tables
     if which not in tables or not still_stands(tables[which], own_draft(drafter), device_type):
         return settings
-    tuned = choices[which][nearest_size(choices[which], batch)]
-    return replace(settings, depth=tuned.depth, tree_budget=tuned.tree_budget)
+    return replace(settings, by_batch_size=choices[which])
 
 
 def wants_compiled(generation_config: GenerationConfig) -> bool:
@@ -156,7 +169,7 @@ def own_draft(drafter: ParallelDrafter) -> dict[str, int | None]:
 
 def settings_in(generation_config: GenerationConfig) -> dict[str, Any]:
     """The draft settings among the attributes of a generation config, those that were left at `None` excepted."""
-    names = DraftSettings.__dataclass_fields__.keys() - {"depth"}
+    names = DraftSettings.__dataclass_fields__.keys() - {"depth", "by_batch_size"}
     attributes = vars(generation_config)
     return {name: attributes[name] for name in names if attributes.get(name) is not None}
 

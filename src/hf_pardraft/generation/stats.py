@@ -10,15 +10,15 @@ import torch
 
 @dataclass(frozen=True)
 class Proposal:
-    """What one round proposed to one row, a chain or a tree.
+    """What one round proposed to one item, a chain or a tree.
 
     Attributes:
         row: of the caller's batch.
-        num_before: new tokens that the row had before the round.
+        num_before: new tokens that the item had before the round.
         tokens: the proposed ones, `nodes` of them.
-        depths: how many tokens behind the text each of them stands, 1 or more.
+        depths: how many tokens after the text each of them stands, 1 or more.
         num_accepted: how many of them were committed.
-        num_committed: tokens that the row got, the bonus token counted; as many as were accepted where the text ended in them.
+        num_committed: tokens that the item got, the bonus token counted; as many as were accepted where the text ended in them.
     """
 
     row: int
@@ -33,14 +33,14 @@ class Proposal:
 class DecodeStats:
     """One generate call, round by round. A round is one target forward; the first one reads the prompt.
 
-    With a batch, the lists have one entry for each row that took part in a round.
+    With a batch, the lists have one entry for each item that took part in a round.
 
     Attributes:
         rounds: target forwards.
         drafted_per_round: tokens that were proposed.
         accepted_per_round: proposed tokens that were committed.
         tokens_per_round: tokens committed, the bonus token counted.
-        rows_per_round: for each round, the rows that took part in it.
+        rows_per_round: for each round, the items that took part in it.
         seconds: wall time spent in "draft", "tree", "verify" and "commit", if
             `drafter.generation_config.time_rounds` asked for it. On an accelerator this waits for the device.
         seconds_per_round: the same, by round.
@@ -59,7 +59,7 @@ class DecodeStats:
 
     @property
     def tau(self) -> float:
-        """Mean number of tokens that a target forward committed to a row, the bonus token counted."""
+        """Mean number of tokens that a target forward committed to an item, the bonus token counted."""
         return sum(self.tokens_per_round) / len(self.tokens_per_round) if self.tokens_per_round else 0.0
 
     @property
@@ -75,7 +75,7 @@ class DecodeStats:
         return rates
 
     def add_round(self, drafted: list[int], accepted: list[int], committed: list[int]) -> None:
-        """Note a round: for each row, the tokens that were proposed, accepted of them, and committed."""
+        """Note a round: for each item, the tokens that were proposed, accepted of them, and committed."""
         self.rounds += 1
         self.drafted_per_round += drafted
         self.accepted_per_round += accepted

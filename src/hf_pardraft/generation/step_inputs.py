@@ -30,7 +30,7 @@ PROBE_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, Runti
 
 @dataclass(frozen=True)
 class StepInputs:
-    """How a target's steps differ from the newest token with its position and the cache.
+    """How a target's steps differ from the anchor with its position and the cache.
 
     Attributes:
         rereads_beyond: the step after a text of so many columns is without a cache and reads all of the text again (Phi-3,

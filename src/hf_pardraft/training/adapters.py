@@ -2,76 +2,36 @@
 
 import copy
 import importlib.util
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
+from .checks import check_changes_weights, check_peft
+from .layouts import layout_of
+from .run_options import AdapterOptions
+
 # Where PARD's base architectures keep the embedding, and PARD-2's projection.
 EMBEDDING, PROJECTION = "embed_tokens", "target_proj"
 
 
-@dataclass
-class AdapterOptions:
-    """A LoRA adapter that is trained rather than all weights; without a rank there is none."""
-
-    lora_rank: int | None = field(
-        default=None,
-        metadata={"help": "Train an adapter of this rank (needs peft); by default all weights."},
-    )
-    lora_alpha: int | None = field(
-        default=None, metadata={"help": "What is learned counts alpha / rank times; twice the rank by default."}
-    )
-    lora_dropout: float | None = field(
-        default=None, metadata={"help": "Share of an adapter's inputs that training drops; none by default."}
-    )
-    lora_target_modules: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Layers that it changes, as q_proj v_proj, or all-linear; by default PEFT's choice (for pard and pard2)."
-        },
-    )
-
-    def config(self) -> Any:
-        """PEFT's `LoraConfig`, `None` without a rank; an `ImportError` without PEFT."""
-        if self.lora_rank is None:
-            return None
-        check_peft("--lora-rank")
-        from peft import LoraConfig
-
-        names = self.lora_target_modules
-        return LoraConfig(
-            r=self.lora_rank,
-            lora_alpha=2 * self.lora_rank if self.lora_alpha is None else self.lora_alpha,
-            lora_dropout=self.lora_dropout or 0.0,
-            # PEFT takes this one as a text, and any other text as a pattern of whole names.
-            target_modules=names[0] if names == ["all-linear"] else names,
-            task_type="CAUSAL_LM",
-        )
-
-
-def check_adapter(options: AdapterOptions, keep_adapter: bool) -> None:
-    """Raise a `ValueError` for an adapter that can't be, or settings of one where there is none."""
+def lora_config(options: AdapterOptions) -> Any:
+    """PEFT's `LoraConfig`, `None` without a rank; an `ImportError` without PEFT."""
     if options.lora_rank is None:
-        said = [f"--{name.replace('_', '-')}" for name, value in vars(options).items() if value is not None]
-        if said or keep_adapter:
-            also = ", ".join([*said, *(["--keep-adapter"] if keep_adapter else [])])
-            raise ValueError(f"{also}: settings of an adapter, and none is trained: set --lora-rank, or leave them out")
-        return
-    if options.lora_rank < 1:
-        raise ValueError(f"lora_rank must be at least 1, got {options.lora_rank}: leave it out to train all weights")
-    if options.lora_alpha is not None and options.lora_alpha < 1:
-        raise ValueError(f"lora_alpha must be at least 1, got {options.lora_alpha}")
-    if options.lora_dropout is not None and not 0 <= options.lora_dropout < 1:
-        raise ValueError(f"lora_dropout must be in [0, 1), got {options.lora_dropout}")
+        return None
+    check_peft("--lora-rank")
+    from peft import LoraConfig
 
-
-def check_peft(what: str) -> None:
-    """Raise an `ImportError` if PEFT, which `what` needs, is not installed."""
-    if importlib.util.find_spec("peft") is None:
-        raise ImportError(f"{what} needs the peft package: pip install peft")
+    names = options.lora_target_modules
+    return LoraConfig(
+        r=options.lora_rank,
+        lora_alpha=2 * options.lora_rank if options.lora_alpha is None else options.lora_alpha,
+        lora_dropout=options.lora_dropout or 0.0,
+        # PEFT takes this one as a text, and any other text as a pattern of whole names.
+        target_modules=names[0] if names == ["all-linear"] else names,
+        task_type="CAUSAL_LM",
+    )
 
 
 def is_adapted(model: nn.Module) -> bool:
@@ -105,13 +65,9 @@ def adapted(drafter: PreTrainedModel, peft_config: Any) -> nn.Module:
     check_peft("peft_config")
     from peft import get_peft_model
 
-    if peft_config.is_prompt_learning:
-        raise ValueError(
-            f"{type(peft_config).__name__} puts tokens of its own before a text, which the drafter's positions and masks don't "
-            "know: use LoRA or another method that changes weights"
-        )
+    check_changes_weights(peft_config)
     config = copy.deepcopy(peft_config)
-    if drafter.training_layout == "dropped_masks":
+    if layout_of(drafter).learns_mask_token:
         _train_mask_token(config, drafter)
     else:
         # These are no causal LMs, whose inputs PEFT would expect.
@@ -130,15 +86,6 @@ def _train_mask_token(config: Any, drafter: PreTrainedModel) -> None:
             # Not every method can train single rows.
             saved.append(EMBEDDING)
     config.modules_to_save = saved or None
-
-
-def check_base_is_named(drafter: PreTrainedModel) -> None:
-    """Raise a `ValueError` if an adapter could not say what it belongs to."""
-    if not drafter.name_or_path:
-        raise ValueError(
-            "keep_adapter saves the adapter alone, which has to name the drafter or model that it belongs to, and this one was "
-            "not loaded from anywhere: save the drafter, load it with AutoDrafter.from_pretrained, and train that one"
-        )
 
 
 def save_merged(model: nn.Module, folder: str | Path) -> None:

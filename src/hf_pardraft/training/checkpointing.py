@@ -2,15 +2,17 @@
 
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import SaveStrategy, get_last_checkpoint
 
+from ..checkpoints.atomic_folders import writing_folder
 from .run_identity import differences, missing_files, note_identity, read_identity
 
 # No name that a search for checkpoints would take for one.
@@ -191,3 +193,108 @@ def not_finite(what: str, value: torch.Tensor, step: int, folder: str) -> Floati
         "Lower learning_rate or max_grad_norm, train in bfloat16 rather than float16, or look for damaged examples; "
         "resume_from_checkpoint=True goes on from the last checkpoint"
     )
+
+
+class WholeCheckpointTrainer(Trainer):
+    """A `Trainer` whose checkpoints are whole, see [`StagedCheckpoint`], and that stops at what is not finite.
+
+    Attributes:
+        identity: of the run, noted in its checkpoints; see [`identity_of`].
+    """
+
+    identity: dict[str, Any] | None = None
+    _stages_checkpoint = False
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As in `Trainer`, but it is the only run that writes its folder, and mixes its checkpoints with no other's.
+
+        Raises:
+            ValueError, OSError: see [`checkpoint_to_resume`], [`check_no_other_run`], [`check_same_run`], [`writing_folder`].
+        """
+        # Without checkpoints nothing is written before `save_model`, which sees to it by itself.
+        writes = self.args.save_strategy != SaveStrategy.NO or self.args.overwrite_output
+        writes_first = writes and self.args.process_index == 0
+        with writing_folder(self.args.output_dir) if writes_first else nullcontext():
+            checkpoint = self._checked_start(resume_from_checkpoint, writes, writes_first)
+            return super().train(checkpoint, *args, **kwargs)
+
+    def find_identity(self) -> dict[str, Any] | None:
+        """What the checkpoints of this run depend on; `None` notes nothing and compares nothing."""
+        return None
+
+    def _checked_start(self, resume_from: str | bool | None, writes: bool, writes_first: bool) -> str | None:
+        """The checkpoint to go on from, `None` for a run that begins anew. What else is in the folder is out of its way."""
+        args, run = self.args, Path(self.args.output_dir)
+        if writes_first:
+            tidy(run)
+        self.accelerator.wait_for_everyone()
+        checkpoint = checkpoint_to_resume(resume_from, args.output_dir)
+        goes_on = checkpoint is not None and Path(checkpoint).resolve().parent == run.resolve()
+        # One that trains for a second time goes over its own checkpoints.
+        if writes and self.identity is None and not goes_on:
+            check_no_other_run(run, args.overwrite_output)
+        self.identity = self.find_identity()
+        if checkpoint is not None and self.identity is not None:
+            check_same_run(checkpoint, self.identity, args.resume_changed)
+        self.accelerator.wait_for_everyone()
+        if writes_first and args.overwrite_output and not goes_on:
+            for earlier in checkpoints_in(run):
+                remove(earlier)
+        self.accelerator.wait_for_everyone()
+        return checkpoint
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """As in `Trainer`, but a run that is resumed where it ended has no step to do; Trainer looks only after one."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As in `Trainer`, but a loss that is not finite stops the run before the weights take it in."""
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            raise not_finite("loss", loss, self.state.global_step + 1, self.args.output_dir)
+        return loss
+
+    def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args: Any, **kwargs: Any) -> None:
+        """As in `Trainer`, but weights that a gradient has spoilt are not saved."""
+        # With a gradient scaler, such a step is left out.
+        is_due = self.control.should_log or self.control.should_save or self.control.should_evaluate
+        if is_due and grad_norm is not None and self.accelerator.scaler is None:
+            grad_norm = torch.as_tensor(grad_norm)
+            if not torch.isfinite(grad_norm):
+                raise not_finite("gradient's norm", grad_norm, self.state.global_step, self.args.output_dir)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def _get_output_dir(self, trial):
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / UNFINISHED) if self._stages_checkpoint else folder
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if not self._stages_checkpoint:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _save_checkpoint(self, model, trial):
+        """As in `Trainer`, but beside its place, to which it is moved when every process has written its part."""
+        staged = StagedCheckpoint(
+            Path(self._get_output_dir(trial)), self.state.global_step, self.args, self.accelerator
+        )
+        staged.begin()
+        best_before, self._stages_checkpoint = self.state.best_model_checkpoint, True
+        try:
+            super()._save_checkpoint(model, trial)
+            # Trainer looks for the best checkpoint where it writes this one.
+            is_best = self.state.best_global_step == self.state.global_step
+            self.state.best_model_checkpoint = str(staged.final) if is_best else best_before
+            if self.args.should_save:
+                self.state.save_to_json(str(staged.folder / TRAINER_STATE_NAME))
+        except (OSError, RuntimeError) as error:
+            raise staged.failure(error) from error
+        finally:
+            self._stages_checkpoint = False
+        staged.publish(self.identity)
+        if self.args.should_save:
+            rotate(staged.final, self.args.save_total_limit, self.state.best_model_checkpoint)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(staged.final))

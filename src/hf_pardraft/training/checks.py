@@ -1,19 +1,179 @@
-"""What DraftTrainer refuses before any work: models that don't go together, and settings that would not be obeyed."""
+"""What a training run refuses before any work: settings that can't be, models that don't go together, folders that are taken."""
 
+import importlib.util
 import warnings
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedModel, TrainingArguments
+import torch
+from transformers import PreTrainedModel, TrainingArguments, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 
+from ..checkpoints.config_checks import check_fresh_fields
 from ..models.base import ParallelDrafter
-from .arguments import DraftTrainingArguments, is_tau
+from ..user_input.options import check_temperature
+from .layouts import layout_of
+from .layouts.attention import ATTENTIONS
+from .losses.objectives import OBJECTIVES, parse_objective
+from .losses.sums import check_reduction
+from .run_options import DRAFTER_OPTIONS, KINDS, AdapterOptions, DrafterOptions, RunOptions
 
+if TYPE_CHECKING:
+    from .arguments import DraftTrainingArguments
+
+# As of a block: far above anything published, and more would be asked of a machine than it has.
+MOST_DRAFT_TOKENS = 4096
+# For `num_anchors`: no limit.
+EVERY = "all"
 # Arguments of a Trainer that need what this one never has: a model's own loss, or the logits of whole batches.
 UNUSED_ARGUMENTS = ("compute_metrics", "preprocess_logits_for_metrics", "compute_loss_func", "model_init")
 
 
-def check_pair(model: Any, target: PreTrainedModel | None, args: DraftTrainingArguments) -> None:
+def check_settings(args: "DraftTrainingArguments") -> None:
+    """Raise a `ValueError` for settings that can't be."""
+    if not 1 <= args.draft_tokens <= MOST_DRAFT_TOKENS:
+        raise ValueError(f"draft_tokens must be from 1 to {MOST_DRAFT_TOKENS}, got {args.draft_tokens}")
+    if not 0 < args.cod_retention <= 1 or not 0 <= args.cod_min_retention <= 1:
+        raise ValueError(
+            "cod_retention must be in (0, 1] and cod_min_retention in [0, 1], got "
+            f"{args.cod_retention} and {args.cod_min_retention}"
+        )
+    if args.gradient_accumulation_steps < 1:
+        raise ValueError(f"gradient_accumulation_steps must be at least 1, got {args.gradient_accumulation_steps}")
+    if args.num_anchors != EVERY and (not isinstance(args.num_anchors, int) or args.num_anchors < 1):
+        raise ValueError(f"num_anchors must be at least 1, or {EVERY!r}, got {args.num_anchors!r}")
+    if args.loss_gamma is not None and not args.loss_gamma > 0:
+        raise ValueError(f"loss_gamma must be positive, or None for uniform weights, got {args.loss_gamma}")
+    if not 0 < args.kl_gamma <= 1:
+        raise ValueError(f"kl_gamma must be in (0, 1], got {args.kl_gamma}: 1 weighs all positions alike")
+    _check_data(args)
+    _check_gamma_schedule(args)
+    _check_scheduler(args)
+    _check_objective(args)
+    _check_tau(args)
+
+
+def _check_scheduler(args: "DraftTrainingArguments") -> None:
+    given = args.lr_scheduler_kwargs
+    if not given:
+        return
+    if not isinstance(given, dict):
+        raise ValueError(f"lr_scheduler_kwargs must be a mapping (JSON in a shell), got {given!r}")
+    weight = torch.nn.Parameter(torch.zeros(1))
+    try:
+        get_scheduler(args.lr_scheduler_type, torch.optim.SGD([weight]), 1, 2, scheduler_specific_kwargs=dict(given))
+    except TypeError as error:
+        raise ValueError(f"{args.lr_scheduler_type} takes no such lr_scheduler_kwargs: {error}") from error
+
+
+def _check_objective(args: "DraftTrainingArguments") -> None:
+    if args.objective is not None:
+        parse_objective(args.objective)
+    check_reduction(args.loss_reduction)
+    if args.loss_chunk_rows < 1:
+        raise ValueError(f"loss_chunk_rows must be at least 1, got {args.loss_chunk_rows}")
+    if not args.kl_temperature > 0:
+        raise ValueError(f"kl_temperature must be positive, got {args.kl_temperature}")
+    if not 0 <= args.dpace_alpha < 1:
+        raise ValueError(f"dpace_alpha must be in [0, 1), got {args.dpace_alpha}")
+    if args.streak_prefixes < 1:
+        raise ValueError(f"streak_prefixes must be at least 1, got {args.streak_prefixes}")
+
+
+def _check_data(args: "DraftTrainingArguments") -> None:
+    if args.max_length is not None and args.max_length < 2:
+        raise ValueError(f"max_length must be at least 2 (a token and one to learn), or None, got {args.max_length}")
+    if args.packing and args.max_length is None:
+        raise ValueError("packing needs the length of a row, got max_length=None: set max_length, too")
+    if args.training_attention not in ATTENTIONS:
+        raise ValueError(f"training_attention must be one of {ATTENTIONS}, got {args.training_attention!r}")
+    if not isinstance(args.chat_template_kwargs, dict | None):
+        raise ValueError(f"chat_template_kwargs must be a dict (JSON in a shell), got {args.chat_template_kwargs!r}")
+
+
+def _check_tau(args: "DraftTrainingArguments") -> None:
+    if args.tau_prompts < 0 or args.tau_new_tokens < 1:
+        raise ValueError(
+            f"expected tau_prompts >= 0 and tau_new_tokens >= 1, got {args.tau_prompts} and {args.tau_new_tokens}"
+        )
+    check_temperature(args.tau_temperature, "tau_temperature")
+    if is_tau(args.metric_for_best_model) and not args.tau_prompts:
+        raise ValueError(
+            f"metric_for_best_model={args.metric_for_best_model!r} needs prompts to decode, got tau_prompts=0: set it to 1 "
+            "or more"
+        )
+
+
+def _check_gamma_schedule(args: "DraftTrainingArguments") -> None:
+    end, epoch_step = args.loss_gamma_end, args.loss_gamma_epoch_step
+    if end is not None and epoch_step is not None:
+        raise ValueError(
+            f"gamma grows either with the steps or with the epochs, got loss_gamma_end={end} and "
+            f"loss_gamma_epoch_step={epoch_step}: leave one of them out"
+        )
+    if (end is not None or epoch_step is not None) and args.loss_gamma is None:
+        raise ValueError("a growing gamma needs a value to start from, got loss_gamma=None: set loss_gamma, too")
+    if end is not None and end <= args.loss_gamma:
+        raise ValueError(f"loss_gamma_end must be above loss_gamma ({args.loss_gamma}), got {end}")
+    if epoch_step is not None and epoch_step <= 0:
+        raise ValueError(f"loss_gamma_epoch_step must be positive, got {epoch_step}")
+
+
+def is_tau(metric: str | None) -> bool:
+    """Whether a metric is a measured tau, `tau` or `eval_NAME_tau`, and not what accuracies let one expect."""
+    return metric is not None and metric.split("_")[-1] == "tau" and not metric.endswith("expected_tau")
+
+
+def check_run(options: "RunOptions", drafter: "DrafterOptions", recipes: list[str]) -> None:
+    """Raise a `ValueError` if something is missing, or contradicts the kind of drafter."""
+    missing = [f"--{name}" for name in ("target", "dataset", "output") if getattr(options, name) is None]
+    if missing:
+        raise ValueError(f"expected {', '.join(missing)}: a run needs a target, a data set and a folder for its output")
+    if options.eval_size < 0:
+        raise ValueError(f"eval_size must be 0 or more, got {options.eval_size}")
+    chosen = {name for name, value in vars(drafter).items() if value is not None} - {"drafter", "kind"}
+    check_fresh_fields(vars(drafter) | {"mask_token_id": None})
+    if drafter.drafter is not None:
+        if chosen or drafter.kind:
+            also = ", ".join(sorted(chosen | ({"kind"} if drafter.kind else set())))
+            raise ValueError(
+                f"{also}: settings of a fresh drafter, got --drafter {drafter.drafter} as well: leave one out"
+            )
+        return
+    if drafter.kind not in KINDS:
+        raise ValueError(
+            f"expected a kind of drafter ({', '.join(KINDS)}), a recipe ({', '.join(recipes)}) or a --drafter to go on "
+            f"with, got kind {drafter.kind!r}"
+        )
+    if wrong := chosen - DRAFTER_OPTIONS[drafter.kind]:
+        raise ValueError(
+            f"a {drafter.kind} drafter takes {', '.join(sorted(DRAFTER_OPTIONS[drafter.kind]))}, got {', '.join(sorted(wrong))}"
+        )
+    if len(drafter.mask_token_id or []) > 1 and drafter.kind not in ("pard", "pard2"):
+        raise ValueError(f"a {drafter.kind} drafter has one mask token, got mask_token_id {drafter.mask_token_id}")
+    if drafter.kind in ("pard", "pard2") and drafter.base is None:
+        raise ValueError(
+            f"a {drafter.kind} drafter is made of a causal LM: pass it as --base, or a --drafter to go on with"
+        )
+
+
+def check_adapter(options: "AdapterOptions", keep_adapter: bool) -> None:
+    """Raise a `ValueError` for an adapter that can't be, or settings of one where there is none."""
+    if options.lora_rank is None:
+        said = [f"--{name.replace('_', '-')}" for name, value in vars(options).items() if value is not None]
+        if said or keep_adapter:
+            also = ", ".join([*said, *(["--keep-adapter"] if keep_adapter else [])])
+            raise ValueError(f"{also}: settings of an adapter, and none is trained: set --lora-rank, or leave them out")
+        return
+    if options.lora_rank < 1:
+        raise ValueError(f"lora_rank must be at least 1, got {options.lora_rank}: leave it out to train all weights")
+    if options.lora_alpha is not None and options.lora_alpha < 1:
+        raise ValueError(f"lora_alpha must be at least 1, got {options.lora_alpha}")
+    if options.lora_dropout is not None and not 0 <= options.lora_dropout < 1:
+        raise ValueError(f"lora_dropout must be in [0, 1), got {options.lora_dropout}")
+
+
+def check_pair(model: Any, target: PreTrainedModel | None, args: "DraftTrainingArguments") -> None:
     """Raise an error unless the model is a drafter, and has the target that it or the settings ask for."""
     if not isinstance(model, ParallelDrafter):
         raise TypeError(
@@ -29,17 +189,24 @@ def check_pair(model: Any, target: PreTrainedModel | None, args: DraftTrainingAr
         raise ValueError(f"a {type(model).__name__} reads the target's hidden states: pass target=")
 
 
-def check_recomputing(model: ParallelDrafter, args: DraftTrainingArguments, has_adapter: bool) -> None:
+def check_asks_no_target(coefficients: Mapping[str, float], target: PreTrainedModel | None) -> None:
+    """Raise a `ValueError` for objectives that the target has to say something for, where there is none."""
+    asking = [name for name in coefficients if OBJECTIVES[name].asks_target]
+    if asking and target is None:
+        raise ValueError(f"{', '.join(asking)} learns from what the target says, and there is none: pass target=")
+
+
+def check_recomputing(model: ParallelDrafter, args: "DraftTrainingArguments", has_adapter: bool) -> None:
     """Raise a `ValueError` for a way to recompute activations that would lose gradients."""
     recomputing = args.activation_checkpointing_kwargs or {}
-    if recomputing.get("use_reentrant") and (has_adapter or model.training_layout == "anchored_blocks"):
+    if recomputing.get("use_reentrant") and (has_adapter or not layout_of(model).inputs_have_gradient):
         raise ValueError(
             "activation checkpointing with use_reentrant=True loses gradients where embeddings are frozen, as this "
             "drafter's are: leave use_reentrant out"
         )
 
 
-def check_one_device(args: DraftTrainingArguments) -> None:
+def check_one_device(args: "DraftTrainingArguments") -> None:
     """Let one process use one device: the batches are no tensors that `DataParallel` could divide."""
     if args.n_gpu > 1:
         warnings.warn(
@@ -51,7 +218,7 @@ def check_one_device(args: DraftTrainingArguments) -> None:
         args._n_gpu = 1
 
 
-def check_arguments(args: DraftTrainingArguments, kwargs: dict[str, Any]) -> None:
+def check_arguments(args: "DraftTrainingArguments", kwargs: dict[str, Any]) -> None:
     """Raise a `ValueError` for what a `Trainer` takes and this one would silently leave undone."""
     unused = [name for name in UNUSED_ARGUMENTS if kwargs.get(name) is not None]
     unused += ["label_smoothing_factor"] if args.label_smoothing_factor else []
@@ -111,3 +278,27 @@ def check_reporting(args: TrainingArguments) -> None:
             callback()
         except RuntimeError as error:
             raise ImportError(f"can't report to {', '.join(args.report_to)}: {error}") from error
+
+
+def check_peft(what: str) -> None:
+    """Raise an `ImportError` if PEFT, which `what` needs, is not installed."""
+    if importlib.util.find_spec("peft") is None:
+        raise ImportError(f"{what} needs the peft package: pip install peft")
+
+
+def check_changes_weights(peft_config: Any) -> None:
+    """Raise a `ValueError` for a PEFT method that puts tokens of its own before a text."""
+    if peft_config.is_prompt_learning:
+        raise ValueError(
+            f"{type(peft_config).__name__} puts tokens of its own before a text, which the drafter's positions and masks don't "
+            "know: use LoRA or another method that changes weights"
+        )
+
+
+def check_base_is_named(drafter: PreTrainedModel) -> None:
+    """Raise a `ValueError` if an adapter could not say what it belongs to."""
+    if not drafter.name_or_path:
+        raise ValueError(
+            "keep_adapter saves the adapter alone, which has to name the drafter or model that it belongs to, and this one was "
+            "not loaded from anywhere: save the drafter, load it with AutoDrafter.from_pretrained, and train that one"
+        )

@@ -17,7 +17,7 @@ from ..checkpoints.saving import CARD, WEIGHTS
 from ..checkpoints.write_errors import NO_ROOM
 from ..models.base import ParallelDrafter
 from .adapters import is_adapted, save_drafter_config, save_merged
-from .whole_checkpoints import WholeCheckpointTrainer
+from .checkpointing import WholeCheckpointTrainer
 
 # What a drafter has in its folder besides the files of any model.
 DRAFTER_FILES = ("*.safetensors", "*/*.safetensors", "*.py", "*/*.py")

@@ -1,4 +1,4 @@
-"""The settings of a training run: a recipe, published or one's own, and what the command line says instead."""
+"""The settings of a training run, read: a recipe, published or one's own, and what the command line says instead."""
 
 import argparse
 import dataclasses
@@ -7,7 +7,7 @@ import json
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -16,82 +16,13 @@ import yaml
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
-from ..checkpoints.config_checks import check_fresh_fields
 from ..pairing.fresh import num_masks_for
 from ..user_input.files import parse_json, quoted, read_text
-from .adapters import AdapterOptions, check_adapter
 from .arguments import EVERY, DraftTrainingArguments
+from .checks import check_adapter, check_run
+from .run_options import OWN_SETTINGS, AdapterOptions, DrafterOptions, RunOptions
 
 RECIPES = Path(__file__).parent / "recipes"
-KINDS = ("pard", "pard2", "dflash", "dflare", "dart")
-
-
-def option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
-
-
-@dataclass
-class RunOptions:
-    """What is trained for which target, on what, and where it goes."""
-
-    recipe: str | None = option(None, "Published settings to start from (see below), or a YAML file of your own.")
-    target: str | None = option(None, "The model to draft for: a folder or a Hub repository. Required.")
-    dataset: str | None = option(
-        None,
-        "What to train on: a .jsonl, .json, .parquet or .csv file, a folder, or a data set's name on the Hub. Required.",
-    )
-    output: str | None = option(None, "Folder for checkpoints, the drafter and its evaluation. Required.")
-    dataset_config: str | None = option(None, "Of a data set on the Hub that has several.")
-    dataset_split: str = option("train", "Of the data set.")
-    eval_dataset: str | None = option(None, "What to evaluate on; by default a part of the data set, held out.")
-    eval_split: str = option("train", "Of the evaluation set.")
-    eval_size: int = option(32, "How many examples are held out, and a tenth of all at most; 0: no evaluation.")
-    target_dtype: str = option("auto", "Of the target's weights: auto, float32, bfloat16, ...")
-    trust_remote_code: bool = option(False, "Run the code that comes with the target. No drafter's code is run.")
-
-
-@dataclass
-class DrafterOptions:
-    """Which drafter is made; what is left out is as the drafter's own default has it."""
-
-    drafter: str | None = option(None, "A drafter to go on with, rather than a fresh one.")
-    kind: str | None = option(None, f"Of a fresh drafter: {', '.join(KINDS)}.")
-    base: str | None = option(None, "pard, pard2: the causal LM to adapt, with the target's tokenizer.")
-    num_layers: int | None = option(None, "dflash, dflare: its depth.")
-    block_size: int | None = option(None, "dflash, dflare: tokens a block, the anchor counted.")
-    draft_length: int | None = option(
-        None, "dart: masks behind a prefix, as config.json counts them. Say draft_tokens, the tokens that they draft."
-    )
-    mask_token_id: list[int] | None = field(
-        default=None,
-        metadata={
-            "help": "pard, pard2, dflash, dflare: an unused token; by default one is found. pard, pard2: several, one for each "
-            "of the draft_tokens - 1 masks."
-        },
-    )
-    target_layer_ids: list[int] | None = field(
-        default=None, metadata={"help": "dflash, dflare: the target's layers whose output it reads."}
-    )
-    tapped_hidden_states: list[int] | None = field(
-        default=None, metadata={"help": "dart: indices of the target's hidden states that it reads."}
-    )
-    target_layers: list[int] | None = field(default=None, metadata={"help": "pard2: the same."})
-    target_scale: float | None = option(None, "pard2: what the projected states are multiplied with.")
-    drafter_config: str | None = option(None, 'dflash, dflare, dart: other fields of its config, as {"fusion": "fc"}.')
-
-
-# Which of them a fresh drafter of each kind takes.
-DRAFTER_OPTIONS = {
-    "pard": {"base", "mask_token_id"},
-    "pard2": {"base", "mask_token_id", "target_layers", "target_scale"},
-    "dflash": {"num_layers", "block_size", "mask_token_id", "target_layer_ids", "drafter_config"},
-    "dflare": {"num_layers", "block_size", "mask_token_id", "target_layer_ids", "drafter_config"},
-    "dart": {"draft_length", "tapped_hidden_states", "drafter_config"},
-}
-
-
-# All that are no arguments of the Trainer.
-OWN_SETTINGS = (RunOptions, DrafterOptions, AdapterOptions)
 
 
 @dataclass(frozen=True)
@@ -280,7 +211,7 @@ def training_run(words: list[str]) -> TrainingRun:
     options, drafter, adapter = (
         one(**{name: value for name, value in given.items() if name in names_of(one)}) for one in OWN_SETTINGS
     )
-    check_run(options, drafter)
+    check_run(options, drafter, recipe_names())
     if drafter.kind == "dart" and "draft_tokens" in given:
         drafter.draft_length = masks_of_dart(drafter, given["draft_tokens"])
     check_adapter(adapter, bool(given.get("keep_adapter")))
@@ -306,36 +237,3 @@ def config_fields(text: str | None) -> dict[str, Any]:
 
 def names_of(one: type) -> set[str]:
     return {f.name for f in dataclasses.fields(one)}
-
-
-def check_run(options: RunOptions, drafter: DrafterOptions) -> None:
-    """Raise a `ValueError` if something is missing, or contradicts the kind of drafter."""
-    missing = [f"--{name}" for name in ("target", "dataset", "output") if getattr(options, name) is None]
-    if missing:
-        raise ValueError(f"expected {', '.join(missing)}: a run needs a target, a data set and a folder for its output")
-    if options.eval_size < 0:
-        raise ValueError(f"eval_size must be 0 or more, got {options.eval_size}")
-    chosen = {name for name, value in vars(drafter).items() if value is not None} - {"drafter", "kind"}
-    check_fresh_fields(vars(drafter) | {"mask_token_id": None})
-    if drafter.drafter is not None:
-        if chosen or drafter.kind:
-            also = ", ".join(sorted(chosen | ({"kind"} if drafter.kind else set())))
-            raise ValueError(
-                f"{also}: settings of a fresh drafter, got --drafter {drafter.drafter} as well: leave one out"
-            )
-        return
-    if drafter.kind not in KINDS:
-        raise ValueError(
-            f"expected a kind of drafter ({', '.join(KINDS)}), a recipe ({', '.join(recipe_names())}) or a --drafter to go on "
-            f"with, got kind {drafter.kind!r}"
-        )
-    if wrong := chosen - DRAFTER_OPTIONS[drafter.kind]:
-        raise ValueError(
-            f"a {drafter.kind} drafter takes {', '.join(sorted(DRAFTER_OPTIONS[drafter.kind]))}, got {', '.join(sorted(wrong))}"
-        )
-    if len(drafter.mask_token_id or []) > 1 and drafter.kind not in ("pard", "pard2"):
-        raise ValueError(f"a {drafter.kind} drafter has one mask token, got mask_token_id {drafter.mask_token_id}")
-    if drafter.kind in ("pard", "pard2") and drafter.base is None:
-        raise ValueError(
-            f"a {drafter.kind} drafter is made of a causal LM: pass it as --base, or a --drafter to go on with"
-        )

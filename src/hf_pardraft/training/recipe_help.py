@@ -8,10 +8,10 @@ from pathlib import Path
 
 from transformers import TrainingArguments
 
-from .adapters import AdapterOptions
 from .arguments import DraftTrainingArguments
 from .losses.objectives import OBJECTIVES
-from .recipe import RECIPES, DrafterOptions, RunOptions, names_of, recipe_names
+from .recipe import RECIPES, names_of, recipe_names
+from .run_options import AdapterOptions, DrafterOptions, RunOptions
 
 # Of the hundred settings of transformers' Trainer, those that a first look should show.
 COMMON_SETTINGS = (

@@ -7,11 +7,13 @@ from accelerate.utils import DistributedType
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import has_length
 
-from .adapters import adapted, base_drafter, check_base_is_named, is_adapted
+from .adapters import adapted, base_drafter, is_adapted
 from .arguments import DraftTrainingArguments
-from .batch_scorer import Learner
+from .batch_scorer import BatchScorer
 from .checks import (
     check_arguments,
+    check_asks_no_target,
+    check_base_is_named,
     check_in_one_place,
     check_one_device,
     check_pair,
@@ -20,10 +22,8 @@ from .checks import (
 )
 from .data.dataset import chat_arguments, prepare_all, prepare_for_training, tokenizer_of
 from .drafter_files import DrafterFilesTrainer
-from .held_out import held_out_prompts, tokens_and_rounds, whole_copy
+from .layouts import layout_of
 from .layouts.attention import training_attention
-from .layouts.collators import COLLATORS
-from .layouts.forwards import documents_in
 from .losses.objectives import (
     OBJECTIVES,
     BlockScores,
@@ -33,12 +33,19 @@ from .losses.objectives import (
     parse_objective,
     total_loss,
 )
-from .losses.sums import Sums, added, denominators_of, mean_of, with_denominators
-from .losses.terms import gamma_after_epochs, linear_gamma
-from .metrics import DraftMetrics
+from .losses.sums import (
+    Sums,
+    added,
+    denominators_of,
+    gamma_after_epochs,
+    linear_gamma,
+    mean_of,
+    with_denominators,
+)
+from .metrics import DraftMetrics, held_out_prompts, tokens_and_rounds, whole_copy
 from .run_identity import identity_of
 from .target.feature_store import StoredStatesCollator, store_for
-from .target.features import freeze
+from .target.reading import freeze
 
 
 class DraftTrainer(DrafterFilesTrainer):
@@ -98,13 +105,17 @@ class DraftTrainer(DrafterFilesTrainer):
         self.target = target
         self.drafter = model
         self._peft_config = peft_config
-        data_collator = data_collator or COLLATORS[model.training_layout].for_drafter(model, args)
-        self.learner = Learner(
+        layout = layout_of(model)
+        data_collator = data_collator or layout.for_drafter(model, args)
+        coefficients = parse_objective(args.objective or model.training_objective)
+        check_asks_no_target(coefficients, target)
+        self.scorer = BatchScorer(
+            layout=layout,
             drafter=model,
             target=target,
-            coefficients=parse_objective(args.objective or model.training_objective),
+            coefficients=coefficients,
             depth=depth,
-            rows_per_chunk=args.loss_chunk_rows,
+            chunk_size=args.loss_chunk_rows,
             temperature=args.kl_temperature,
             streak_prefixes=args.streak_prefixes,
             seed=args.seed,
@@ -115,8 +126,8 @@ class DraftTrainer(DrafterFilesTrainer):
         if target is not None:
             model.note_target(target, tokenizer_of(kwargs.get("processing_class")), chat_arguments(raw_data, args))
         if args.features_folder is not None:
-            store = store_for(model, target, args.features_folder, with_logits=self.learner.reads_logits)
-            data_collator = StoredStatesCollator(data_collator, store, documents_in)
+            store = store_for(model, target, args.features_folder, with_logits=self.scorer.reads_logits)
+            data_collator = StoredStatesCollator(data_collator, store, layout)
         if peft_config is not None:
             trained = adapted(model, peft_config)
         if is_adapted(trained) and args.keep_adapter:
@@ -133,7 +144,7 @@ class DraftTrainer(DrafterFilesTrainer):
         if self.splits_weights:
             plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
             check_spreading(is_adapted(trained), plugin and plugin.zero3_save_16bit_model)
-        self.add_callback(_TellTheEpoch([self.data_collator, self.learner]))
+        self.add_callback(_TellTheEpoch([self.data_collator, self.scorer]))
         model.adopt_training(args.draft_tokens)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -146,14 +157,14 @@ class DraftTrainer(DrafterFilesTrainer):
         training = model.training
         # Evaluation losses are compared with each other, so their weights stay what they are before the first step.
         gamma = self.current_gamma() if training else self.args.loss_gamma
-        scores = self.learner.scores(model, inputs, None if training else self._num_counted(inputs))
+        scores = self.scorer.scores(model, inputs, None if training else self._num_counted(inputs))
         sums = self.draft_sums(scores, gamma)
         mode = "train" if training else "eval"
         self.metrics[mode].add(scores.is_right, scores.valid)
         self._sums[mode] = added(self._sums[mode], sums)
         if num_items_in_batch is None:
             num_items_in_batch = self.over_processes(denominators_of(sums))
-        loss = total_loss(self.learner.coefficients, with_denominators(sums, num_items_in_batch))
+        loss = total_loss(self.scorer.coefficients, with_denominators(sums, num_items_in_batch))
         # Each process has its part of the numerators, and gradients and logged losses are averaged over processes.
         loss = loss * (self.accelerator.num_processes // self.get_tp_size())
         return (loss, scores) if return_outputs else loss
@@ -167,7 +178,7 @@ class DraftTrainer(DrafterFilesTrainer):
         """
         args = self.args
         settings = ObjectiveSettings(gamma, args.kl_gamma, args.dpace_alpha, args.loss_reduction)
-        return objective_sums(self.learner.coefficients, scores, settings)
+        return objective_sums(self.scorer.coefficients, scores, settings)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """As in `Trainer`; the batches come with the objectives' denominators over all of them and all processes.
@@ -176,19 +187,19 @@ class DraftTrainer(DrafterFilesTrainer):
         target writes for a batch goes with it.
         """
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if len(batches) < 2 and not self.learner.known_before:
+        if len(batches) < 2 and not self.scorer.known_before:
             # Its own forward will tell.
             return batches, None
-        gamma, parts, known = self.current_gamma(), [], self.learner.known_before
+        gamma, parts, known = self.current_gamma(), [], self.scorer.known_before
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices), self.compute_loss_context_manager():
             # With the dropout of training, and the random numbers that it will draw again.
             self.model_wrapped.train()
             for index, batch in enumerate(map(self._prepare_inputs, batches)):
                 if not known:
-                    sampled = self.learner.sampled(batch)
+                    sampled = self.scorer.sampled(batch)
                     batch, batches[index] = {**batch, **sampled}, {**batches[index], **sampled}
-                scores = self.learner.blank_scores(batch) if known else self.learner.scores(self.model_wrapped, batch)
+                scores = self.scorer.blank_scores(batch) if known else self.scorer.scores(self.model_wrapped, batch)
                 parts.append(denominators_of(self.draft_sums(scores, gamma)))
         return batches, self.over_processes(torch.stack(parts).sum(dim=0)) if parts else None
 
@@ -260,7 +271,7 @@ class DraftTrainer(DrafterFilesTrainer):
         found: dict[str, float] = {}
         if self._sums["eval"]:
             values = self._pop_values("eval")
-            found = {"loss": combined(self.learner.coefficients, values)}
+            found = {"loss": combined(self.scorer.coefficients, values)}
             found |= values if len(values) > 1 else {}
         found |= self.metrics["eval"].pop(self.over_processes)
         if self.args.tau_prompts and self.target is not None:

@@ -1,1 +1,1 @@
-"""What compiling rounds needs, and nothing else does: buffers of fixed shapes, steps, guards."""
+"""What compiling rounds needs, and nothing else does: a static KV cache, step functions of fixed shapes, guards."""

@@ -1,4 +1,4 @@
-"""Compiling the pieces of a round, once for each shape, and doing without where that fails."""
+"""Compiling the steps of a round, once for each shape, and doing without where that fails."""
 
 import types
 import warnings
@@ -13,8 +13,47 @@ from torch.nn.modules import module
 from transformers import CompileConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .guards import code_for, layout
+from ..tree.token_tree import TokenTree
 from .steps import DrafterSide, changing
+
+
+def code_for(function: Callable, arguments: tuple[Any, ...]) -> Callable | None:
+    """The compiled code of a function that these arguments may run, as a function that checks nothing.
+
+    Args:
+        function: what was given to `torch.compile`.
+        arguments: of the call, by position.
+
+    Returns:
+        `None` if nothing was compiled for such arguments, or if it can't run by itself (it is in several steps, or this torch
+        keeps it elsewhere). Where somebody told torch to run everything eager, nothing compiled is returned either.
+    """
+    try:
+        if torch._dynamo.eval_frame._stance.stance == "force_eager":
+            return None
+        entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
+        given = dict(zip(function.__code__.co_varnames, arguments, strict=False))
+        code = next((entry.code for entry in entries if entry.guard_manager.check(given)), None)
+    except (AttributeError, TypeError):
+        return None
+    # What follows a graph break is compiled by itself, and only found by Dynamo.
+    if code is None or any(name.startswith("__resume_at") for name in code.co_names):
+        return None
+    return types.FunctionType(code, function.__globals__, function.__name__)
+
+
+def layout(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Shapes and strides of the tensors and trees among some arguments."""
+    found = []
+    for value in arguments:
+        if isinstance(value, TokenTree):
+            # The rest of a chain follows from the shape of its tokens.
+            rest = () if value.is_chain else (value.parents.stride(), value.ancestors.stride())
+            found.append((value.is_chain, value.tokens.shape, value.tokens.stride(), rest))
+        elif isinstance(value, torch.Tensor):
+            found.append((value.shape, value.stride()))
+    return tuple(found)
+
 
 logger = logging.get_logger(__name__)
 
@@ -26,7 +65,7 @@ CATS_ARE_COPIES = {"force_pointwise_cat": True}
 
 
 @dataclass(frozen=True)
-class CompiledPiece:
+class CompiledStep:
     """What was compiled.
 
     Attributes:
@@ -38,8 +77,8 @@ class CompiledPiece:
     function: Callable
 
 
-# For each target what was compiled for it: by options and global hooks, then by piece and shape.
-_compiled: "weakref.WeakKeyDictionary[PreTrainedModel, dict[Hashable, dict[Hashable, CompiledPiece]]]"
+# For each target what was compiled for it: by options and global hooks, then by step and shape.
+_compiled: "weakref.WeakKeyDictionary[PreTrainedModel, dict[Hashable, dict[Hashable, CompiledStep]]]"
 _compiled = weakref.WeakKeyDictionary()
 
 
@@ -67,38 +106,38 @@ class Compiler:
         self.known = known.setdefault(key, {})
         self.checked: dict[Hashable, Callable] = {}
 
-    def __call__(self, piece: Callable, shape: Hashable, *arguments: Any) -> Any:
-        """`piece(*arguments)`, compiled.
+    def __call__(self, step: Callable, shape: Hashable, *arguments: Any) -> Any:
+        """`step(*arguments)`, compiled.
 
         Args:
-            piece: a function that depends on its arguments only.
+            step: a function that depends on its arguments only.
             shape: all that its compiled code depends on, besides the target.
         """
-        own_key = (piece, shape, layout(arguments))
+        own_key = (step, shape, layout(arguments))
         checked = self.checked.get(own_key)
         if checked is not None:
             return checked(*arguments)
-        compiled = self.known.get((piece, shape))
-        if compiled and compiled.function is piece:
-            return piece(*arguments)
+        compiled = self.known.get((step, shape))
+        if compiled and compiled.function is step:
+            return step(*arguments)
         code = code_for(compiled.source, arguments) if compiled else None
         if code is not None:
             self.checked[own_key] = code
             return code(*arguments)
         if compiled is None:
             # Compiled code belongs to a code object, of which only so many versions are kept: each shape gets one of its own.
-            copy = types.FunctionType(piece.__code__.replace(), piece.__globals__, piece.__name__)
-            compiled = CompiledPiece(copy, torch.compile(copy, **self.options))
+            copy = types.FunctionType(step.__code__.replace(), step.__globals__, step.__name__)
+            compiled = CompiledStep(copy, torch.compile(copy, **self.options))
             for drafter in (value.model for value in arguments if isinstance(value, DrafterSide)):
                 # Its code is of no use without it, and it may be one of many that a target meets.
-                weakref.finalize(drafter, self.known.pop, (piece, shape), None)
-        return self._run(piece, shape, compiled, arguments)
+                weakref.finalize(drafter, self.known.pop, (step, shape), None)
+        return self._run(step, shape, compiled, arguments)
 
     def check_again(self) -> None:
         """Look at everything anew in the next calls: arguments have become others."""
         self.checked.clear()
 
-    def _run(self, piece: Callable, shape: Hashable, compiled: CompiledPiece, arguments: tuple[Any, ...]) -> Any:
+    def _run(self, step: Callable, shape: Hashable, compiled: CompiledStep, arguments: tuple[Any, ...]) -> Any:
         """A call that may compile: the first one with a shape, and any that finds other things than those before."""
         before = [(tensor, tensor.clone()) for tensor in changing(arguments)]
         try:
@@ -118,12 +157,12 @@ class Compiler:
                 f"Compiling the rounds failed, so they run uncompiled: {type(cause).__name__}: {first_line}"
             )
             torch._dynamo.reset_code(compiled.source.__code__)
-            self.known[piece, shape] = CompiledPiece(piece, piece)
+            self.known[step, shape] = CompiledStep(step, step)
             # What stands before a graph break has run when what follows it fails to compile.
             for tensor, values in before:
                 tensor.copy_(values)
-            return piece(*arguments)
-        self.known[piece, shape] = compiled
+            return step(*arguments)
+        self.known[step, shape] = compiled
         return result
 
 

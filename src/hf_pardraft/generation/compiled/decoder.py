@@ -1,10 +1,9 @@
-"""The loop with compiled rounds: the same steps and the same text, in pieces whose shapes are the same in every round.
+"""The loop with compiled rounds: the same steps and the same text, by step functions whose shapes are the same in every round.
 
-A call's first rounds, which read the prompt, run as ever. Then everything moves into buffers of a fixed capacity, and what a
-round has to say goes from piece to piece on the device.
+A call's first rounds, which read the prompt, run as ever. Then everything moves into tensors of a fixed capacity, and what a
+round has to say goes from step to step on the device.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,15 +12,13 @@ from transformers import CompileConfig
 from ...models.inputs import DraftInputs
 from ..cache import Entries
 from ..decoder import SpeculativeDecoding
-from ..host import HostCopy, paths_of
 from ..sampling import DrawnChain
-from ..tree.token_tree import TokenTree, chain_tree, number_of_levels, rows_of_tree
-from . import steps as pieces
+from ..tree.token_tree import TokenTree, chain_tree, items_of_tree, number_of_levels
+from ..tree.verify import paths_of
+from . import steps
 from .compiler import Compiler
-from .static_cache import with_room
-from .static_inputs import moved_cache, moved_news, moved_standing, packed
-from .steps import Draft, DrafterSide, Standing, TargetSide
-from .tensor_pool import LastingTensors
+from .static_cache import packed, to_static_cache, to_static_inputs, with_room
+from .steps import DecodeState, Draft, DrafterSide, TargetSide, first_decode_state
 
 # What the loop says in every forward itself.
 OWN_ARGUMENTS = {"past_key_values", "use_cache", "return_dict"}
@@ -30,8 +27,8 @@ OWN_ARGUMENTS = {"past_key_values", "use_cache", "return_dict"}
 class CompiledDecoding(SpeculativeDecoding):
     """[`SpeculativeDecoding`], compiled.
 
-    Rows that are over stay in the batch, so that its shape doesn't change, but they don't grow any more. `rows` leaves them
-    out, and `live` says where in the batch the others are.
+    Batch items that are over stay in the batch, so that its shape doesn't change, but they don't grow any more. `items` leaves
+    them out, and `live` says where in the batch the others are.
 
     Args:
         target: the model whose text is written.
@@ -43,137 +40,118 @@ class CompiledDecoding(SpeculativeDecoding):
         super().__init__(target, **arguments)
         self.target, self.drafter = target, self.candidates.drafter
         self.compiler = Compiler(target, compile_config)
-        self.tensors = LastingTensors(target)
         self.full_depth = self.schedule.deepest
-        # The news of a round: all that it accepted, and the bonus token.
+        # The pending tokens of a round: all that it accepted, and the bonus token.
         self.width = self.full_depth + 1
         self.most_slots = (self.settings.tree_budget or self.full_depth) + 1
-        # Columns that a draft may need behind a text as long as the target's: the news of this round and of one that ran ahead,
-        # and masks, or a block.
+        # Columns that a draft may need after a text as long as the target's: the pending tokens of two rounds, and masks, or a
+        # block.
         block_size = getattr(self.drafter.config, "block_size", None) or 0
         self.draft_room = 3 * self.width + max(self.full_depth, block_size)
         # The target's likeliest token is its choice.
         self.is_plain = not self.processors and not self.do_sample
         self.grows_trees = bool(self.settings.tree_budget) and self.search.ngram is None
-        # An accelerator drafts for the next round while the host looks at this one. A CPU can't, but has a whole round in one
-        # piece where nothing happens between its parts.
+        # A CPU has a whole round in one step where nothing happens between its parts. What a CUDA graph puts out, here the next
+        # draft, would not outlive the step.
         waits = self.settings.time_rounds or self.recorder.enabled
-        self.runs_ahead = target.device.type != "cpu" and not waits
-        self.is_one_piece = target.device.type == "cpu" and not waits and self.is_plain
-        self.queued: Draft | None = None
-        self.standing: Standing | None = None
-
-    def run(self, input_ids: torch.LongTensor) -> Any:
-        try:
-            return super().run(input_ids)
-        finally:
-            self.tensors.give_back()
+        self.is_one_step = target.device.type == "cpu" and not waits and self.is_plain
+        self.next_draft: Draft | None = None
+        self.decode_state: DecodeState | None = None
 
     def round(self) -> None:
         """Draft, read, verify and commit once."""
         # The target reads the prompt as ever, and then so does the drafter.
-        if self.standing is None and (self.prompt is not None or self.unread.ids.shape[1] > 1):
+        if self.decode_state is None and (self.prompt is not None or self.pending.ids.shape[1] > 1):
             super().round()
             return
         depth = self._depth()
         with self.stopwatch.part("draft"):
-            draft = self._first_draft(depth) if self.standing is None else self._draft(depth)
+            draft = self._first_draft(depth) if self.decode_state is None else self._draft(depth)
         with self.stopwatch.part("tree"):
             tree, drawn = self._compiled_proposal(draft, depth)
             shown = self._shown(tree)
         with self.stopwatch.part("verify"):
             outcome, scores, logits = self._read_and_commit(tree, drawn, shown)
-            arrives = HostCopy(outcome)
-            # Where nothing is drafted, be it that the drafter pauses, hardly anything will be in the next round.
-            if self.runs_ahead and tree:
-                # Whatever the host finds: rows that are over will ignore their draft. What a CUDA graph has put out does not
-                # outlive the step.
-                if self.settings.record_drafts:
-                    tree = replace(tree, tokens=tree.tokens.clone(), depths=tree.depths.clone())
-                torch.compiler.cudagraph_mark_step_begin()
-                self.queued = self._run_draft()
-            rows = arrives.rows()
-            paths, new_tokens = paths_of([rows[index] for index in self.live], shown.num_nodes + 1)
+            on_host = outcome.tolist()
+            paths, new_tokens = paths_of([on_host[index] for index in self.live], shown.num_nodes + 1)
         with self.stopwatch.part("commit"):
-            for index, row in enumerate(self.rows):
-                self.recorder.add_scores(row, index, paths[index], scores, logits)
+            for index, item in enumerate(self.items):
+                self.recorder.add_scores(item, index, paths[index], scores, logits)
             counts = self.cut(new_tokens)
             for index, count in zip(self.live, counts, strict=True):
-                self.row_lengths[index] += count
-            self.num_news += max(counts)
+                self.lengths[index] += count
+            self.num_pending += max(counts)
             self._note(tree, paths, counts)
-            self._drop_finished_rows()
+            self._drop_finished_items()
 
     def entries_of(self, index: int) -> Entries:
-        if self.standing is None:
+        if self.decode_state is None:
             return super().entries_of(index)
-        row = self.live[index]
-        return self.target_side.cache.entries_of(row, self.row_lengths[row])
+        item = self.live[index]
+        return self.target_side.cache.entries_of(item, self.lengths[item])
 
     def select_rows(self, kept: list[int]) -> None:
-        if self.standing is None:
+        if self.decode_state is None:
             super().select_rows(kept)
             return
-        for row in {*self.live} - {self.live[index] for index in kept}:
+        for item in {*self.live} - {self.live[index] for index in kept}:
             # It takes no room any more, and its positions are such as exist.
-            self.standing.reset(row)
-            self.row_lengths[row] = 0
+            self.decode_state.reset(item)
+            self.lengths[item] = 0
         self._go_on_with([self.live[index] for index in kept])
 
     # From the first rounds to compiled ones.
 
     def _first_draft(self, depth: int) -> Draft | None:
-        """See [`_draft`]; moves everything into buffers, behind a draft as ever if the drafter has a prompt to read."""
-        context, state = self.candidates.take_unread(), self.candidates.state
+        """See [`_draft`]; moves everything into static tensors, after a draft as ever if the drafter has a prompt to read."""
+        context, state = self.candidates.take_pending(), self.candidates.state
         has_read = state.cache.growing_layers() and context.new_ids.shape[1] <= self.width
         # One draft is not worth a compilation.
-        if has_read and not self.is_one_piece:
+        if has_read and not self.is_one_step:
             self._switch(context)
             return self._draft(depth)
         # It has to read, even if no draft is asked for. And a tree is compiled for as many levels as there are in other rounds.
         draft_logits = packed(self.drafter.draft(context, state, self.full_depth))
         self._switch(context)
-        self.news.counts.zero_()
-        self.num_news = 0
+        self.draft_inputs.counts.zero_()
+        self.num_pending = 0
         return Draft(draft_logits, draft_logits.argmax(dim=-1)) if depth else None
 
     def _switch(self, context: DraftInputs) -> None:
-        """Move what the first rounds left into buffers, and what the drafter read last, or has yet to read."""
-        state, batch = self.candidates.state, len(self.rows)
-        cache, self.row_lengths = moved_cache(self.reader.cache, batch, self.most_slots, self.tensors, "target")
-        state.cache, draft_lengths = moved_cache(state.cache, batch, self.draft_room, self.tensors, "drafter")
-        self.news, self.num_news = moved_news(context, self.width, self.tensors)
-        self.standing = moved_standing(
-            self.row_lengths, draft_lengths, self.unread, self.reader.axis_shift, self.tensors
-        )
+        """Move what the first rounds left into static tensors, and what the drafter read last, or has yet to read."""
+        state, batch = self.candidates.state, len(self.items)
+        cache, self.lengths = to_static_cache(self.reader.cache, batch, self.most_slots)
+        state.cache, draft_lengths = to_static_cache(state.cache, batch, self.draft_room)
+        self.draft_inputs, self.num_pending = to_static_inputs(context, self.width)
+        self.decode_state = first_decode_state(self.lengths, draft_lengths, self.pending, self.reader.axis_shift)
         self._go_on_with(list(range(batch)))
         arguments = {name: value for name, value in self.reader.arguments.items() if name not in OWN_ARGUMENTS}
         self.target_side = TargetSide(
-            self.target, arguments, self.reader.windows, self.candidates.taps, cache, self.standing
+            self.target, arguments, self.reader.windows, self.candidates.taps, cache, self.decode_state
         )
-        self.drafter_side = DrafterSide(self.drafter, state, self.news, self.full_depth)
+        self.drafter_side = DrafterSide(self.drafter, state, self.draft_inputs, self.full_depth)
         # What compiled code depends on, besides the models' and the tensors' own.
         windows, taps = tuple(self.reader.windows.items()), tuple(self.candidates.taps)
         self.read_shape = (batch, windows, taps, self.width)
         self.draft_shape = (id(self.drafter), batch, self.full_depth)
         self.longest = self._longest()
 
-    def _go_on_with(self, rows: list[int]) -> None:
-        """Note which rows go on, here and on the device."""
-        self.live, self.live_index = rows, torch.tensor(rows, device=self.texts.device)
+    def _go_on_with(self, items: list[int]) -> None:
+        """Note which items go on, here and on the device."""
+        self.live, self.live_index = items, torch.tensor(items, device=self.sequences.device)
 
     def _longest(self) -> int:
-        """Entries of a row's text for which there is room in this round."""
+        """Entries of an item's text for which there is room in this round."""
         target, drafter = self.target_side.cache, self.candidates.state.cache
         return min(target.capacity - self.most_slots, drafter.capacity - self.draft_room)
 
     def _make_room(self) -> None:
-        """Let buffers grow that may be too small for this round."""
-        longest, target, state = max(self.row_lengths), self.target_side, self.candidates.state
+        """Let static KV caches grow that may be too small for this round."""
+        longest, target, state = max(self.lengths), self.target_side, self.candidates.state
         if longest <= self.longest:
             return
-        target.cache = with_room(target.cache, longest + self.most_slots, self.tensors, "target")
-        state.cache = with_room(state.cache, longest + self.draft_room, self.tensors, "drafter")
+        target.cache = with_room(target.cache, longest + self.most_slots)
+        state.cache = with_room(state.cache, longest + self.draft_room)
         self.longest = self._longest()
         self.compiler.check_again()
 
@@ -182,30 +160,30 @@ class CompiledDecoding(SpeculativeDecoding):
     def _draft(self, depth: int) -> Draft | None:
         """A draft for the whole batch, as deep as ever; `None` if none is asked for.
 
-        Where none are asked for round after round, the drafter must read the news before there is no room for more.
+        Where none are asked for round after round, the drafter must read the pending tokens before there is no room for more.
         """
         self._make_room()
-        drafted, self.queued = self.queued, None
+        drafted, self.next_draft = self.next_draft, None
         if drafted is None:
             torch.compiler.cudagraph_mark_step_begin()
-            is_full = self.num_news + self._slots() > self.width
+            is_full = self.num_pending + self._slots() > self.width
             if depth == 0 and not is_full:
                 return None
             drafted = self._run_draft()
-        self.num_news = 0
+        self.num_pending = 0
         return drafted if depth else None
 
     def _run_draft(self) -> Draft:
-        return self.compiler(pieces.draft, self.draft_shape, self.drafter_side, self.standing)
+        return self.compiler(steps.draft, self.draft_shape, self.drafter_side, self.decode_state)
 
     def _compiled_proposal(self, draft: Draft | None, depth: int) -> tuple[TokenTree | None, DrawnChain | None]:
-        """See [`SpeculativeDecoding._proposal`]; for the rows that go on."""
+        """See [`SpeculativeDecoding._proposal`]; for the items that go on."""
         if draft is None:
             return None, None
         settings = self.settings
         tree = self._grown_tree(draft, depth) if self.grows_trees else None
         if tree is not None:
-            return (tree if self._all_live else rows_of_tree(tree, self.live_index)), None
+            return (tree if self._all_live else items_of_tree(tree, self.live_index)), None
         if settings.tree_budget or (self.do_sample and settings.verification == "rejection"):
             return self._proposal(self._of_live(draft.logits)[:, :depth])
         chain = self._of_live(draft.chain)
@@ -214,19 +192,19 @@ class CompiledDecoding(SpeculativeDecoding):
     def _grown_tree(self, draft: Draft, depth: int) -> TokenTree | None:
         """The tree of the first levels of a draft; `None` if that isn't compiled."""
         logits, search = draft.logits, self.search
-        if self._grows_in_piece:
+        if self._grows_in_step:
             # That of the first draft is not worth a compilation where all others come from a whole round.
             return draft.tree if depth == self.full_depth else None
         if not (depth == self.full_depth or search.fills_any_depth):
             return None
         deepest = number_of_levels(depth, logits.device)
         shape = (tuple(logits.shape), search.arguments)
-        return self.compiler(pieces.grow_tree, shape, logits, search.end_tokens, search.arguments, deepest)
+        return self.compiler(steps.grow_tree, shape, logits, search.end_tokens, search.arguments, deepest)
 
     def _slots(self) -> int:
         """Slots of this round's forward: two different numbers at most, since each is compiled.
 
-        A forward of few tokens takes nearly as long as that of a whole draft. Where the drafter pauses, the root is alone.
+        A forward of few tokens takes nearly as long as that of a whole draft. Where the drafter pauses, the anchor is alone.
         """
         return 1 if self.schedule.is_pausing else self.most_slots
 
@@ -236,7 +214,7 @@ class CompiledDecoding(SpeculativeDecoding):
         slots = self._slots()
         if num_nodes == slots - 1 and self._all_live and tree:
             return tree
-        device, batch = self.texts.device, len(self.row_lengths)
+        device, batch = self.sequences.device, len(self.lengths)
         live = self.live_index
         tokens = torch.full((batch, slots - 1), -1, device=device)
         if tree:
@@ -255,14 +233,14 @@ class CompiledDecoding(SpeculativeDecoding):
     def _read_and_commit(
         self, tree: TokenTree | None, drawn: DrawnChain | None, shown: TokenTree
     ) -> tuple[torch.LongTensor, torch.Tensor | None, torch.Tensor | None]:
-        """The target's forward and what follows from it: what the host reads (see [`pieces.commit`]), scores and logits."""
-        target, news = self.target_side, self.news
+        """The target's forward and what follows from it: what the host reads (see [`steps.commit`]), scores and logits."""
+        target, inputs = self.target_side, self.draft_inputs
         shape = (shown.num_nodes, shown.is_chain, self.read_shape)
         # Where the drafter pauses, it will hardly have to draft in the next round.
-        if self.is_one_piece and shown.num_nodes + 1 == self.most_slots:
-            settings = self.search.arguments if self._grows_in_piece else None
-            outcome, self.queued = self.compiler(
-                pieces.read_commit_and_draft,
+        if self.is_one_step and shown.num_nodes + 1 == self.most_slots:
+            settings = self.search.arguments if self._grows_in_step else None
+            outcome, self.next_draft = self.compiler(
+                steps.read_commit_and_draft,
                 (shape, self.draft_shape, settings),
                 target,
                 self.drafter_side,
@@ -272,28 +250,28 @@ class CompiledDecoding(SpeculativeDecoding):
             )
             return outcome, None, None
         if self.is_plain and not self.recorder.enabled:
-            return self.compiler(pieces.read_and_commit, shape, target, shown, news), None, None
-        logits, states = self.compiler(pieces.read, shape, target, shown)
+            return self.compiler(steps.read_and_commit, shape, target, shown, inputs), None, None
+        logits, states = self.compiler(steps.read, shape, target, shown)
         num_slots = 1 + (tree.num_nodes if tree else 0)
         logits = self._of_live(logits)[:, :num_slots]
         if self.recorder.scores is not None:
-            # They outlast the round, unlike what compiled pieces leave.
+            # They outlast the round, unlike what compiled steps leave.
             logits = logits.clone()
         choices, scores, raw_logits = self.choose(logits, tree, drawn)
-        if choices.shape != (len(self.row_lengths), shown.num_nodes + 1):
-            own, choices = choices, choices.new_zeros(len(self.row_lengths), shown.num_nodes + 1)
+        if choices.shape != (len(self.lengths), shown.num_nodes + 1):
+            own, choices = choices, choices.new_zeros(len(self.lengths), shown.num_nodes + 1)
             choices[self.live_index, :num_slots] = own
-        return self.compiler(pieces.commit, shape, target, shown, choices, states, news), scores, raw_logits
+        return self.compiler(steps.commit, shape, target, shown, choices, states, inputs), scores, raw_logits
 
     @property
-    def _grows_in_piece(self) -> bool:
-        """Whether a round in one piece ends with the next tree. How deep that is may depend on the round."""
-        return self.is_one_piece and self.grows_trees and not self.settings.adaptive_depth
+    def _grows_in_step(self) -> bool:
+        """Whether a round in one step ends with the next tree. How deep that is may depend on the round."""
+        return self.is_one_step and self.grows_trees and not self.settings.adaptive_depth
 
     @property
     def _all_live(self) -> bool:
-        return len(self.live) == len(self.row_lengths)
+        return len(self.live) == len(self.lengths)
 
     def _of_live(self, values: torch.Tensor) -> torch.Tensor:
-        """Of a tensor of the whole batch, the rows that go on."""
+        """Of a tensor of the whole batch, the items that go on."""
         return values if self._all_live else values[self.live_index]

@@ -6,60 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from .continuity import Walk
-
-
-@dataclass(frozen=True)
-class TreeScoring:
-    """How much a drafted token adds to the score of its prefix (arXiv 2601.19278, appendix D, eq. Combine).
-
-    At level 0, 1, ... (level 0 is the first drafted token), with p the drafter's probability and g the n-gram model's:
-
-        (logit_decay^level log(p + epsilon) + ngram_weight log(g + epsilon)) (level + 1)^-level_exponent
-
-    The defaults leave log p, whose best prefixes are DDTree's; DART's values are [`DART_SCORING`], with the n-gram term from
-    the second token on, as in its code: the drafter knows the first one well enough.
-
-    Attributes:
-        logit_decay, ngram_weight, level_exponent, epsilon: as in the formula; with epsilon 0, p alone is exact.
-        first_ngram_level: the n-gram term is absent before this level (DART's code has 1, its paper 0).
-        softmax_over_top_k: p is the softmax over the `top_k` kept logits, as in DART's code; else over the vocabulary.
-    """
-
-    logit_decay: float = 1.0
-    ngram_weight: float = 0.5
-    level_exponent: float = 0.0
-    epsilon: float = 0.0
-    first_ngram_level: int = 0
-    softmax_over_top_k: bool = False
-
-
-LOG_PROBABILITY = TreeScoring()
-DART_SCORING = TreeScoring(logit_decay=0.9, ngram_weight=0.5, level_exponent=0.7, epsilon=1e-10, first_ngram_level=1)
-
-
-def candidate_gains(
-    draft_logits: torch.Tensor, top_k: int, scoring: TreeScoring
-) -> tuple[torch.Tensor, torch.LongTensor]:
-    """The drafter's share of the score of its `top_k` tokens at each level, and those tokens: `(batch, depth, top_k)` each.
-
-    A level of NaN is worth -inf: what can't be compared would separate nodes from their parents.
-    """
-    if scoring.softmax_over_top_k:
-        logits, tokens = draft_logits.topk(top_k, dim=-1)
-        log_probabilities = logits.log_softmax(dim=-1)
-    else:
-        # The k best are the same before and after the softmax, and rounding after it can't tie them.
-        log_probabilities, tokens = draft_logits.log_softmax(dim=-1).topk(top_k, dim=-1)
-    if scoring.epsilon:
-        log_probabilities = (log_probabilities.exp() + scoring.epsilon).log().clamp(max=0)
-    depth = draft_logits.shape[1]
-    log_probabilities = log_probabilities.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-    if scoring.logit_decay == 1.0 and scoring.level_exponent == 0.0:
-        return log_probabilities, tokens
-    levels = torch.arange(depth, device=draft_logits.device, dtype=log_probabilities.dtype)
-    weights = scoring.logit_decay**levels * (levels + 1) ** -scoring.level_exponent
-    return log_probabilities * weights[:, None], tokens
+from .scoring import TreeScoring, Walk
 
 
 @dataclass(frozen=True)
@@ -69,7 +16,7 @@ class Beam:
     Attributes:
         width: prefixes to extend.
         kept_per_level: extensions that go into the pool.
-        ends: `(ends,)`, tokens behind which a prefix is extended last; `None` if there are none.
+        ends: `(ends,)`, tokens after which a prefix is extended last; `None` if there are none.
         stops: whether such a prefix is extended by nothing that is worth anything.
     """
 
@@ -81,7 +28,7 @@ class Beam:
     def chosen(
         self, scores: torch.Tensor, extensions: torch.LongTensor, is_end: torch.BoolTensor | None
     ) -> tuple[torch.LongTensor | None, torch.Tensor, torch.LongTensor]:
-        """Of a level's best extensions those that the next level extends: the best ones, those that ended behind all others.
+        """Of a level's best extensions those that the next level extends: the best ones, those that ended after all others.
 
         Args:
             scores, extensions: `(batch, kept)`, the best first.
@@ -104,7 +51,7 @@ class Beam:
 def search_prefixes(
     gains: torch.Tensor, tokens: torch.LongTensor, beam: Beam, walk: Walk | None, scoring: TreeScoring
 ) -> tuple[list[torch.Tensor], torch.LongTensor, torch.LongTensor]:
-    """The search of [`build_tree`] where a prefix itself decides what a token adds behind it, or whether it is extended.
+    """The search of [`build_tree`] where a prefix itself decides what a token adds after it, or whether it is extended.
 
     An extension is a number, `prefix * top_k + token`; what it stands for is worked out for all levels at once. Takes gains
     and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
@@ -159,7 +106,7 @@ def _levels_of_pool(
     Returns:
         `(pool,)`, for every pool entry the place of its level's first token among the `top_k`s of all levels; `(pool,)`,
         likewise that of its level's first prefix among those of all levels; `(prefixes,)`, the pool entries of those prefixes
-        (-1 for the root).
+        (-1 for the anchor).
     """
     with torch.inference_mode(False):
         levels = level_of_entries(sizes, device) - 1
@@ -174,7 +121,7 @@ def _levels_of_pool(
 def search_marginals(
     gains: torch.Tensor, tokens: torch.LongTensor, beam_width: int, budget: int
 ) -> tuple[list[torch.Tensor], torch.LongTensor, torch.LongTensor]:
-    """The search of [`build_tree`] where a token adds the same behind every prefix.
+    """The search of [`build_tree`] where a token adds the same after every prefix.
 
     Then a level needs nothing from the one above but its scores; which tokens and prefixes they belong to is worked out for
     all levels at once. Takes gains and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
@@ -225,7 +172,7 @@ def _worthwhile_pairs(
 def _pairs_of_levels(
     widths: tuple[int, ...], sizes: tuple[int, ...], top_k: int, budget: int, device: torch.device
 ) -> tuple[torch.LongTensor, ...]:
-    """What the pairs of [`_worthwhile_pairs`], those of all levels in a row, stand for.
+    """What the pairs of [`_worthwhile_pairs`], those of all levels in an item, stand for.
 
     Args:
         widths: number of prefixes that each level extended.
@@ -234,7 +181,7 @@ def _pairs_of_levels(
 
     Returns:
         `(pool,)`, for every pool entry the first pair of its level; `(pairs,)`, the pool entry of each pair's prefix (-1 for
-        the root); `(pairs,)`, the place of each pair's token among the `top_k`s of all levels.
+        the anchor); `(pairs,)`, the place of each pair's token among the `top_k`s of all levels.
     """
     first_entries = [-1, 0, *itertools.accumulate(sizes)]
     with torch.inference_mode(False):

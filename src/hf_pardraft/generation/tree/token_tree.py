@@ -6,30 +6,26 @@ from functools import lru_cache
 
 import torch
 
-from .beam_search import DART_SCORING as DART_SCORING  # (for those who build trees)
 from .beam_search import (
-    LOG_PROBABILITY,
     Beam,
-    TreeScoring,
-    candidate_gains,
     level_of_entries,
     search_marginals,
     search_prefixes,
     width_of,
 )
-from .continuity import ContinuityModel, WalkingModel, walk_of
+from .scoring import LOG_PROBABILITY, ContinuityModel, TreeScoring, WalkingModel, candidate_gains, walk_of
 
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Drafted tokens, level by level, below the root (the last committed token).
+    """Drafted tokens, level by level, below the anchor (the last committed token).
 
-    Slot 0 is the root and slot i + 1 is node i, so a tree of N nodes has N + 1 slots. Siblings hold different tokens.
+    Slot 0 is the anchor and slot i + 1 is node i, so a tree of N nodes has N + 1 slots. Siblings hold different tokens.
 
     Attributes:
         tokens: `(batch, nodes)`, the drafted tokens.
         parents: `(batch, nodes)`, the slot of each node's parent; always smaller than the node's own slot.
-        depths: `(batch, nodes)`, distance from the root, never decreasing along the nodes.
+        depths: `(batch, nodes)`, distance from the anchor, never decreasing along the nodes.
         ancestors: `(batch, nodes, nodes)` bool; `[b, i, j]` says whether node j is node i or one of its ancestors.
         is_chain: whether each node is the child of the one before it, known without looking.
     """
@@ -46,7 +42,7 @@ class TokenTree:
 
     @property
     def slot_depths(self) -> torch.LongTensor:
-        """Distance of each slot from the root, `(batch, nodes + 1)`; `(nodes + 1,)` for chains, which are all alike."""
+        """Distance of each slot from the anchor, `(batch, nodes + 1)`; `(nodes + 1,)` for chains, which are all alike."""
         if self.is_chain:
             return all_slots(self.num_nodes, self.tokens.device)
         return torch.nn.functional.pad(self.depths, (1, 0))
@@ -72,14 +68,14 @@ def draft_chain(draft_logits: torch.Tensor) -> TokenTree:
     return chain_tree(draft_logits.argmax(dim=-1))
 
 
-def rows_of_tree(tree: TokenTree, rows: torch.LongTensor) -> TokenTree:
-    """Some `rows (kept,)` of a tree."""
+def items_of_tree(tree: TokenTree, items: torch.LongTensor) -> TokenTree:
+    """Some `items (kept,)` of a tree."""
     return replace(
         tree,
-        tokens=tree.tokens[rows],
-        parents=tree.parents[rows],
-        depths=tree.depths[rows],
-        ancestors=tree.ancestors[rows],
+        tokens=tree.tokens[items],
+        parents=tree.parents[items],
+        depths=tree.depths[items],
+        ancestors=tree.ancestors[items],
     )
 
 
@@ -109,11 +105,11 @@ def build_tree(
 
     Args:
         draft_logits: `(batch, depth, vocab)`, marginal logits.
-        budget: nodes besides the root; fewer if there are not as many. 0 asks for the chain of most probable tokens.
+        budget: nodes besides the anchor; fewer if there are not as many. 0 asks for the chain of most probable tokens.
         beam_width: prefixes to extend at each level; by default `budget`.
         top_k: tokens to extend each prefix by; by default `budget`.
         ngram: continuity model; its share of the score is `scoring`'s. An [`NgramModel`], or any function of that kind.
-        ngram_context: `(batch, context)`, the end of the committed text, the root last; needed with `ngram`.
+        ngram_context: `(batch, context)`, the end of the committed text, the anchor last; needed with `ngram`.
         scoring: weights of the score.
         end_token_id: the token that ends a text, or several, `(ends,)`.
         end_rule: what prefixes that end in such a token are extended by: "stop", nothing (unless nothing else is left to
@@ -122,7 +118,7 @@ def build_tree(
             `budget` or more the tree is that of so many levels, and its shape doesn't depend on this number.
 
     Returns:
-        The tree; all rows have the same number of nodes.
+        The tree; all items have the same number of nodes.
 
     Raises:
         ValueError: for a negative budget, a width or top_k below 1, an n-gram model without its context, or no known rule.
@@ -149,12 +145,12 @@ def build_tree(
 
 def _check_search(budget, beam_width, top_k, ngram, ngram_context, end_rule) -> None:
     if budget < 0:
-        raise ValueError(f"a tree's budget is its number of nodes besides the root (0 for a chain), got {budget}")
+        raise ValueError(f"a tree's budget is its number of nodes besides the anchor (0 for a chain), got {budget}")
     for name, value in (("beam_width", beam_width), ("top_k", top_k)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}: leave it out to use the budget")
     if ngram is not None and ngram_context is None:
-        raise ValueError("an n-gram model needs ngram_context, the end of the committed text with the root last")
+        raise ValueError("an n-gram model needs ngram_context, the end of the committed text with the anchor last")
     if end_rule not in END_RULES:
         raise ValueError(f"end_rule must be one of {END_RULES}, got {end_rule!r}")
 
@@ -162,7 +158,7 @@ def _check_search(budget, beam_width, top_k, ngram, ngram_context, end_rule) -> 
 def _end_tokens(
     end_token_id: int | torch.LongTensor | None, end_rule: str, device: torch.device
 ) -> torch.LongTensor | None:
-    """The tokens behind which the search has to behave differently, if there are any."""
+    """The tokens after which the search has to behave differently, if there are any."""
     if end_token_id is None or end_rule == "ignore":
         return None
     return torch.as_tensor(end_token_id, device=device)
@@ -179,7 +175,7 @@ def _best_of_pool(
     # Stable, so that among equal scores a parent, which lies in an earlier level, comes before its child.
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :budget]
     kept = best.sort(dim=1).values
-    # The number of kept entries up to a parent is its slot; the root is entry -1.
+    # The number of kept entries up to a parent is its slot; the anchor is entry -1.
     slot_parents = torch.searchsorted(kept, parents.gather(1, kept), right=True)
     level_of = level_of_entries(tuple(map(width_of, level_scores)), scores.device)
     ancestors = ancestors_of(slot_parents, len(level_scores))
@@ -190,7 +186,7 @@ def ancestors_of(parents: torch.LongTensor, depth: int) -> torch.BoolTensor:
     """Which nodes are a node's ancestors, or itself, by repeated squaring of the parent relation.
 
     Args:
-        parents: `(batch, nodes)`, slots (0 is the root).
+        parents: `(batch, nodes)`, slots (0 is the anchor).
         depth: of the deepest node, or more.
 
     Returns:
@@ -206,7 +202,7 @@ def ancestors_of(parents: torch.LongTensor, depth: int) -> torch.BoolTensor:
 
 @lru_cache(maxsize=64)
 def all_slots(num_nodes: int, device: torch.device) -> torch.LongTensor:
-    """The slots of a tree, the root's first, `(nodes + 1,)`, made once and never to be written to."""
+    """The slots of a tree, the anchor's first, `(nodes + 1,)`, made once and never to be written to."""
     with torch.inference_mode(False):
         return torch.arange(num_nodes + 1, device=device)
 

@@ -11,18 +11,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from transformers.utils import logging as transformers_logging
 
 from ..arguments import DraftTrainingArguments
-from .documents import IGNORED, TOKEN_MASKS, labels_of
+from ..layouts import DroppedMasks, Layout, layout_of
+from .documents import IGNORED, TOKEN_MASKS, labels_of, packed_examples
 from .encoding import check_tokenizer
 from .examples import KINDS, ExampleEncoder, check_kind, example_kind
-from .packing import packed_examples
 from .sources import first_row, load_data, one_split, require_datasets
 from .token_ids import check_tokens, with_checked_tokens
 
 logger = logging.getLogger(__name__)
 
-# How many supervised tokens in a row a layout needs, and what stands before the last of them at least: an anchor is one that
-# the target wrote, something follows it, and DART has to have read something before it.
-LEARNABLE_RUNS = {"dropped_masks": (1, 1), "anchored_blocks": (2, 1), "shared_prefix": (2, 2)}
 EXAMPLES_PER_PACKING = 1000
 
 
@@ -46,7 +43,7 @@ def prepare_data(
     max_length: int | None = None,
     packing: bool = False,
     template_kwargs: dict[str, Any] | None = None,
-    layout: str = "dropped_masks",
+    layout: type[Layout] = DroppedMasks,
     num_proc: int | None = None,
     vocab_size: int | None = None,
 ) -> Any:
@@ -153,7 +150,7 @@ def prepare_for_training(
             max_length=args.max_length,
             packing=args.packing,
             template_kwargs=args.chat_template_kwargs,
-            layout=drafter.training_layout,
+            layout=layout_of(drafter),
             num_proc=args.dataset_num_proc,
             vocab_size=drafter.config.vocab_size or None,
         )
@@ -217,11 +214,10 @@ def with_labels(data: Any, columns: list[str]) -> Any:
     return data.map(lambda row: {"labels": row["input_ids"]})
 
 
-def _with_something_to_learn(data: Any, column: str, layout: str, options: dict[str, Any]) -> Any:
+def _with_something_to_learn(data: Any, column: str, layout: type[Layout], options: dict[str, Any]) -> Any:
     from datasets import Dataset
 
-    run, num_before = LEARNABLE_RUNS[layout]
-    keep = partial(has_something_to_learn, run=run, num_before=num_before)
+    keep = partial(has_something_to_learn, run=layout.supervised_run, num_before=layout.tokens_before)
     if not isinstance(data, Dataset):
         return data.filter(WarnOnce(keep), input_columns=[column])
     kept = data.filter(keep, input_columns=[column], **options, **described("Looking for labels", data))

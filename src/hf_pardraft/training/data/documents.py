@@ -1,13 +1,16 @@
-"""The documents of an example: where each begins, what of it is learned, and where a draft of it can start."""
+"""The documents of an example, one or several that are packed: where each begins, and what of it is learned. Pure."""
 
-from itertools import pairwise
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from itertools import compress, pairwise
 from typing import Any
 
 import torch
 
-from ..layouts.masks import PADDING
-from ..losses.inputs import IGNORED
-
+# The label of a token that is not learned, as everywhere in transformers.
+IGNORED = -100
+# The document of padding, and what stands for a block that is none.
+PADDING = -1
 # What TRL's tokenised rows have in place of labels: 1 for tokens of the completion, and of what the assistant wrote.
 TOKEN_MASKS = ("completion_mask", "assistant_masks")
 # What an example may have beside its tokens; Arrow puts null where other rows have it and this one has not.
@@ -78,37 +81,45 @@ def split_documents(tokens: torch.LongTensor, documents: torch.LongTensor) -> li
     return [tokens[start:end] for start, end in pairwise([*starts, len(tokens)])]
 
 
-def documents_of(batch: dict[str, torch.Tensor]) -> torch.LongTensor:
-    """The document of each token that the target reads, `(batch, length)`; `PADDING` for padding.
+def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:
+    """Which examples share a row: longest first, each into the fullest row that it still fits in (best fit decreasing).
 
-    The batch has an `attention_mask`, and `document_ids` if a row of it is packed.
+    Args:
+        lengths: of the examples.
+        max_length: of a row. An example that is longer has a row to itself.
+
+    Returns:
+        Indices of the examples, row by row, each exactly once; rows and their examples in the order of the examples.
     """
-    return batch["document_ids"] if "document_ids" in batch else torch.where(batch["attention_mask"] > 0, 0, PADDING)
+    rows: list[list[int]] = []
+    space: list[tuple[int, int]] = []  # what is left of each row that has some, ascending, and its number
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        slot = bisect_left(space, (lengths[index], -1))
+        left, row = space.pop(slot) if slot < len(space) else (max_length, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(index)
+        if left > lengths[index]:
+            insort(space, (left - lengths[index], row))
+    return sorted(sorted(row) for row in rows)
 
 
-def predicts_supervised(labels: torch.LongTensor, documents: torch.LongTensor) -> torch.BoolTensor:
-    """Which positions p have a token p + 1 to be learned, in the same document. `(length,)`."""
-    result = torch.zeros_like(labels, dtype=torch.bool)
-    result[:-1] = (labels[1:] != IGNORED) & (documents[1:] == documents[:-1])
-    return result
+def packed_examples(batch: dict[str, list[list[int]]], max_length: int) -> dict[str, list[list[int]]]:
+    """A batch of a data set with `input_ids` and `labels`, packed; `document_ids` say where one example ends.
 
-
-def possible_anchors(labels: torch.LongTensor, documents: torch.LongTensor) -> torch.LongTensor:
-    """Where a draft can begin: at inference the target writes the first anchor itself, so an anchor lies in the response, and
-    has a successor. `(anchors,)`, ascending."""
-    return (predicts_supervised(labels, documents) & (labels != IGNORED)).nonzero()[:, 0]
-
-
-def labels_behind(
-    anchors: torch.LongTensor, labels: torch.LongTensor, documents: torch.LongTensor, num_tokens: int
-) -> torch.LongTensor:
-    """The tokens behind each anchor, `(anchors, num_tokens)`, up to the first that is unsupervised, of another document or
-    beyond the end.
-
-    What follows that one is not trained: verification would stop there, since the target never wrote what follows.
+    What an `attention_mask` marks as padding is left out, and of an example without labels all tokens are learned.
     """
-    ahead = anchors[:, None] + torch.arange(1, num_tokens + 1)
-    found = torch.cat([labels, labels.new_full((num_tokens + 1,), IGNORED)])[ahead]
-    document = torch.cat([documents, documents.new_full((num_tokens + 1,), PADDING)])[ahead]
-    stops = (found == IGNORED) | (document != documents[anchors][:, None])
-    return found.masked_fill(stops.cummax(dim=1).values if len(anchors) else stops, IGNORED)
+    packed: dict[str, Any] = {"input_ids": [], "labels": [], "document_ids": []}
+    rows, masks = batch["input_ids"], batch.get("attention_mask", [None] * len(batch["input_ids"]))
+    labels = [ids if own is None else own for own, ids in zip(batch["labels"], rows, strict=True)]
+    batch = {
+        name: [list(compress(row, mask)) if mask is not None else row for row, mask in zip(values, masks, strict=True)]
+        for name, values in (("input_ids", rows), ("labels", labels))
+    }
+    for row in pack([len(ids) for ids in batch["input_ids"]], max_length):
+        for name in ("input_ids", "labels"):
+            packed[name].append([token for index in row for token in batch[name][index]])
+        packed["document_ids"].append(
+            [document for document, index in enumerate(row) for _ in batch["input_ids"][index]]
+        )
+    return packed

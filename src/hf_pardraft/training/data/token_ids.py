@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..losses.inputs import IGNORED
+from .documents import IGNORED
 
 COLUMNS = ("input_ids", "labels")
 ROWS_AT_ONCE = 1000

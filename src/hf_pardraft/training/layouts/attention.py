@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...models.masks import additive, attention_windows
-from .masks import BlockRows, PardRows, dense_mask, flex_mask
+from .masks import BlockQueries, PrefixQueries, dense_mask, flex_mask
 
 FLEX = "flex_attention"
 ATTENTIONS = ("auto", "dense", "flex")
@@ -20,8 +20,8 @@ def compute_dtype(model: PreTrainedModel) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
 
 
-def layout_mask(rows: PardRows | BlockRows, drafter: PreTrainedModel) -> Any:
-    """The mask of a layout as the drafter's attention takes it: a `BlockMask`, or `(batch, 1, rows, keys)` to add.
+def layout_mask(queries: PrefixQueries | BlockQueries, drafter: PreTrainedModel) -> Any:
+    """The mask of a layout as the drafter's attention takes it: a `BlockMask`, or `(batch, 1, queries, keys)` to add.
 
     One, or one per layer type if the drafter has several.
 
@@ -36,9 +36,9 @@ def layout_mask(rows: PardRows | BlockRows, drafter: PreTrainedModel) -> Any:
     masks = {}
     for layer_type, window in windows.items():
         if drafter.config._attn_implementation == FLEX:
-            masks[layer_type] = flex_mask(rows, window, compiled=rows.block.device.type != "cpu")
+            masks[layer_type] = flex_mask(queries, window, compiled=queries.block.device.type != "cpu")
         else:
-            masks[layer_type] = additive(dense_mask(rows, window), compute_dtype(drafter))
+            masks[layer_type] = additive(dense_mask(queries, window), compute_dtype(drafter))
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
@@ -47,7 +47,7 @@ def training_attention(drafter: PreTrainedModel, setting: str, device: torch.dev
 
     Args:
         drafter: the model.
-        setting: "dense": the drafter's own, with a mask over all rows and keys. "flex": flex attention, which skips what
+        setting: "dense": the drafter's own, with a mask over all queries and keys. "flex": flex attention, which skips what
             sees nothing. "auto": "flex" on a CUDA device if the drafter supports it.
         device: where it will train.
 

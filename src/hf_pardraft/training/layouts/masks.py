@@ -1,6 +1,6 @@
 """Training attention masks: one predicate per layout, and a dense and a flex-attention builder over it. Pure.
 
-A predicate takes index tensors `(sample, head, query, key)` that broadcast against each other, as a flex-attention `mask_mod`
+A predicate takes index tensors `(item, head, query, key)` that broadcast against each other, as a flex-attention `mask_mod`
 does. The dense builder calls it with all indices at once, and flex attention inside its kernel.
 """
 
@@ -10,18 +10,20 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-PADDING = -1
+from ..data.documents import PADDING
 
 Attends = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class PardRows:
-    """Rows of real tokens and of masks behind their prefixes, `(batch, rows)` each: PARD's layout, and DART's.
+class PrefixQueries:
+    """Queries of real tokens and of masks after their prefixes, `(batch, queries)` each: PARD's layout, and DART's.
+
+    They are the keys, too.
 
     Attributes:
-        block: number of masks up to and including the row; 0 for real tokens.
-        index: the row's place in the sequence.
+        block: number of masks up to and including the query; 0 for real tokens.
+        index: the query's place in the sequence.
         document: which packed document it belongs to; `PADDING` for padding.
     """
 
@@ -34,17 +36,16 @@ class PardRows:
         return self.block.shape[1]
 
     def attends(self, window: int | None = None) -> Attends:
-        """Whether a row sees another; a padding row sees itself, so that no softmax is over nothing.
+        """Whether a query sees another; padding sees itself, so that no softmax is over nothing.
 
         Args:
-            window: of a sliding layer, how many tokens a row sees, itself counted; `None` for all.
+            window: of a sliding layer, how many tokens a query sees, itself counted; `None` for all.
         """
-
         parts = (self.block, self.index, self.document)
 
-        def sees(sample, head, query, key):
-            query_parts = [part[sample, query] for part in parts]
-            key_parts = [part[sample, key] for part in parts]
+        def sees(item, head, query, key):
+            query_parts = [part[item, query] for part in parts]
+            key_parts = [part[item, key] for part in parts]
             found = pard_attends(*query_parts, *key_parts)
             if window is not None:
                 found = found & (key_parts[1] > query_parts[1] - window)
@@ -54,13 +55,13 @@ class PardRows:
 
 
 @dataclass(frozen=True)
-class BlockRows:
-    """Rows of a batch of anchored blocks, behind the context that they share.
+class BlockQueries:
+    """Queries of a batch of anchored blocks. The keys are the context that they share and, after it, themselves.
 
     Attributes:
-        anchor: `(batch, rows)`, where the row's block is anchored in the sequence; `PADDING` for padding blocks.
-        index: `(batch, rows)`, the row's place in the sequence: its anchor's, and one more for each row of the block.
-        block: `(batch, rows)`, the number of the row's block.
+        anchor: `(batch, queries)`, where the query's block is anchored in the sequence; `PADDING` for padding blocks.
+        index: `(batch, queries)`, the query's place in the sequence: its anchor's, and one more for each one of the block.
+        block: `(batch, queries)`, the number of the query's block.
         context_document: `(batch, context)`, the packed document of each context position; `PADDING` for padding.
     """
 
@@ -74,36 +75,36 @@ class BlockRows:
         return self.context_document.shape[1] + self.block.shape[1]
 
     def attends(self, window: int | None = None) -> Attends:
-        """Whether a row sees a context position or, behind them, a row.
+        """Whether a query sees a context position or, after them, a query.
 
         Args:
-            window: of a sliding layer, how far to either side a row sees; `None` for any distance.
+            window: of a sliding layer, how far to either side a query sees; `None` for any distance.
         """
         anchor, index, block, context_document = self.anchor, self.index, self.block, self.context_document
         length = context_document.shape[1]
         document = context_document.gather(1, anchor.clamp(min=0))
 
-        def sees(sample, head, query, key):
-            place, row = key.clamp(max=length - 1), (key - length).clamp(min=0)
+        def sees(item, head, query, key):
+            place, other = key.clamp(max=length - 1), (key - length).clamp(min=0)
             on_context = block_attends_context(
-                anchor[sample, query], document[sample, query], place, context_document[sample, place]
+                anchor[item, query], document[item, query], place, context_document[item, place]
             )
-            on_block = block_attends_block(block[sample, query], block[sample, row])
+            on_block = block_attends_block(block[item, query], block[item, other])
             found = torch.where(key < length, on_context, on_block)
             if window is None:
                 return found
-            key_index = torch.where(key < length, place, index[sample, row])
-            return found & ((index[sample, query] - key_index).abs() <= window)
+            key_index = torch.where(key < length, place, index[item, other])
+            return found & ((index[item, query] - key_index).abs() <= window)
 
         return sees
 
 
 def pard_attends(query_block, query_index, query_document, key_block, key_index, key_document):
-    """Whether a PARD row sees another: its prefix of real tokens, and the masks between that prefix and itself.
+    """Whether a PARD query sees another: its prefix of real tokens, and the masks between that prefix and itself.
 
-    Row (j, p) stands j masks behind the prefix that ends at its anchor a = p - j, as at inference (arXiv 2504.18583, eq. 7 and
+    Query (j, p) stands j masks after the prefix that ends at its anchor a = p - j, as at inference (arXiv 2504.18583, eq. 7 and
     figure 4b): it sees real tokens up to a, and of the masks those of the same anchor, up to its own. DART's prefix-shared
-    rows see the same (arXiv 2601.19278, section 3.3, figure 4): prompt causal, mask preceding, mask causal.
+    ones see the same (arXiv 2601.19278, section 3.3, figure 4): prompt causal, mask preceding, mask causal.
     """
     anchor = query_index - query_block
     sees_token = (key_block == 0) & (key_index <= anchor)
@@ -117,7 +118,7 @@ def block_attends_context(anchor, document, context_index, context_document):
 
 
 def block_attends_block(query_block, key_block):
-    """Whether a block row sees another: both ways inside a block, never across blocks."""
+    """Whether a query of a block sees another: both ways inside a block, never across blocks."""
     return query_block == key_block
 
 
@@ -126,30 +127,29 @@ def document_attends(query_index, query_document, key_index, key_document):
     return (key_index <= query_index) & (key_document == query_document) & (query_document != PADDING)
 
 
-def dense_mask(rows: PardRows | BlockRows, window: int | None = None) -> torch.BoolTensor:
-    """`(batch, rows, keys)`: the predicate of a layout, everywhere; of a sliding layer, if there is a `window`."""
-    (batch, num_rows), device = rows.block.shape, rows.block.device
-    sample = torch.arange(batch, device=device)[:, None, None]
-    query = torch.arange(num_rows, device=device)[:, None]
-    return rows.attends(window)(sample, None, query, torch.arange(rows.num_keys, device=device))
+def dense_mask(queries: PrefixQueries | BlockQueries, window: int | None = None) -> torch.BoolTensor:
+    """`(batch, queries, keys)`: the predicate of a layout, everywhere; of a sliding layer, if there is a `window`."""
+    (batch, num_queries), device = queries.block.shape, queries.block.device
+    item = torch.arange(batch, device=device)[:, None, None]
+    query = torch.arange(num_queries, device=device)[:, None]
+    return queries.attends(window)(item, None, query, torch.arange(queries.num_keys, device=device))
 
 
-def flex_mask(rows: PardRows | BlockRows, window: int | None = None, compiled: bool = False) -> BlockMask:
-    """The same for flex attention, which computes nothing for tiles of rows and keys that don't see each other.
+def flex_mask(queries: PrefixQueries | BlockQueries, window: int | None = None, compiled: bool = False) -> BlockMask:
+    """The same for flex attention, which computes nothing for tiles of queries and keys that don't see each other.
 
     Args:
-        rows: of a layout.
+        queries: of a layout.
         window: of a sliding layer.
-        compiled: whether to compile the construction, which then needs no `(batch, rows, keys)` tensor.
+        compiled: whether to compile the construction, which then needs no `(batch, queries, keys)` tensor.
     """
-    batch, num_rows = rows.block.shape
-    return create_block_mask(
-        rows.attends(window), batch, None, num_rows, rows.num_keys, device=rows.block.device, _compile=compiled
-    )
+    batch, num_queries = queries.block.shape
+    predicate, device = queries.attends(window), queries.block.device
+    return create_block_mask(predicate, batch, None, num_queries, queries.num_keys, device=device, _compile=compiled)
 
 
 def document_mask(documents: torch.LongTensor) -> torch.BoolTensor:
-    """`(batch, length, length)` from the documents `(batch, length)` of packed rows: what each token of the target sees."""
+    """`(batch, length, length)` from the documents `(batch, length)` of packed texts: what each token of the target sees."""
     index = torch.arange(documents.shape[1], device=documents.device)
     sees = document_attends(index[:, None], documents[:, :, None], index, documents[:, None])
     return sees | (index[:, None] == index)

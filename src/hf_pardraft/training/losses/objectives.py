@@ -9,17 +9,18 @@ from typing import Any
 import torch
 
 from .sums import (
+    FIRST_ERROR_EPSILON,
     Sums,
     acceptance_sums,
+    annealing_weights,
     chain_sums,
     first_error_sums,
     mean_of,
+    position_weights,
     streak_sums,
     subtask_sums,
     weighted_sums,
 )
-from .terms import FIRST_ERROR_EPSILON
-from .weights import annealing_weights, position_weights
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,63 @@
-"""What each supervised row says of its label and of the target's law, a few rows at a time, so that no (rows, vocab) tensor is
-ever whole."""
+"""What each supervised position says of its label and of the target's law, a chunk at a time, so that no (positions, vocab)
+tensor is ever whole. Pure, but for the heads that it is given."""
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .terms import kl_divergences, label_log_probs
+
+def wide(logits: torch.Tensor) -> torch.Tensor:
+    """In float32, or the wider dtype that they have."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-class RowScorer:
-    """Called with an lm_head and the hidden states of the supervised rows, it returns what the objectives are made of.
+def label_log_probs(
+    logits: torch.Tensor, labels: torch.LongTensor, valid: torch.BoolTensor | None = None
+) -> torch.Tensor:
+    """log p(label), `(...)`, from logits `(..., vocab)` and labels `(...)`; what an invalid label is doesn't matter."""
+    if valid is not None:
+        labels = labels.masked_fill(~valid, 0)
+    logits = wide(logits)
+    losses = functional.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), reduction="none")
+    return -losses.view(labels.shape)
 
-    The rows go through the head in chunks, whose logits are dropped at once and computed again in the backward pass. Values and
-    gradients don't depend on the chunks.
+
+def kl_divergences(draft_logits: torch.Tensor, target_logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """T^2 KL(target || draft), `(...)`, both `(..., vocab)` softened by T. Natural log; the target's logits are constants.
+
+    T^2 keeps the gradients' size independent of T.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    draft = wide(draft_logits)
+    target = target_logits.detach().to(draft.dtype)
+    if temperature != 1:
+        # Logits are the largest tensors of a step, and divided ones are copies.
+        draft, target = draft / temperature, target / temperature
+    draft, target = draft.log_softmax(dim=-1), target.log_softmax(dim=-1)
+    probabilities = target.exp()
+    # What the target never writes costs nothing, where a logit of -inf says so, too.
+    terms = (probabilities * (target - draft)).masked_fill_(probabilities == 0, 0)
+    return terms.sum(dim=-1) * temperature**2
+
+
+class PositionScorer:
+    """Called with an lm_head and the hidden states of the supervised positions, it returns what the objectives are made of.
+
+    The states go through the head in chunks, whose logits are dropped at once and computed again in the backward pass. Values
+    and gradients don't depend on the chunks.
 
     Args:
-        labels: `(rows,)`; those that the drafter can't write are negative.
+        labels: `(positions,)`; those that the drafter can't write are negative.
         with_log_probs: whether to score them. What is scored must be learned from: a part of the graph that no gradient flows
             through would keep, after the chunks were computed again, the logits of all.
-        continuations: `(rows,)`, other labels to score (the target's own), negative where there is none.
-        target_logits: gives the target's logits, `(chosen, columns)`, of a slice of the rows.
+        continuations: `(positions,)`, other labels to score (the target's own), negative where there is none.
+        target_logits: gives the target's logits, `(chosen, columns)`, of a slice of the positions.
         temperature: of the divergence.
-        rows_per_chunk: how many rows go through the head at a time.
+        chunk_size: how many positions go through the head at a time.
     """
 
     def __init__(
@@ -33,45 +67,45 @@ class RowScorer:
         continuations: torch.LongTensor | None = None,
         target_logits: Callable[[slice], torch.Tensor] | None = None,
         temperature: float = 1.0,
-        rows_per_chunk: int = 512,
+        chunk_size: int = 512,
     ) -> None:
         self.labels = labels
         self.with_log_probs = with_log_probs
         self.continuations = continuations
         self.target_logits = target_logits
         self.temperature = temperature
-        self.rows_per_chunk = rows_per_chunk
+        self.chunk_size = chunk_size
 
     def __call__(self, head: nn.Module, states: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Scores of rows whose hidden states are `(rows, hidden)`.
+        """Scores of positions whose hidden states are `(positions, hidden)`.
 
         Returns:
-            `(rows,)` each: `is_right`, whether the label is the likeliest token; and what was asked for: `log_probs` of the
+            `(positions,)` each: `is_right`, whether the label is the likeliest token; and what was asked for: `log_probs` of the
             labels, those of the `continuations`, and `divergences` from the target's law.
         """
         # What fits into one chunk can stay for the backward pass.
-        again = torch.is_grad_enabled() and len(states) > self.rows_per_chunk
+        again = torch.is_grad_enabled() and len(states) > self.chunk_size
         chunks = []
-        # Of no rows there is one empty chunk, which keeps the result in the graph.
-        for start in range(0, max(len(states), 1), self.rows_per_chunk):
-            rows = slice(start, start + self.rows_per_chunk)
+        # Of no positions there is one empty chunk, which keeps the result in the graph.
+        for start in range(0, max(len(states), 1), self.chunk_size):
+            chunk = slice(start, start + self.chunk_size)
             if again:
-                chunks.append(checkpoint(self._score, head, states[rows], rows, use_reentrant=False))
+                chunks.append(checkpoint(self._score, head, states[chunk], chunk, use_reentrant=False))
             else:
-                chunks.append(self._score(head, states[rows], rows))
-        return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+                chunks.append(self._score(head, states[chunk], chunk))
+        return {name: torch.cat([scored[name] for scored in chunks]) for name in chunks[0]}
 
-    def _score(self, head: nn.Module, states: torch.Tensor, rows: slice) -> dict[str, torch.Tensor]:
+    def _score(self, head: nn.Module, states: torch.Tensor, chunk: slice) -> dict[str, torch.Tensor]:
         logits = head(states)
-        labels = self.labels[rows].to(logits.device)
+        labels = self.labels[chunk].to(logits.device)
         scores = {"is_right": logits.argmax(dim=-1) == labels}
         if self.with_log_probs:
             scores["log_probs"] = label_log_probs(logits, labels, labels >= 0)
         if self.continuations is not None:
-            labels = self.continuations[rows].to(logits.device)
+            labels = self.continuations[chunk].to(logits.device)
             scores["continuations"] = label_log_probs(logits, labels, labels >= 0)
         if self.target_logits is not None:
             with torch.no_grad():
-                target_logits = self.target_logits(rows).to(logits.device)
+                target_logits = self.target_logits(chunk).to(logits.device)
             scores["divergences"] = kl_divergences(logits, target_logits, self.temperature)
         return scores

@@ -3,7 +3,7 @@
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from ..layouts.blocks import UNKNOWN
+from ..layouts.base import UNKNOWN
 
 
 class DrawnByUniforms(LogitsProcessor):

@@ -10,7 +10,7 @@ So a text costs no more than its own bytes to check, whenever it is read.
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,15 @@ from transformers import PreTrainedModel
 
 from ...pairing.remembered import differing_weights
 from ...user_input.files import parse_json, read_json
-from ..data.documents import split_documents
-from ..layouts.masks import PADDING
-from .features import TargetReading
+from ..data.documents import PADDING, split_documents
+from ..layouts.base import Layout
 from .head import target_head
+from .reading import STATES
 
 INDEX = "index.json"
 # Stores up to this size are read whole, and so checked, before training begins.
 CHECKED_BYTES = 1 << 28
 DAMAGED = "write it anew with pardraft cache-features, into another folder or after deleting this one"
-# What a batch calls the states of its texts.
-STATES = "target_states"
 
 
 @dataclass(frozen=True)
@@ -229,13 +227,13 @@ class FeatureStore:
             input_ids: `(batch, length)`, padded on the right.
             documents: the same shape, the packed document of each token, -1 for padding.
         """
-        rows = []
+        items = []
         for ids, document in zip(input_ids, documents, strict=True):
             real = document != PADDING
-            rows.append(torch.cat([self.states(text) for text in split_documents(ids[real], document[real])]))
-        result = rows[0].new_zeros(*input_ids.shape, rows[0].shape[1])
-        for index, row in enumerate(rows):
-            result[index, : len(row)] = row
+            items.append(torch.cat([self.states(text) for text in split_documents(ids[real], document[real])]))
+        result = items[0].new_zeros(*input_ids.shape, items[0].shape[1])
+        for index, states in enumerate(items):
+            result[index, : len(states)] = states
         return result
 
 
@@ -262,11 +260,11 @@ class StoredStatesCollator:
     Args:
         collator: the drafter's own.
         store: where the states are.
-        documents_in: from a batch to what the target would read, ids and documents, see [`FeatureStore.batch`].
+        layout: of its batches.
     """
 
-    def __init__(self, collator: Any, store: FeatureStore, documents_in: Callable[[dict], tuple]) -> None:
-        self.collator, self.store, self.documents_in = collator, store, documents_in
+    def __init__(self, collator: Any, store: FeatureStore, layout: type[Layout]) -> None:
+        self.collator, self.store, self.layout = collator, store, layout
 
     @property
     def epoch(self) -> int:
@@ -278,22 +276,4 @@ class StoredStatesCollator:
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         batch = self.collator(examples)
-        return {**batch, STATES: self.store.batch(*self.documents_in(batch))}
-
-
-@torch.no_grad()
-def reading_of_states(
-    states: torch.Tensor, target: PreTrainedModel, num_taps: int, with_last: bool = False
-) -> TargetReading:
-    """What `features.read_target` would have found.
-
-    Args:
-        states: `(batch, length, width)`, the tapped hidden states of a batch and, for logits, the last one behind them.
-        target: lends its head.
-        num_taps: how many there are.
-        with_last: whether its logits will be asked for.
-    """
-    size = num_taps * target.config.get_text_config(decoder=True).hidden_size
-    if not with_last:
-        return TargetReading(states[..., :size])
-    return TargetReading(states[..., :size], states[..., size:].to(target.dtype), target_head(target))
+        return {**batch, STATES: self.store.batch(*self.layout.text(batch))}

@@ -20,8 +20,8 @@ from ...pairing.remembered import public_name, target_fingerprint
 from ...user_input.files import read_json
 from ..data.documents import checked, split_documents
 from .feature_store import INDEX, FeatureSource, FeatureStore, ShardTable, checksum_of, text_key
-from .features import freeze, read_target
 from .head import target_head
+from .reading import freeze, read_target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOKENS_PER_SHARD = 1 << 16

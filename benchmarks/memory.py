@@ -1,0 +1,24 @@
+"""What a step needs of memory, in a process of its own, whose peak is its own."""
+
+import multiprocessing
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def in_a_process(start: str, function: Callable, *arguments: Any) -> Any:
+    """What `function` returns in a process that was started by this method of `multiprocessing`: "fork" is quick; "spawn" begins
+    with nothing, and with the environment as it is now."""
+    with multiprocessing.get_context(start).Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+def held_bytes() -> int:
+    """Memory that this process has now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def peak_bytes() -> int:
+    """Memory that it had at most: its largest resident set."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

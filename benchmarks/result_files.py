@@ -1,0 +1,31 @@
+"""What every result says besides its figures, and how it is stored."""
+
+import json
+import platform
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_pardraft.checkpoints.atomic_files import write_whole
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def this_machine() -> str:
+    """A CPU, its threads, and the version of torch."""
+    count = torch.get_num_threads()
+    return f"{platform.machine()} CPU, {count} thread{'s' if count > 1 else ''}, torch {torch.__version__}"
+
+
+def public_command() -> str:
+    """The command, without the folders of this machine."""
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
+    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+
+
+def save(path: Path, result: dict[str, Any], indent: int = 2) -> None:
+    """Write a result as JSON, whole or not at all."""
+    write_whole(path, json.dumps(result, indent=indent, ensure_ascii=False) + "\n")

@@ -1,0 +1,25 @@
+"""Options that several commands have, and how a command tells what it found out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# Commands that hand their settings on, so that each is described in one place.
+ANY_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+PromptFile = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Read the prompt from this file.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, ...")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run the code that comes with the target. No drafter's code is run."),
+]
+TrustTokenizerCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the code that comes with the tokenizer.")
+]
+
+
+def print_facts(facts: dict[str, object]) -> None:
+    for name, value in facts.items():
+        print(f"{name}: {value}")

@@ -1,0 +1,268 @@
+"""An evaluation from its plan on: everything loaded and checked, measured, and shown."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..checkpoints.atomic_files import write_whole
+from ..generation.schedule import is_readable
+from ..generation.settings import read_settings
+from ..models.base import ParallelDrafter
+from ..pairing.mask_token import special_token_ids
+from ..pairing.remembered import public_name
+from ..user_input.models import load_config, load_tokenizer
+from .encoding import Chat, encode_all, random_prompts, room_for_prompts
+from .entries import (
+    Entry,
+    assisted_entry,
+    drafter_entries,
+    plain_entry,
+    prompt_lookup_entry,
+    stock_dflash_entries,
+    with_compiled,
+)
+from .facts import facts_of
+from .measurement import Around, Condition, call, end_of_text_ids, generation_config, new_texts
+from .models import assistant_tokenizers, load_drafter, load_target
+from .plan import Plan
+from .plots import save_plots
+from .report import (
+    LEGEND,
+    Report,
+    as_json,
+    difference_lines,
+    drafts_table,
+    markdown,
+    screen_table,
+    skipped_line,
+)
+from .runner import evaluate_conditions
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """Everything that an evaluation needs, loaded and checked.
+
+    Attributes:
+        plan: what was asked for.
+        target, drafters: the models; drafters by name.
+        entries: all that is to be compared, plain `generate` first.
+        prompts: token ids, each `(1, length)`.
+        report: has facts and no rows yet.
+        around: the context of each call.
+    """
+
+    plan: Plan
+    target: PreTrainedModel
+    drafters: dict[str, ParallelDrafter]
+    entries: list[Entry]
+    prompts: list[torch.LongTensor]
+    report: Report
+    around: Around = lambda entry: nullcontext()
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How prompts become token ids.
+
+    Attributes:
+        config: of the target.
+        tokenizer: `None` for random tokens.
+        chat: the template is used if there is one, and if nobody said otherwise.
+        room: tokens that a prompt may have; `None` for any number.
+    """
+
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    chat: Chat
+    room: int | None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.get_text_config(decoder=True).vocab_size
+
+
+def evaluate(bench: Workbench, screen: Console, notes: Console) -> Report:
+    """Measure, print the table, and write the files that were asked for.
+
+    Args:
+        bench: what to measure.
+        screen: for the table.
+        notes: for what goes on meanwhile.
+
+    Raises:
+        ValueError: if nothing could be measured.
+    """
+    conditions = bench.plan.conditions
+    for note in evaluate_conditions(bench.target, bench.entries, bench.prompts, conditions, bench.report, bench.around):
+        notes.print(note)
+        save_json(bench)
+    show(bench, screen, notes)
+    return bench.report
+
+
+def prepare(plan: Plan, notes: Console) -> Workbench:
+    """Load and check everything.
+
+    Raises:
+        ImportError, OSError: if a model or the prompts can't be had.
+        ValueError: if they don't fit together. All this before anything is measured, and mostly before the target is loaded.
+    """
+    texts = texts_of(plan)
+    drafters = {
+        name: load_drafter(source, plan.placement, texts.vocab_size)
+        for name, source in plan.contenders.drafters.items()
+    }
+    if plan.tune:
+        forget_unreadable_tables(drafters, notes)
+    check_settings(drafters, plan)
+    small = {name: load_target(name, plan.placement) for name in plan.contenders.small_models}
+    target = load_target(plan.target, plan.placement, plan.random_weights)
+    return lay_out(plan, texts, target, drafters, small, notes)
+
+
+def forget_unreadable_tables(drafters: dict[str, ParallelDrafter], notes: Console) -> None:
+    """Tune as if for the first time where an earlier tuning's table is no such."""
+    for drafter in drafters.values():
+        tuned = vars(drafter.generation_config).get("tuned_drafting")
+        if tuned is not None and not is_readable(tuned, drafter.max_draft_depth):
+            notes.print("The table of an earlier tuning can't be read, and is replaced.")
+            del drafter.generation_config.tuned_drafting
+
+
+def texts_of(plan: Plan) -> Texts:
+    """What is known of the texts before a model is loaded."""
+    trusts_code = plan.placement.trust_remote_code
+    config = load_config(plan.target, trusts_code)
+    room = room_for_prompts(config, plan.max_new_tokens)
+    tokenizer = None
+    if plan.prompts.questions is not None or plan.tokenizer:
+        tokenizer = load_tokenizer(plan.tokenizer or plan.target, trusts_code)
+    use_template = plan.chat.use_template and tokenizer is not None and tokenizer.chat_template is not None
+    if plan.chat.template_arguments and not use_template:
+        raise ValueError(
+            f"{plan.tokenizer or plan.target} has no chat template, or was told not to use it: leave out --chat-argument"
+        )
+    return Texts(config, tokenizer, Chat(use_template, plan.chat.template_arguments), room)
+
+
+def lay_out(
+    plan: Plan,
+    texts: Texts,
+    target: PreTrainedModel,
+    drafters: dict[str, ParallelDrafter],
+    small_models: dict[str, PreTrainedModel],
+    notes: Console,
+) -> Workbench:
+    """All that is to be compared and continued, of models that are loaded; raises what [`prepare`] does."""
+    for drafter in drafters.values():
+        drafter.check_target(target)
+    entries = [plain_entry(), *drafter_entries(drafters, plan.contenders.choices)]
+    entries += baseline_entries(plan.contenders.baselines, drafters, small_models, texts)
+    if plan.contenders.compiled:
+        entries = with_compiled(entries)
+    notes.print(f"Preparing prompts from {plan.prompts.name} ...")
+    prompts, num_left_out = make_prompts(plan, texts, target)
+    largest = max(condition.batch_size for condition in plan.conditions)
+    if largest > len(prompts):
+        raise ValueError(
+            f"a batch of {largest} needs as many prompts, got {len(prompts)} ({num_left_out} were left out, since they are "
+            "empty or do not fit into the target's context)"
+        )
+    prompt_facts = {
+        "name": plan.prompts.name,
+        "count": len(prompts),
+        "left_out": num_left_out,
+        "chat_template": texts.chat.use_template,
+        "chat_arguments": texts.chat.template_arguments,
+    }
+    report = Report(facts_of(plan, target, drafters, prompt_facts))
+    return Workbench(plan, target, drafters, entries, prompts, report)
+
+
+def check_settings(drafters: dict[str, ParallelDrafter], plan: Plan) -> None:
+    """Raise a `ValueError` if a drafter can't do what a setting asks for."""
+    for entry in drafter_entries(drafters, plan.contenders.choices):
+        try:
+            entry.assistant.checked_depth(entry.setting.get("num_assistant_tokens"))
+            read_settings(entry.assistant, GenerationConfig(**entry.setting))
+        except ValueError as error:
+            raise ValueError(f"{entry.name}: {error}") from error
+
+
+def baseline_entries(
+    baselines: list[str],
+    drafters: dict[str, ParallelDrafter],
+    small_models: dict[str, PreTrainedModel],
+    texts: Texts,
+) -> list[Entry]:
+    """transformers' own ways to compare with."""
+    entries = [
+        assisted_entry(
+            public_name(model) or name, model, assistant_tokenizers(name, model, texts.vocab_size, texts.tokenizer)
+        )
+        for name, model in small_models.items()
+    ]
+    if "prompt_lookup" in baselines:
+        entries.append(prompt_lookup_entry())
+    if "stock_dflash" in baselines:
+        entries += stock_dflash_entries(drafters)
+    return entries
+
+
+def make_prompts(plan: Plan, texts: Texts, target: PreTrainedModel) -> tuple[list[torch.LongTensor], int]:
+    """Token ids of `(1, length)` each, and how many prompts were left out."""
+    asked = plan.prompts
+    if asked.questions is None:
+        if texts.room is not None and asked.random_length > texts.room:
+            raise ValueError(
+                f"prompts of {asked.random_length} tokens do not fit: {texts.room} is what the target's context has room for"
+            )
+        return random_prompts(asked.limit, asked.random_length, texts.vocab_size, ending_tokens(target)), 0
+    plain, condition = plain_entry(), Condition(max_new_tokens=plan.max_new_tokens)
+
+    def answer(prompt: torch.LongTensor) -> list[int]:
+        batch = {"input_ids": prompt.to(target.device), "attention_mask": torch.ones_like(prompt).to(target.device)}
+        return list(new_texts(target, batch, call(target, plain, batch, generation_config(plain, condition)))[0])
+
+    say = None if plan.first_turn_only else answer
+    prompts, num_left_out = encode_all(asked.questions, texts.tokenizer, texts.chat, say, texts.room)
+    if not prompts:
+        raise ValueError(
+            f"no prompt of {asked.name} leaves room for {plan.max_new_tokens} new tokens in the target's context"
+        )
+    return prompts, num_left_out
+
+
+def ending_tokens(target: PreTrainedModel) -> set[int]:
+    """Tokens that begin, end or pad a text."""
+    return special_token_ids(target.config.get_text_config(decoder=True), None) | end_of_text_ids(target)
+
+
+def save_json(bench: Workbench) -> None:
+    """Write what is known so far, if it was asked for."""
+    if bench.plan.outputs.json:
+        write_whole(bench.plan.outputs.json, as_json(bench.report))
+
+
+def show(bench: Workbench, screen: Console, notes: Console) -> None:
+    """Print the table, and write what else was asked for."""
+    report, outputs = bench.report, bench.plan.outputs
+    if not report.rows:
+        raise ValueError(f"nothing could be measured: {'; '.join(map(skipped_line, report.skipped))}")
+    screen.print(screen_table(report))
+    if any(row.acceptance_by_position for row in report.rows):
+        screen.print(drafts_table(report))
+    screen.print(LEGEND, highlight=False, style="dim")
+    for line in difference_lines(report.rows):
+        screen.print(f"{line}.", highlight=False)
+    for entry in report.skipped:
+        screen.print(f"Not measured: {skipped_line(entry)}.", highlight=False)
+    if outputs.markdown:
+        write_whole(outputs.markdown, markdown(report))
+    if outputs.plots:
+        for path in save_plots(report, outputs.plots):
+            notes.print(f"Wrote {path}", highlight=False)

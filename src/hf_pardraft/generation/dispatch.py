@@ -1,0 +1,137 @@
+"""Which loop a call of `generate` gets: with compiled rounds, or without."""
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import get_layer_types_and_kwargs
+from transformers.utils import logging
+
+from ..models.base import ParallelDrafter
+from .aligned import AlignedDecoding, see_the_batch
+from .cache import is_hybrid
+from .checks import check_takes_masks, told_by_hooks
+from .compiled.decoder import CompiledDecoding
+from .decoder import SpeculativeDecoding
+from .rope import longest_text
+from .sequences import StopChecks
+from .settings import wants_compiled
+from .stats import DecodeStats
+from .target import TOKEN_TYPES
+
+logger = logging.get_logger(__name__)
+
+
+def decoding_for(
+    target: PreTrainedModel, *, generation_config: GenerationConfig, **arguments: Any
+) -> SpeculativeDecoding:
+    """The loop for a call of `generate`: with compiled rounds, if the call asks for them and they can be had."""
+    arguments["generation_config"] = generation_config
+    if arguments["batch"] > 1 and (
+        see_the_batch(arguments["logits_processor"], arguments["stopping_criteria"])
+        or changes_on_the_way(arguments)
+        or "adapter_names" in told_by_hooks(target)
+    ):
+        return AlignedDecoding(target, **arguments)
+    if wants_compiled(generation_config):
+        reason = reason_against(target, generation_config, arguments)
+        if reason is None:
+            return CompiledDecoding(target, compile_config=generation_config.compile_config, **arguments)
+        logger.warning_once(f"Rounds are not compiled, but run as without cache_implementation='static': {reason}")
+    elif generation_config.compile_config is not None and not generation_config.disable_compile:
+        logger.warning_once(
+            "You have set `compile_config`, but rounds are compiled with cache_implementation='static' only, got "
+            f"{generation_config.cache_implementation!r}. Compilation will be skipped."
+        )
+    return SpeculativeDecoding(target, **arguments)
+
+
+def changes_on_the_way(arguments: dict[str, Any]) -> bool:
+    """Whether some of a call's texts may be on either side of a length at which the target reads otherwise.
+
+    Plain `generate` reads with the longest text of the batch, and so must items that are shorter, or go their own ways.
+    """
+    positions, inputs = arguments["model_kwargs"].get("position_ids"), arguments["inputs"]
+    changes = inputs.rope
+    if positions is None or not changes.any:
+        return changes.any or inputs.rereads_beyond is not None
+    ends, columns = positions[..., -1] + 1, positions.shape[-1]
+    padding = columns - longest_text(positions, columns)
+    longest = arguments["generation_config"].max_length - padding
+    return inputs.rereads_beyond is not None or changes.are_met(int(ends.min()), longest)
+
+
+def reason_against(
+    target: PreTrainedModel, generation_config: GenerationConfig, arguments: dict[str, Any]
+) -> str | None:
+    """Why a call's rounds can't be compiled; `None` if they can."""
+    drafter, model_kwargs = arguments["candidates"].drafter, arguments["model_kwargs"]
+    config = target.config.get_text_config(decoder=True)
+    if is_hybrid(config):
+        return "the state of recurrent layers can't be held in a static cache"
+    if "dummy" in get_layer_types_and_kwargs(config)[0]:
+        return "layers of the target share the entries of others"
+    if changes_on_the_way(arguments):
+        return "the target's rotary frequencies change within this call"
+    if model_kwargs.get(TOKEN_TYPES) is not None and arguments["inputs"].types_in_others:
+        return "the target is told the type of each token"
+    if "llama4" in target.config.model_type:
+        return "transformers can't compile Llama 4"
+    if getattr(target, "hf_quantizer", None) is not None and not target.hf_quantizer.is_compileable:
+        return "the target's quantization can't be compiled"
+    devices = {parameter.device for model in (target, drafter) for parameter in model.parameters()}
+    if len(devices) > 1:
+        return f"target and drafter are on several devices ({', '.join(sorted(map(str, devices)))})"
+    if generation_config.return_dict_in_generate and (
+        generation_config.output_hidden_states or generation_config.output_attentions
+    ):
+        return "hidden states or attentions are to be returned"
+    if (
+        generation_config._eos_token_tensor is None
+        and arguments["batch"] > 1
+        and StopChecks(arguments["stopping_criteria"]).others
+    ):
+        return "items of a batch without an end-of-text token go on where a stopping criterion has cut them"
+    try:
+        check_takes_masks(target, model_kwargs)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def write_undrafted(
+    target: PreTrainedModel,
+    drafter: ParallelDrafter,
+    input_ids: torch.LongTensor,
+    generation_config: GenerationConfig,
+    **arguments: Any,
+) -> Any:
+    """Continue `input_ids (batch, length)` by plain `generate`; returns what that returns.
+
+    Args:
+        target, input_ids, generation_config: as `generate` prepared them.
+        drafter: drafts nothing; its `last_stats` say so.
+        **arguments: the others that `generate` prepared.
+    """
+    result = target._sample(input_ids, generation_config=generation_config, **arguments)
+    sequences = result if isinstance(result, torch.Tensor) else result.sequences
+    drafter.last_stats = undrafted_stats(sequences[:, input_ids.shape[1] :], generation_config._eos_token_tensor)
+    return result
+
+
+def undrafted_stats(new_ids: torch.LongTensor, end_tokens: torch.LongTensor | None) -> DecodeStats:
+    """The statistics of rounds that commit one token each.
+
+    Args:
+        new_ids: `(batch, new)`; after the token that ends its text, an item is padded.
+        end_tokens: `(ends,)`.
+    """
+    over = torch.zeros_like(new_ids, dtype=torch.bool)
+    if end_tokens is not None:
+        over = torch.isin(new_ids, end_tokens.to(new_ids.device))
+    # An item's last token is the one that ends it.
+    live = (over.cumsum(dim=1) - over.long() == 0).sum(dim=0)
+    stats = DecodeStats()
+    for count in live.tolist():
+        stats.add_round([0] * count, [0] * count, [1] * count)
+    return stats

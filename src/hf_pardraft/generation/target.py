@@ -1,0 +1,297 @@
+"""The target's side of a round: one forward over the pending text and a tree, on a cache that can roll back."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..models.inputs import are_real, input_device, last_columns
+from ..models.masks import additive_masks, attention_windows, causal_masks
+from .cache import Entries, TargetCache, is_hybrid
+from .sequences import FinishedItems
+from .tree.token_tree import TokenTree
+
+# What `generate` prepares and this module handles itself; anything else goes to the target's forward as it is.
+HANDLED = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "output_hidden_states",
+    "output_attentions",
+    "return_dict",
+}
+# Where `generate` puts what a target's own encoders made of images, videos and sound.
+ENCODED_MEDIA = "mm_encoder_outputs"
+# What kind each token is; plain `generate` says of all new ones that they are like the prompt's last.
+TOKEN_TYPES = "token_type_ids"
+
+
+@dataclass
+class PendingTokens:
+    """What the target has yet to read: the prompt, and later the anchor of each batch item.
+
+    Attributes:
+        ids, positions: `(batch, length)`, padded on the left.
+        counts: how many are real in each item; `None` if all are.
+        num_reread: how many of them, the first ones, the target has read before and then had to forget.
+    """
+
+    ids: torch.LongTensor
+    positions: torch.LongTensor
+    counts: list[int] | None = None
+    num_reread: int = 0
+
+    @property
+    def anchor_positions(self) -> torch.LongTensor:
+        """`(batch, 1)`."""
+        return self.positions if self.positions.shape[1] == 1 else self.positions[:, -1:]
+
+    def with_slots(self, slot_depths: torch.LongTensor) -> torch.LongTensor:
+        """`positions`, and after them those of a tree's nodes, from [`TokenTree.slot_depths`]."""
+        if self.positions.shape[1] == 1:
+            return self.positions + slot_depths
+        return torch.cat([self.positions[:, :-1], self.anchor_positions + slot_depths], dim=1)
+
+
+@dataclass
+class Prompt:
+    """The prompt, and how its padding was left out.
+
+    Attributes:
+        text: what the target and the drafter read, items of different lengths padded on the left.
+        columns: for each item, where in the caller's prompt its tokens stand.
+        axes: `(axes, batch, length)` or `None`, the positions of a target that has several per token (M-RoPE).
+        extra: what else the target's first forward needs (an image, say), laid out as the text is.
+    """
+
+    text: PendingTokens
+    columns: list[list[int]]
+    axes: torch.LongTensor | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def after(self, num_cached: list[int]) -> "Prompt":
+        """Without the first tokens of each item, `num_cached (batch,)` of them, which an earlier call's cache holds."""
+        length = self.text.ids.shape[1]
+        counts = [
+            count - cached
+            for count, cached in zip(self.text.counts or [length] * len(num_cached), num_cached, strict=True)
+        ]
+        new = slice(length - max(counts), None)
+        uneven = None if min(counts) == max(counts) else counts
+        text = PendingTokens(self.text.ids[:, new], self.text.positions[:, new], uneven)
+        axes = None if self.axes is None else self.axes[:, :, new]
+        extra = {
+            name: value[:, new] if has_a_column_per_token(value, self.text.ids) else value
+            for name, value in self.extra.items()
+        }
+        return Prompt(text, self.columns, axes, extra)
+
+
+def read_prompt(input_ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> Prompt:
+    """Drop masked-out columns: no token attends to them, so an item decodes the same without them."""
+    batch, length = input_ids.shape
+    attention_mask = model_kwargs.get("attention_mask")
+    real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    positions, axes = model_kwargs.get("position_ids"), None
+    if positions is None or positions.ndim == 3:
+        positions, axes = (real.long().cumsum(dim=1) - 1).clamp(min=0), positions
+    positions = positions.expand(batch, -1)
+    extra = first_inputs(model_kwargs)
+    if bool(real.all()):
+        return Prompt(PendingTokens(input_ids, positions), [list(range(length))] * batch, axes, extra)
+    counts = real.sum(dim=1).tolist()
+    order = real.long().argsort(dim=1, stable=True)[:, length - max(counts) :]
+    columns = [item[len(item) - count :] for item, count in zip(order.tolist(), counts, strict=True)]
+    text = PendingTokens(
+        input_ids.gather(1, order), positions.gather(1, order), None if min(counts) == max(counts) else counts
+    )
+    if axes is not None:
+        axes = axes[:, :, order[0]] if batch == 1 else axes.gather(2, order.expand(len(axes), -1, -1))
+    extra = {
+        name: value.gather(1, order) if has_a_column_per_token(value, input_ids) else value
+        for name, value in extra.items()
+    }
+    return Prompt(text, columns, axes, extra)
+
+
+def first_inputs(model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What besides the text goes into the target's first forward: an image (or what an encoder made of it), and where it is."""
+    return {
+        name: value
+        for name, value in model_kwargs.items()
+        if name not in HANDLED and (isinstance(value, torch.Tensor) or (name == ENCODED_MEDIA and value))
+    }
+
+
+def has_a_column_per_token(value: Any, ids: torch.LongTensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == ids.shape
+
+
+class TargetReader:
+    """Runs the target, and keeps its cache at the committed text.
+
+    Args:
+        target: the model.
+        model_kwargs: as `generate` prepared them.
+        requested: keyword arguments for every forward (which hidden states to return, attentions).
+    """
+
+    def __init__(self, target: PreTrainedModel, model_kwargs: dict[str, Any], requested: dict[str, Any]) -> None:
+        text_config = target.config.get_text_config(decoder=True)
+        self.target, self.device = target, input_device(target)
+        self.text_config = text_config
+        self.cache = TargetCache(text_config)
+        self.is_hybrid = is_hybrid(text_config)
+        self.takes_positions = model_kwargs.get("position_ids") is not None
+        self.keeps_logits = target._supports_logits_to_keep()
+        self.windows = attention_windows(text_config)
+        self.has_windows = any(size is not None for size in self.windows.values())
+        # How far the positions on each axis are ahead of the token's index, once the prompt is read.
+        self.axis_shift: torch.LongTensor | None = None
+        # Of a target that is told the type of each token: that of a prompt's last token, which all later ones have, `(batch, 1)`.
+        self.token_types: torch.LongTensor | None = None
+        # Of the tokens that the last forward read, `(batch, length + nodes)`.
+        self.positions: torch.LongTensor | None = None
+        others = {
+            name: value
+            for name, value in model_kwargs.items()
+            if name not in HANDLED
+            and name != ENCODED_MEDIA
+            and value is not None
+            and not isinstance(value, torch.Tensor)
+        }
+        self.arguments = {**others, **requested, "use_cache": True, "return_dict": True, "past_key_values": self.cache}
+
+    def read_prompt(self, prompt: Prompt, tree: TokenTree | None) -> Any:
+        """The first forward, which may need more than the text; see [`read`]."""
+        if prompt.axes is not None:
+            self.axis_shift = prompt.axes[:, :, -1:] - prompt.text.positions[:, -1:]
+        self.of_all_items = (self.axis_shift, self.token_types)
+        return self.read(prompt.text, tree, prompt.axes, prompt.extra)
+
+    def read(
+        self,
+        pending: PendingTokens,
+        tree: TokenTree | None,
+        axes: torch.LongTensor | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> Any:
+        """Forward over the pending tokens, whose last is the anchor, and the nodes after it.
+
+        Args:
+            pending, tree: what to read.
+            axes: `(axes, batch, length)`, the positions of pending tokens that are not their index.
+            extra: other inputs of the forward.
+
+        Returns:
+            The target's outputs; `logits` are `(batch, slots, vocab)`, one item for the anchor and each node.
+        """
+        ids, positions, num_slots = pending.ids, pending.positions, 1
+        if tree is not None:
+            ids = torch.cat([ids, tree.tokens], dim=1)
+            positions = pending.with_slots(tree.slot_depths)
+            num_slots += tree.num_nodes
+        self.positions = positions
+        arguments = {**self.arguments, **(extra or {})}
+        if self.axis_shift is not None:
+            positions = positions + self.axis_shift
+            if axes is not None:
+                positions[:, :, : axes.shape[2]] = axes
+        if self.token_types is not None:
+            given = arguments.get(TOKEN_TYPES, self.token_types[:, :0])
+            types = self.token_types.expand(-1, ids.shape[1] - given.shape[1])
+            arguments[TOKEN_TYPES] = torch.cat([given, types], dim=1).to(self.device)
+        if self.takes_positions:
+            arguments["position_ids"] = positions.to(self.device)
+        if self.keeps_logits:
+            arguments["logits_to_keep"] = num_slots
+        mask = self.attention_mask(pending, tree)
+        if mask is not None:
+            arguments["attention_mask"] = mask
+        outputs = self.target(input_ids=ids.to(self.device), **arguments)
+        if outputs.logits.shape[1] != num_slots:
+            outputs.logits = outputs.logits[:, -num_slots:]
+        return outputs
+
+    def attention_mask(self, pending: PendingTokens, tree: TokenTree | None) -> Any:
+        """The mask of this forward; `None` where the target's own is right: one sequence, and a chain."""
+        batch, length = pending.ids.shape
+        is_chain = tree is None or tree.is_chain
+        if is_chain and batch == 1:
+            return None
+        num_cached = self.cache.get_seq_length()
+        if length > 1 or num_cached == 0:
+            # Prompts, which are read without a draft, maybe after what an earlier call has read.
+            real = are_real(pending.counts, batch, length, self.device)
+            if num_cached == 0:
+                return real.long()
+            return causal_masks(real, self.windows, self.cache.columns_by_type(), self.target.dtype)
+        within = anchor_and_nodes(tree, batch, self.device)
+        depths = within.new_zeros(1, dtype=torch.long)
+        if tree is not None and self.has_windows:
+            depths = tree.slot_depths.to(depths.device)
+        depths = depths.expand(batch, -1)
+        return additive_masks(within, depths, self.windows, self.cache.columns_by_type(), self.target.dtype)
+
+    def select_rows(self, items: list[int]) -> None:
+        """Go on with only some items of the batch."""
+        self.cache.select_rows(items)
+        if self.axis_shift is not None:
+            self.axis_shift = self.axis_shift[:, items]
+        if self.token_types is not None:
+            self.token_types = self.token_types[items]
+
+    def forget_all(self) -> None:
+        """Begin with an empty cache."""
+        self.cache = self.arguments["past_key_values"] = TargetCache(self.text_config)
+
+    def select_all_items(self) -> None:
+        """Go on with the whole batch of the prompt, and an empty cache."""
+        self.forget_all()
+        self.axis_shift, self.token_types = self.of_all_items
+
+    def keep(self, start: int, pending: PendingTokens, nodes: list[list[int]]) -> None:
+        """Of what the last forward appended to the cache, keep the pending tokens and, for each item, some nodes."""
+        batch, length = pending.ids.shape
+        read = last_columns(pending.counts, batch, length)
+        self.cache.keep(
+            start, [item + [length + node for node in kept] for item, kept in zip(read, nodes, strict=True)]
+        )
+
+    def read_missing(
+        self, finished: FinishedItems, lengths: list[int], missing: list[list[int]], last_positions: torch.LongTensor
+    ) -> dict[int, Entries]:
+        """Read, for a cache that is returned, what plain `generate` reads of items that are over before others.
+
+        Args:
+            finished: all items of the batch.
+            lengths: of what was read of each item.
+            missing: for each item, the tokens to be read: its last one, and padding up to the batch's last column but one.
+            last_positions: `(batch, 1)`, of the last of these columns.
+
+        Returns:
+            The items' cache entries.
+        """
+        self.select_all_items()
+        items = range(len(lengths))
+        self.cache.hold([finished.entries[item] for item in items], lengths)
+        counts, most = list(map(len, missing)), max(map(len, missing))
+        ids = [[finished.padding] * (most - len(tokens)) + tokens for tokens in missing]
+        positions = last_positions + torch.arange(1 - most, 1, device=last_positions.device)
+        pending = PendingTokens(torch.tensor(ids, device=positions.device), positions.clamp(min=0), counts)
+        start = self.cache.get_seq_length()
+        self.read(pending, None)
+        self.keep(start, pending, [[]] * len(lengths))
+        return {item: self.cache.entries_of(item) for item in items}
+
+
+def anchor_and_nodes(tree: TokenTree | None, batch: int, device: torch.device) -> torch.BoolTensor:
+    """Which slots a slot sees: the anchor, its ancestors and itself. `(batch, slots, slots)`."""
+    if tree is None:
+        return torch.ones(batch, 1, 1, dtype=torch.bool, device=device)
+    within = torch.nn.functional.pad(tree.ancestors.to(device), (1, 0, 1, 0))
+    within[:, :, 0].fill_(True)
+    return within
