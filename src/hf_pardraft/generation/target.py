@@ -236,9 +236,9 @@ class TargetReader:
         depths = depths.expand(batch, -1)
         return additive_masks(within, depths, self.windows, self.cache.columns_by_type(), self.target.dtype)
 
-    def select_rows(self, items: list[int]) -> None:
+    def select_items(self, items: list[int]) -> None:
         """Go on with only some items of the batch."""
-        self.cache.select_rows(items)
+        self.cache.select_items(items)
         if self.axis_shift is not None:
             self.axis_shift = self.axis_shift[:, items]
         if self.token_types is not None:

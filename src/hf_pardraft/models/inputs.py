@@ -103,14 +103,14 @@ def are_real(counts: list[int] | None, batch: int, width: int, device: torch.dev
     return torch.arange(width, device=device) >= width - torch.tensor(counts, device=device)[:, None]
 
 
-def take_rows(values: torch.Tensor, rows: torch.LongTensor) -> torch.Tensor:
-    """Of `values (batch, all, width)` the rows `(batch, kept)`: `(batch, kept, width)`."""
-    return values.gather(1, rows.to(values.device)[:, :, None].expand(-1, -1, values.shape[2]))
+def take_positions(values: torch.Tensor, positions: torch.LongTensor) -> torch.Tensor:
+    """Of `values (batch, all, width)` those at the places `(batch, kept)`: `(batch, kept, width)`."""
+    return values.gather(1, positions.to(values.device)[:, :, None].expand(-1, -1, values.shape[2]))
 
 
-def scoring(rows: torch.LongTensor) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
-    """What a drafter's forward takes as `read_rows` to score the rows `(batch, kept)` only."""
-    return lambda head, states: head(take_rows(states, rows))
+def scoring(positions: torch.LongTensor) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+    """What a drafter's forward takes as `read_rows` to score the positions `(batch, kept)` only."""
+    return lambda head, states: head(take_positions(states, positions))
 
 
 def input_device(module: nn.Module) -> torch.device:

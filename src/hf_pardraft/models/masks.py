@@ -4,10 +4,10 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from .cache import RowColumns
+from .cache import HeldColumns
 
 
-def visible_columns(columns: RowColumns, within: torch.BoolTensor) -> torch.BoolTensor:
+def visible_columns(columns: HeldColumns, within: torch.BoolTensor) -> torch.BoolTensor:
     """Add the columns of the committed text to a mask over the new ones.
 
     Args:
@@ -24,7 +24,7 @@ def visible_columns(columns: RowColumns, within: torch.BoolTensor) -> torch.Bool
     return torch.cat([past[:, None].expand(-1, within.shape[1], -1), within], dim=2)
 
 
-def token_indices(columns: RowColumns, new_indices: torch.LongTensor) -> tuple[torch.LongTensor, torch.LongTensor]:
+def token_indices(columns: HeldColumns, new_indices: torch.LongTensor) -> tuple[torch.LongTensor, torch.LongTensor]:
     """The index of each token in its text, which is what windows and chunks are measured in.
 
     Args:
@@ -69,7 +69,7 @@ def additive_masks(
     within: torch.BoolTensor,
     new_indices: torch.LongTensor,
     windows: dict[str, int | None],
-    columns: RowColumns | dict[str, RowColumns],
+    columns: HeldColumns | dict[str, HeldColumns],
     dtype: torch.dtype,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """Masks of `(batch, 1, queries, columns + new)` to add to attention scores, as transformers' models take them.
@@ -99,7 +99,7 @@ def additive_masks(
 def causal_masks(
     real: torch.BoolTensor,
     windows: dict[str, int | None],
-    columns: RowColumns | dict[str, RowColumns],
+    columns: HeldColumns | dict[str, HeldColumns],
     dtype: torch.dtype,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """Masks for items padded on the left: each sees its own committed text, and is causal after it.

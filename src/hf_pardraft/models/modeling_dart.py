@@ -303,7 +303,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         if state.cache.get_seq_length() == 0:
             # What is made of these for a padded prompt costs less memory.
             return real.long()
-        return causal_masks(real, {"full_attention": None}, state.cache.row_columns(), self.dtype)
+        return causal_masks(real, {"full_attention": None}, state.cache.held_columns(), self.dtype)
 
     def forward(
         self,

@@ -20,7 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from .base import text_fact
-from .cache import GrowingLayer, RowEntries
+from .cache import GrowingLayer, ItemEntries
 from .configuration_dflash import FIRST_LAYER_OUTPUT, DFlashConfig
 from .inputs import DraftInputs, DraftState, StaticDraftInputs, are_real, cached_arange, last_columns, mask_ids
 from .masks import additive, buffer_columns, token_indices, visible_columns
@@ -91,7 +91,7 @@ class DFlashAttention(nn.Module):
         return self.k_proj(sources), self.v_proj(sources)
 
 
-class BlockCache(RowEntries, DFlashCache):
+class BlockCache(ItemEntries, DFlashCache):
     """A growing cache for attention whose keys come from context and block, and whose queries come from the block."""
 
     def __init__(self) -> None:
@@ -292,7 +292,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
     def _item_masks(self, inputs: DraftInputs, state: DraftState) -> dict[str, torch.Tensor]:
         """Masks for items of different lengths: a block sees all of its own context, and all of itself."""
         batch, num_read = inputs.features.shape[:2]
-        block_size, columns = self.config.block_size, state.cache.row_columns()
+        block_size, columns = self.config.block_size, state.cache.held_columns()
         real = are_real(inputs.feature_counts, batch, num_read, self.device)
         real = torch.nn.functional.pad(real, (0, block_size), value=True)
         visible = visible_columns(columns, real[:, None].expand(-1, block_size, -1))

@@ -32,7 +32,7 @@ from .inputs import (
     last_columns,
     mask_ids,
     scoring,
-    take_rows,
+    take_positions,
 )
 from .masks import attention_windows, buffer_masks, causal_masks
 from .stock_assistant import draft_as_assistant
@@ -307,7 +307,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         if target_features is not None:
             added = self.target_proj(target_features.to(self.target_proj.weight))
             if feature_rows is not None:
-                added = take_rows(added, feature_rows)
+                added = take_positions(added, feature_rows)
             inputs_embeds = self.get_input_embeddings()(input_ids) + self.config.pard2_scale * added
             input_ids = None
         if read_rows is not None:
@@ -348,7 +348,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             # The model's own masks for a padded prompt cost less memory than these.
             return real.long()
         windows = attention_windows(self.config)
-        return causal_masks(real, windows, state.cache.row_columns(), self.dtype)
+        return causal_masks(real, windows, state.cache.held_columns(), self.dtype)
 
 
 class PardLlama(PardDrafter, LlamaForCausalLM):

@@ -39,12 +39,12 @@ def new_projection(config: PardConfig) -> nn.Linear | None:
     return projection
 
 
-def one_place_behind(features: torch.Tensor) -> torch.Tensor:
+def one_place_later(features: torch.Tensor) -> torch.Tensor:
     """What enters the projection at each token of a text: `(batch, length, dim)`, each token's predecessor's features."""
     return nn.functional.pad(features, (0, 0, 1, -1))
 
 
-def features_behind(inputs: DraftInputs) -> torch.Tensor:
+def features_before(inputs: DraftInputs) -> torch.Tensor:
     """What enters the projection at each new token of a round: `(batch, new, dim)`, zero where no features are known.
 
     Features end just before the anchor, so that, both aligned on the right, each new token meets its predecessor's. None are
@@ -74,7 +74,7 @@ def feature_inputs(inputs: DraftInputs, depth: int, config: PardConfig) -> dict[
     batch, num_new = inputs.new_ids.shape
     # Masks take what the anchor takes, the last of the new tokens.
     sources = cached_arange(0, num_new + depth - 1, inputs.features.device).clamp(max=num_new - 1)
-    return {"target_features": features_behind(inputs), "feature_rows": sources.expand(batch, -1)}
+    return {"target_features": features_before(inputs), "feature_rows": sources.expand(batch, -1)}
 
 
 def feature_rows_of(inputs: StaticDraftInputs, num_masks: int) -> dict[str, torch.Tensor]:
