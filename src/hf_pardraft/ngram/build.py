@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import convert_file_size_to_int
 from tqdm.auto import tqdm
 
-from ..checkpoints.write_errors import NO_ROOM
+from ..checkpoints.atomic_files import NO_ROOM
 from .counting import ArrayFile, CountJob, Packing, Run, RunWriter, count_windows, first_of_equals, mapped
 from .packing import Counts, blocks_of
 from .store import check_order, write_store

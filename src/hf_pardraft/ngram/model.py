@@ -12,8 +12,8 @@ from huggingface_hub import HfApi
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
+from ..checkpoints.atomic_files import explained
 from ..checkpoints.atomic_folders import writing_folder
-from ..checkpoints.write_errors import explained
 from ..pairing.remembered import tokenizer_hash
 from .build import BuildOptions, build_store, checked_count
 from .dart_trie import convert_trie
