@@ -109,13 +109,13 @@ def knowing(drafter: ParallelDrafter, texts: list[list[int]], seed: int = 0) -> 
 
     def new_draft_state(target: PreTrainedModel) -> Any:
         state = drafter_class.new_draft_state(drafter, target)
-        state.items, select_rows = list(range(len(texts))), state.cache.select_rows
+        state.items, select_items = list(range(len(texts))), state.cache.select_items
 
         def select_and_note(rows: list[int]) -> None:
             state.items = [state.items[row] for row in rows]
-            select_rows(rows)
+            select_items(rows)
 
-        state.cache.select_rows = select_and_note
+        state.cache.select_items = select_and_note
         return state
 
     def draft(context: Any, state: Any, depth: int) -> torch.Tensor:

@@ -210,13 +210,13 @@ def make_lasting_oracle(
 def follow_rows(state, batch: int) -> None:
     """Let a draft state remember which rows of the batch it still holds."""
     state.oracle_rows = list(range(batch))
-    select_rows = state.cache.select_rows
+    select_items = state.cache.select_items
 
     def select_and_note(rows):
         state.oracle_rows = [state.oracle_rows[row] for row in rows]
-        select_rows(rows)
+        select_items(rows)
 
-    state.cache.select_rows = select_and_note
+    state.cache.select_items = select_and_note
 
 
 def batch_oracle(kind: str, target: PreTrainedModel, texts: torch.LongTensor, mask: torch.LongTensor, budget: int = 0):

@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 from safetensors import SafetensorError
 
 from hf_pardraft.checkpoints import atomic_files as files
-from hf_pardraft.checkpoints.write_errors import explained, told_size
+from hf_pardraft.checkpoints.atomic_files import explained, told_size
 from hf_pardraft.hub.cards import save_card
 
 

@@ -28,7 +28,7 @@ def watched_rounds(monkeypatch, target):
         layers = [layer for layer in self.reader.cache.layers if isinstance(layer, GrowingLayer)]
         if self.items and len(self.items) == items:
             size = sum(layer.key_buffer.nbytes + layer.value_buffer.nbytes for layer in layers)
-            seen.append((items, max(self.reader.cache.row_lengths), size))
+            seen.append((items, max(self.reader.cache.item_lengths), size))
 
     monkeypatch.setattr(decode.SpeculativeDecoding, "round", watched)
     return seen

@@ -46,7 +46,7 @@ def test_rows_are_what_was_appended_and_not_removed(batch, looks):
             look()
         if len(expected) > 1 and draw.random() < 0.02:
             kept = sorted(draw.sample(range(len(expected)), len(expected) - 1))
-            texts.select_rows(kept)
+            texts.select_items(kept)
             expected = [expected[row] for row in kept]
         assert texts.lengths == [len(row) for row in expected]
     look()

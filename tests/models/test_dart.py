@@ -179,7 +179,7 @@ def test_rows_of_different_lengths_are_drafted_as_if_alone(attention):
         for row, length in enumerate(lengths):
             expected = drafter.draft(one_row(context, row, length), alone[row], 4)
             torch.testing.assert_close(logits[row : row + 1], expected, rtol=1e-4, atol=1e-4)
-    assert together.cache.row_lengths == [8, 7, 8]
+    assert together.cache.item_lengths == [8, 7, 8]
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from hf_pardraft.models.cache import GrowingCache
 from hf_pardraft.models.configuration_pard import PardQwen3Config
 from hf_pardraft.models.inputs import DraftInputs, DraftState
 from hf_pardraft.models.modeling_pard import PardQwen3
-from hf_pardraft.models.target_projection import features_behind, one_place_behind
+from hf_pardraft.models.target_projection import features_before, one_place_later
 from hf_pardraft.pairing.fresh import default_target_layers
 from tiny_models import MASK_TOKEN_ID, make_oracle, random_prompt, tiny_drafter, tiny_target
 
@@ -88,7 +88,7 @@ def test_single_calls_equal_the_reference(published):
         assert_close(logits, expected[f"{name}.logits"])
         assert torch.equal(logits.argmax(-1), expected[f"{name}.draft_ids"])
         assert state.cache.get_seq_length() == n
-        assert torch.equal(one_place_behind(inputs[f"{name}.target_hidden"]), inputs[f"{name}.target_feat"][:, :n])
+        assert torch.equal(one_place_later(inputs[f"{name}.target_hidden"]), inputs[f"{name}.target_feat"][:, :n])
 
 
 @torch.no_grad()
@@ -108,7 +108,7 @@ def test_rounds_equal_the_reference(published, published_target):
         read = torch.arange(num_read, before + new - 1)
         num_read = before + new - 1
         context = DraftInputs(text[:, before : before + new], positions, features[:, read], read[None])
-        assert_close(features_behind(context), inputs[f"{name}.target_feat"][:, :new])
+        assert_close(features_before(context), inputs[f"{name}.target_feat"][:, :new])
         logits = drafter.draft(context, state, case["K"])
         assert_close(logits, expected[f"{name}.logits"])
         assert torch.equal(logits.argmax(-1), expected[f"{name}.draft_ids"])
@@ -248,7 +248,7 @@ def test_a_row_with_less_to_tell_gets_zeros_where_nothing_is_known():
     context = DraftInputs(
         torch.zeros(2, 4, dtype=torch.long), torch.arange(4).expand(2, -1), features, feature_counts=[3, 1]
     )
-    assert features_behind(context)[:, :, 0].tolist() == [[0, 1, 2, 3], [0, 0, 0, 6]]
+    assert features_before(context)[:, :, 0].tolist() == [[0, 1, 2, 3], [0, 0, 0, 6]]
 
 
 def test_a_turn_on_an_earlier_calls_cache_drafts_with_what_features_there_are(target):
@@ -262,7 +262,7 @@ def test_a_turn_on_an_earlier_calls_cache_drafts_with_what_features_there_are(ta
     found = plain(target, ids, past_key_values=first.past_key_values, assistant_model=drafter)
     assert torch.equal(found, expected)
     # Column 0 is padding, then come 24 tokens of the cache, whose features are unknown; the last token is the bonus token.
-    known = features_behind(seen[0])[0].abs().sum(-1) > 0
+    known = features_before(seen[0])[0].abs().sum(-1) > 0
     assert known.tolist() == [False] * 25 + [True] * 5
 
 

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from hf_pardraft import AutoDrafter
 from hf_pardraft.models.masks import additive
-from hf_pardraft.models.target_projection import one_place_behind
+from hf_pardraft.models.target_projection import one_place_later
 from hf_pardraft.training.data.documents import PADDING
 from hf_pardraft.training.layouts import AnchoredBlocks, DroppedMasks, SharedPrefixes
 from hf_pardraft.training.layouts.masks import BlockQueries, PrefixQueries, dense_mask, flex_mask
@@ -204,7 +204,7 @@ def test_pard2_queries_get_their_anchors_features_and_the_references_logits(layo
     expected = load_file(PARD2 / f"{layout}_expected.safetensors")
     tokens, features = given["tokens"], given["target_feat"]
     unshifted = torch.cat([features[:, 1:], torch.randn(2, 1, 64)], dim=1)
-    assert torch.equal(one_place_behind(unshifted), features)
+    assert torch.equal(one_place_later(unshifted), features)
     batch, length = tokens.shape
     kept = expected.get("retained", torch.arange(4 * length))
     block, index = kept // length, kept % length

@@ -1,10 +1,18 @@
-"""Writing a file that is there as a whole or not at all."""
+"""Writing a file that is there as a whole or not at all, and what to say when there is no room for it."""
 
+import errno
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from .locks import PATIENCE, locked
-from .write_errors import explained
+
+# A full disk, a quota, a limit on the size of files.
+NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 AS_BEFORE = "what was there before is as it was. Make room, or choose another place"
 
@@ -31,3 +39,39 @@ def write_whole(path: str | Path, text: str, kept: str = AS_BEFORE) -> None:
             os.replace(beside, path)
         finally:
             beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def explained(path: str | Path, kept: str) -> Iterator[None]:
+    """Name what there was no room for, and what is left of it: the system's own message has neither.
+
+    Args:
+        path: what is written.
+        kept: what is left of it and what to do, as the end of a sentence.
+
+    Raises:
+        OSError: for a full disk, a quota or a limit on files; all else passes as it is.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno not in NO_ROOM:
+            raise
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise OSError(
+            f"there is no room to write {path} ({reason}; {told_size(free_bytes(path))} free): {kept}"
+        ) from error
+
+
+def free_bytes(path: str | Path) -> int:
+    """What is free where `path` is, or will be."""
+    path = Path(path).absolute()
+    return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
+
+
+def told_size(num_bytes: int) -> str:
+    """A size with a unit in which it is not zero."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} bytes"

@@ -32,13 +32,13 @@ def read_header(file: BinaryIO) -> dict:
 
 
 def blocks(file: BinaryIO, count: int) -> Iterator[bytes]:
-    """The next `count` bytes of a file, in pieces."""
+    """The next `count` bytes of a file, [`BLOCK`] at a time."""
     while count > 0:
-        piece = file.read(min(count, BLOCK))
-        if not piece:
+        block = file.read(min(count, BLOCK))
+        if not block:
             raise ValueError(f"{file.name} ends too soon")
-        count -= len(piece)
-        yield piece
+        count -= len(block)
+        yield block
 
 
 def checksums_of(file: BinaryIO, header: dict) -> dict[str, int]:
@@ -48,14 +48,14 @@ def checksums_of(file: BinaryIO, header: dict) -> dict[str, int]:
         first, end = header[name]["data_offsets"]
         file.seek(start + first)
         checksum = 0
-        for piece in blocks(file, end - first):
-            checksum = zlib.crc32(piece, checksum)
+        for block in blocks(file, end - first):
+            checksum = zlib.crc32(block, checksum)
         found[name] = checksum
     return found
 
 
 def add_checksums(path: str | Path) -> None:
-    """Write checksums into a safetensors file, which is replaced in one piece."""
+    """Write checksums into a safetensors file, which is replaced at once."""
     path = Path(path)
     beside = path.with_name(f".{path.name}.checksums")
     try:
@@ -69,8 +69,8 @@ def add_checksums(path: str | Path) -> None:
             file.seek(start)
             with beside.open("wb") as copy:
                 copy.write(LENGTH.pack(len(text)) + text)
-                for piece in blocks(file, path.stat().st_size - start):
-                    copy.write(piece)
+                for block in blocks(file, path.stat().st_size - start):
+                    copy.write(block)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)

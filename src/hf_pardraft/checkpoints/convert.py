@@ -1,4 +1,4 @@
-"""Converting a drafter between layouts: there and back is bit-exact, and the destination is written in one piece."""
+"""Converting a drafter between layouts: there and back is bit-exact, and the destination is written whole or not at all."""
 
 import re
 import shutil

@@ -6,9 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.atomic_files import write_whole
+from ..checkpoints.atomic_files import explained, write_whole
 from ..checkpoints.locks import locked
-from ..checkpoints.write_errors import explained
 from ..user_input.files import parse_json, read_json
 
 KEPT = "the rows in it are whole and stay. Make room, and run the same command again, which goes on there"

@@ -6,7 +6,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
 from transformers.cache_utils import DummyLayer, LinearAttentionLayer, get_layer_types_and_kwargs
 
-from ..models.cache import GrowingCache, GrowingLayer, RowColumns
+from ..models.cache import GrowingCache, GrowingLayer, HeldColumns
 
 ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Layers whose state has no entry per token: what they have read can only be forgotten by going back to a snapshot.
@@ -33,15 +33,15 @@ class WindowedLayer(GrowingLayer):
     def reserve(self, num_columns: int) -> int:
         return min(super().reserve(num_columns), max(self.limit - num_columns, 0))
 
-    def drop_behind(self, row_lengths: list[int]) -> None:
+    def drop_unseen(self, item_lengths: list[int]) -> None:
         """Drop what no query can see any more, in each batch item, if there are many such columns."""
-        held = self.held(row_lengths)
+        held = self.held(item_lengths)
         count = [min(number, self.window - 1) for number in held]
         if max(held) > self.limit:
             first = [number - kept for number, kept in zip(held, count, strict=True)]
             self._reallocate(first, count, self.limit)
-            self.dropped = [length - kept for length, kept in zip(row_lengths, count, strict=True)]
-            self.fit_to(row_lengths)
+            self.dropped = [length - kept for length, kept in zip(item_lengths, count, strict=True)]
+            self.fit_to(item_lengths)
 
 
 class TargetCache(GrowingCache):
@@ -59,10 +59,10 @@ class TargetCache(GrowingCache):
             new_layer(layer_type, kwargs) for layer_type, kwargs in zip(self.layer_types, layer_kwargs, strict=True)
         ]
 
-    def columns_by_type(self) -> dict[str, RowColumns]:
+    def columns_by_type(self) -> dict[str, HeldColumns]:
         """Where the layers of each type hold the committed text."""
         return {
-            layer_type: layer.row_columns(self.row_lengths)
+            layer_type: layer.held_columns(self.item_lengths)
             for layer_type, layer in zip(self.layer_types, self.layers, strict=True)
             if isinstance(layer, GrowingLayer) and layer.is_initialized
         }
@@ -117,7 +117,7 @@ class TargetCache(GrowingCache):
             dropped = real[:, :first].sum(dim=1).tolist()
             own.dropped = dropped if any(dropped) else None
             own.fit_to(lengths)
-        self.row_lengths = lengths
+        self.item_lengths = lengths
 
     def hold(self, items: list[Entries], lengths: list[int]) -> None:
         """Take the entries of items of `lengths` tokens, as [`entries_of`] gave them, into an empty cache."""
@@ -133,14 +133,14 @@ class TargetCache(GrowingCache):
             dropped = [length - number for length, number in zip(lengths, held, strict=True)]
             self.layers[index].dropped = dropped if any(dropped) else None
             self.layers[index].fit_to(lengths)
-        self.row_lengths = lengths
+        self.item_lengths = lengths
 
     def entries_of(self, item: int) -> Entries:
         """Copies of the last entries of one item, mostly of all of them."""
         entries: Entries = []
         for layer in self.layers:
             if isinstance(layer, GrowingLayer) and layer.is_initialized:
-                kept = slice(item, item + 1), slice(None), slice(layer.held(self.row_lengths)[item])
+                kept = slice(item, item + 1), slice(None), slice(layer.held(self.item_lengths)[item])
                 entries.append((layer.keys[kept].clone(), layer.values[kept].clone()))
             else:
                 entries.append(None)

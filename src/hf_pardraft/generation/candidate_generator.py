@@ -8,7 +8,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator
 
 from ..models.base import ParallelDrafter
-from ..models.inputs import DraftInputs, cached_arange, last_columns, take_rows
+from ..models.inputs import DraftInputs, cached_arange, last_columns, take_positions
 from .rope import RopeChanges, longest_text, rope_changes
 from .settings import DraftSettings, settings_of_call
 from .stats import DecodeStats, Proposal
@@ -81,9 +81,9 @@ class ParallelCandidateGenerator(CandidateGenerator):
         context, self._pending = joined(self._pending), []
         return context
 
-    def select_rows(self, items: list[int]) -> None:
+    def select_items(self, items: list[int]) -> None:
         """Go on with only some items of the batch."""
-        self.state.cache.select_rows(items)
+        self.state.cache.select_items(items)
         self._pending = [items_of(context, items) for context in self._pending]
 
     def add_features(
@@ -138,7 +138,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         if isinstance(positions, slice):
             return torch.cat([hidden_states[tap][:, positions].to(device) for tap in self.taps], dim=-1)
         states = [hidden_states[tap] for tap in self.taps]
-        return torch.cat([take_rows(s, positions).to(device) for s in states], dim=-1)
+        return torch.cat([take_positions(s, positions).to(device) for s in states], dim=-1)
 
     # transformers' assisted loop
 

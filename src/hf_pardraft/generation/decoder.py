@@ -318,7 +318,7 @@ class SpeculativeDecoding:
         read = last_columns(self.pending.counts, len(self.items), length)
         for index, item in enumerate(self.items):
             num_reread = self.pending.num_reread
-            num_past = num_reread + (self.reader.cache.row_lengths or [start] * len(self.items))[index]
+            num_past = num_reread + (self.reader.cache.item_lengths or [start] * len(self.items))[index]
             places = self._places(item, self.sequences.lengths[index])
             first_place = self.num_cached_columns if is_first else places[num_past]
             read_nodes = [length + node for node in nodes[index]]
@@ -346,8 +346,8 @@ class SpeculativeDecoding:
         kept = [index for index, is_over in enumerate(over) if not is_over]
         self.items = [self.items[index] for index in kept]
         if self.items:
-            self.sequences.select_rows(kept)
-            self.select_rows(kept)
+            self.sequences.select_items(kept)
+            self.select_items(kept)
 
     def _are_over(self) -> list[bool]:
         """Which items leave the batch."""
@@ -357,10 +357,10 @@ class SpeculativeDecoding:
         """The cache entries of an item."""
         return self.reader.cache.entries_of(index)
 
-    def select_rows(self, kept: list[int]) -> None:
+    def select_items(self, kept: list[int]) -> None:
         """Go on with only some items of the batch."""
-        self.reader.select_rows(kept)
-        self.candidates.select_rows(kept)
+        self.reader.select_items(kept)
+        self.candidates.select_items(kept)
         self.pending = PendingTokens(self.pending.ids[kept], self.pending.positions[kept])
 
     def _returns_cache(self) -> bool:

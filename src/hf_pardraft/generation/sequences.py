@@ -60,7 +60,7 @@ class TokenBuffer:
         places = ends - count + torch.arange(count, device=self.device)
         return self.ids.gather(1, places.clamp(min=0))
 
-    def select_rows(self, items: list[int]) -> None:
+    def select_items(self, items: list[int]) -> None:
         """Keep only some items."""
         self.lengths = [self.lengths[item] for item in items]
         self.waiting = [self.waiting[item] for item in items]

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.inputs import are_real, input_device, last_columns
-from ..models.masks import additive_masks, attention_windows, causal_row_masks
+from ..models.masks import additive_masks, attention_windows, causal_masks
 from .cache import Entries, TargetCache, is_hybrid
 from .sequences import FinishedItems
 from .tree.token_tree import TokenTree
@@ -228,7 +228,7 @@ class TargetReader:
             real = are_real(pending.counts, batch, length, self.device)
             if num_cached == 0:
                 return real.long()
-            return causal_row_masks(real, self.windows, self.cache.columns_by_type(), self.target.dtype)
+            return causal_masks(real, self.windows, self.cache.columns_by_type(), self.target.dtype)
         within = anchor_and_nodes(tree, batch, self.device)
         depths = within.new_zeros(1, dtype=torch.long)
         if tree is not None and self.has_windows:
@@ -236,9 +236,9 @@ class TargetReader:
         depths = depths.expand(batch, -1)
         return additive_masks(within, depths, self.windows, self.cache.columns_by_type(), self.target.dtype)
 
-    def select_rows(self, items: list[int]) -> None:
+    def select_items(self, items: list[int]) -> None:
         """Go on with only some items of the batch."""
-        self.cache.select_rows(items)
+        self.cache.select_items(items)
         if self.axis_shift is not None:
             self.axis_shift = self.axis_shift[:, items]
         if self.token_types is not None:

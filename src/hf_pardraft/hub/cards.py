@@ -209,7 +209,7 @@ def chats_text(chats: dict[str, Any] | None) -> str:
 
 
 def chat_arguments(chats: dict[str, Any] | None) -> str | None:
-    """The arguments of `apply_chat_template` as source code, to go behind others; `None` if it was not trained on chats."""
+    """The arguments of `apply_chat_template` as source code, to go after others; `None` if it was not trained on chats."""
     return None if chats is None else "".join(f", {key}={value!r}" for key, value in chats["template_kwargs"].items())
 
 

@@ -16,7 +16,7 @@ from transformers.utils.hub import create_and_tag_model_card, hf_api
 
 from ..checkpoints.files import check_beside
 from ..checkpoints.locks import LOCK
-from ..checkpoints.saving import CARD, own_class
+from ..checkpoints.saving import own_class
 from ..user_input.files import read_json
 from ..user_input.redaction import redacted
 from .cards import FILE_NAME, card_gaps, has_measured_numbers
@@ -281,7 +281,7 @@ def push_drafter(
     with tempfile.TemporaryDirectory() as workspace:
         folder = Path(workspace)
         model.save_pretrained(folder, repo_id=repo_id, **save_arguments)
-        place_card(folder / CARD, repo_id, card, tags, token)
+        place_card(folder / FILE_NAME, repo_id, card, tags, token)
         return api.upload_folder(
             repo_id=repo_id,
             folder_path=folder,
@@ -299,7 +299,7 @@ def place_card(
     """Put the card to upload where a freshly made one may lie; see [`push_drafter`]."""
     if card is not None and card.exists():
         shutil.copyfile(card, destination)
-    elif not destination.exists() or hf_api().file_exists(repo_id, CARD, token=token):
+    elif not destination.exists() or hf_api().file_exists(repo_id, FILE_NAME, token=token):
         create_and_tag_model_card(repo_id, token=token).save(destination)
     if tags:
         tagged = ModelCard.load(destination)

@@ -118,7 +118,7 @@ def read_row(row: Any, path: str | Path, varied: list[str]) -> MeasuredRow:
 
 
 def rows_of(results: Results, names: Iterable[str]) -> list[MeasuredRow]:
-    """Plain `generate`'s rows and those of one drafter: rows that bear one of its names, with a setting behind a comma or not.
+    """Plain `generate`'s rows and those of one drafter: rows that bear one of its names, with a setting after a comma or not.
 
     Raises:
         ValueError: if no row does.

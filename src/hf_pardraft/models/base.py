@@ -90,9 +90,9 @@ class ParallelDrafter:
     are laid out, and what it learns from them.
 
     Attributes:
-        training_layout: "dropped_masks" for a causal LM's rows with masks behind them, some of them dropped;
+        training_layout: "dropped_masks" for a causal LM's text with masks after each position, some of them dropped;
             "anchored_blocks" for blocks of an anchor and masks beside the target's hidden states; "shared_prefix" for a text's
-            rows with masks behind many of its prefixes.
+            tokens with masks after many of its prefixes.
         training_objective: what it learns unless training is told otherwise: "cross_entropy" with the text; PARD's, each of
             whose positions is averaged by itself ("subtask_cross_entropy"); or "annealed_kl" to the target's law.
         last_stats: how the latest `generate` call went.
@@ -186,26 +186,26 @@ class ParallelDrafter:
         """An empty cache, and references to what the drafter borrows from `target`."""
         return DraftState(cache=GrowingCache())
 
-    def draft(self, context: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
+    def draft(self, inputs: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
         """Marginal logits of the next `depth` tokens, in one forward.
 
-        Afterwards `state.cache` holds the real context and nothing of the mask or block rows.
+        Afterwards `state.cache` holds the real context and nothing of the masks or the block.
 
         Returns:
-            `(batch, depth, vocab)`; row k scores the token k + 1 places after the anchor.
+            `(batch, depth, vocab)`; position k scores the token k + 1 places after the anchor.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement draft()")
 
     def draft_static(
-        self, news: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
+        self, inputs: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
     ) -> torch.Tensor:
         """[`draft`] with shapes that are the same in every round, to be compiled.
 
         Args:
-            news: at least one token in each row.
-            state: its cache has buffers of a fixed capacity: `columns (batch, rows)` says where the forward's entries go, and
+            inputs: at least one token for each item.
+            state: its cache has buffers of a fixed capacity: `columns (batch, queries)` says where the forward's entries go, and
                 `capacity` how many there are.
-            lengths: `(batch,)`, entries of each row; the caller adds `news.counts`.
+            lengths: `(batch,)`, entries of each item; the caller adds `inputs.counts`.
             depth: as for [`draft`].
 
         Returns:

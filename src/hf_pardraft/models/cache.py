@@ -1,9 +1,9 @@
 """Key/value caches whose entries can be forgotten: rejected drafts of the target, masks and blocks of a drafter.
 
-In a batch each row has its own length: row b's entries lie in columns 0 to `row_lengths[b]`, and what a forward appends goes
-behind the longest row, in the same columns for all rows. [`RowEntries.keep`] then moves what is kept to the end of its row, so
-that no padding is left between two rounds, however unevenly the rows grow. A layer with a window counts its columns, row by
-row, from the first entry that it still stores.
+In a batch each item has its own length: item b's entries lie in columns 0 to `item_lengths[b]`, and what a forward appends goes
+after the longest item, in the same columns for all items. [`ItemEntries.keep`] then moves what is kept to the end of its item, so
+that no padding is left between two rounds, however unevenly the items grow. A layer with a window counts its columns, item by
+item, from the first entry that it still stores.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 
 @dataclass(frozen=True)
-class RowColumns:
-    """Where a layer holds the committed text of each row.
+class HeldColumns:
+    """Where a layer holds the committed text of each item.
 
     Attributes:
         num_columns: of the layer, before the forward that asks.
-        held: how many of them hold entries, row by row; `None` if all do.
-        dropped: for each row, how many of its first entries are no longer stored; `None` if all are.
+        held: how many of them hold entries, item by item; `None` if all do.
+        dropped: for each item, how many of its first entries are no longer stored; `None` if all are.
     """
 
     num_columns: int
@@ -35,8 +35,8 @@ class GrowingLayer(DynamicLayer):
 
     Attributes:
         num_columns: how many columns are in use.
-        dropped: for each row, how many of its first entries are no longer stored; `None` if all are.
-        ahead: how much longer the longest row is than `num_columns`.
+        dropped: for each item, how many of its first entries are no longer stored; `None` if all are.
+        ahead: how much longer the longest item is than `num_columns`.
     """
 
     # A fifth more than is needed keeps copies rare, and memory close to that of a cache that is exactly full.
@@ -99,7 +99,7 @@ class GrowingLayer(DynamicLayer):
         return self.num_columns + self.ahead
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many keys the next forward's queries meet, and the index of the first. Of one row, or before any is dropped."""
+        """How many keys the next forward's queries meet, and the index of the first. Of one item, or before any is dropped."""
         return self.num_columns + query_length, self.ahead
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -109,53 +109,53 @@ class GrowingLayer(DynamicLayer):
         if tokens_to_remove and self.is_initialized:
             self.num_columns += tokens_to_remove
 
-    def move(self, rows: torch.LongTensor, columns: torch.LongTensor) -> None:
-        """Copy columns of `rows (rows, 1)` to other columns of theirs; from and to where in `columns (2, rows, n)`."""
+    def move(self, items: torch.LongTensor, columns: torch.LongTensor) -> None:
+        """Copy columns of `items (items, 1)` to other columns of theirs; from and to where in `columns (2, items, n)`."""
         source, destination = columns
-        self.key_buffer[rows, :, destination] = self.key_buffer[rows, :, source]
-        self.value_buffer[rows, :, destination] = self.value_buffer[rows, :, source]
+        self.key_buffer[items, :, destination] = self.key_buffer[items, :, source]
+        self.value_buffer[items, :, destination] = self.value_buffer[items, :, source]
 
     def move_to(self, start: int, source: torch.LongTensor) -> None:
-        """Copy the columns `source (n,)` to the columns from `start` on: what `move` does for one row, in less time."""
+        """Copy the columns `source (n,)` to the columns from `start` on: what `move` does for one item, in less time."""
         for buffer in (self.key_buffer, self.value_buffer):
             buffer.narrow(2, start, len(source)).copy_(buffer.index_select(2, source))
 
-    def select_rows(self, rows: torch.LongTensor, row_lengths: list[int]) -> None:
-        """Keep only some rows of the batch, which have `row_lengths`, and the columns that they use."""
+    def select_items(self, items: torch.LongTensor, item_lengths: list[int]) -> None:
+        """Keep only some items of the batch, which have `item_lengths`, and the columns that they use."""
         if self.dropped is not None:
-            self.dropped = [self.dropped[row] for row in rows.tolist()]
-        num_columns = max(self.held(row_lengths))
-        self.key_buffer = self.keys[:, :, :num_columns].index_select(0, rows.to(self.device))
-        self.value_buffer = self.values[:, :, :num_columns].index_select(0, rows.to(self.device))
-        self.fit_to(row_lengths)
+            self.dropped = [self.dropped[item] for item in items.tolist()]
+        num_columns = max(self.held(item_lengths))
+        self.key_buffer = self.keys[:, :, :num_columns].index_select(0, items.to(self.device))
+        self.value_buffer = self.values[:, :, :num_columns].index_select(0, items.to(self.device))
+        self.fit_to(item_lengths)
 
-    def row_columns(self, row_lengths: list[int] | None) -> RowColumns:
-        """Where rows of these lengths lie; `None` before any row was shortened."""
-        held = None if row_lengths is None else self.held(row_lengths)
-        return RowColumns(self.num_columns, held, self.dropped)
+    def held_columns(self, item_lengths: list[int] | None) -> HeldColumns:
+        """Where items of these lengths lie; `None` before any item was shortened."""
+        held = None if item_lengths is None else self.held(item_lengths)
+        return HeldColumns(self.num_columns, held, self.dropped)
 
-    def held(self, row_lengths: list[int]) -> list[int]:
-        """How many entries of each row are stored."""
+    def held(self, item_lengths: list[int]) -> list[int]:
+        """How many entries of each item are stored."""
         if self.dropped is None:
-            return row_lengths
-        return [length - dropped for length, dropped in zip(row_lengths, self.dropped, strict=True)]
+            return item_lengths
+        return [length - dropped for length, dropped in zip(item_lengths, self.dropped, strict=True)]
 
-    def fit_to(self, row_lengths: list[int]) -> None:
-        """Forget the columns beyond rows of these lengths; nothing is copied."""
-        self.num_columns = max(self.held(row_lengths))
-        self.ahead = max(row_lengths) - self.num_columns
+    def fit_to(self, item_lengths: list[int]) -> None:
+        """Forget the columns beyond items of these lengths; nothing is copied."""
+        self.num_columns = max(self.held(item_lengths))
+        self.ahead = max(item_lengths) - self.num_columns
 
-    def drop_behind(self, row_lengths: list[int]) -> None:
+    def drop_unseen(self, item_lengths: list[int]) -> None:
         """Drop what no query can see any more; without a window that is nothing."""
 
     def _reallocate(self, first: list[int], count: list[int], capacity: int) -> None:
-        """Move, in each row, `count` columns from `first` on to the front of buffers of another size."""
+        """Move, in each item, `count` columns from `first` on to the front of buffers of another size."""
         self.key_buffer = _moved(self.key_buffer, first, count, capacity)
         self.value_buffer = _moved(self.value_buffer, first, count, capacity)
 
 
 def _moved(buffer: torch.Tensor, first: list[int], count: list[int], capacity: int) -> torch.Tensor:
-    """A buffer of `(batch, heads, capacity, head_dim)` whose rows start with `count` columns of `buffer` from `first` on."""
+    """A buffer of `(batch, heads, capacity, head_dim)` whose items start with `count` columns of `buffer` from `first` on."""
     shape = (*buffer.shape[:2], capacity, buffer.shape[-1])
     if min(first) == max(first):
         other = buffer.new_empty(shape)
@@ -163,96 +163,98 @@ def _moved(buffer: torch.Tensor, first: list[int], count: list[int], capacity: i
         return other
     # A column that holds nothing is masked, but must be finite.
     other = buffer.new_zeros(shape)
-    for row, (start, number) in enumerate(zip(first, count, strict=True)):
-        other[row, :, :number] = buffer[row, :, start : start + number]
+    for item, (start, number) in enumerate(zip(first, count, strict=True)):
+        other[item, :, :number] = buffer[item, :, start : start + number]
     return other
 
 
-def _move_indices(start: int, before: list[int], rows: list[list[int]]) -> tuple[torch.LongTensor, ...]:
+def _move_indices(start: int, before: list[int], kept: list[list[int]]) -> tuple[torch.LongTensor, ...]:
     """Arguments of [`GrowingLayer.move`] or, in a batch of one, [`GrowingLayer.move_to`]; none if nothing has to move.
 
     Args:
-        start: the column that `rows` are counted from.
-        before: how many columns each row had.
-        rows: see [`RowEntries.keep`].
+        start: the column that `kept` are counted from.
+        before: how many columns each item had.
+        kept: see [`ItemEntries.keep`].
     """
     moving = [
-        row for row, columns in enumerate(rows) if columns and (before[row] != start or columns[-1] != len(columns) - 1)
+        item
+        for item, columns in enumerate(kept)
+        if columns and (before[item] != start or columns[-1] != len(columns) - 1)
     ]
     if not moving:
         return ()
-    source = [[start + column for column in rows[row]] for row in moving]
-    if len(rows) == 1:
+    source = [[start + column for column in kept[item]] for item in moving]
+    if len(kept) == 1:
         return (torch.tensor(source[0]),)
-    # A row that keeps less than another copies its last column more often, to columns that hold nothing.
+    # An item that keeps less than another copies its last column more often, to columns that hold nothing.
     count = max(map(len, source))
     source = [columns + columns[-1:] * (count - len(columns)) for columns in source]
-    destination = [list(range(before[row], before[row] + count)) for row in moving]
+    destination = [list(range(before[item], before[item] + count)) for item in moving]
     return torch.tensor(moving)[:, None], torch.tensor([source, destination])
 
 
-class RowEntries:
-    """What a cache of [`GrowingLayer`] needs to hold rows of different lengths; a mixin of `Cache` classes.
+class ItemEntries:
+    """What a cache of [`GrowingLayer`] needs to hold items of different lengths; a mixin of `Cache` classes.
 
     Attributes:
-        row_lengths: how many entries each row has; `None` before the first `keep`.
+        item_lengths: how many entries each item has; `None` before the first `keep`.
     """
 
-    row_lengths: list[int] | None = None
+    item_lengths: list[int] | None = None
 
-    def keep(self, start: int, rows: list[list[int]]) -> None:
-        """Of the columns from `start` on, keep some in each row, and forget the rest.
+    def keep(self, start: int, kept: list[list[int]]) -> None:
+        """Of the columns from `start` on, keep some in each item, and forget the rest.
 
         Args:
             start: the length of the cache before the forward that appended them.
-            rows: for each row of the batch, the columns to keep, counted from `start`, ascending. What is in place
+            kept: for each item of the batch, the columns to keep, counted from `start`, ascending. What is in place
                 already (a chain's accepted part, say) is not copied.
         """
-        before = self.row_lengths or [start] * len(rows)
-        self.row_lengths = [length + len(columns) for length, columns in zip(before, rows, strict=True)]
+        before = self.item_lengths or [start] * len(kept)
+        self.item_lengths = [length + len(columns) for length, columns in zip(before, kept, strict=True)]
         indices: dict[tuple, tuple[torch.Tensor, ...]] = {}
         for layer in self.growing_layers():
             held = layer.held(before)
             layout = (layer.device, layer.ahead, tuple(held))
             if layout not in indices:
-                moves = _move_indices(start - layer.ahead, held, rows)
+                moves = _move_indices(start - layer.ahead, held, kept)
                 indices[layout] = tuple(index.to(layer.device) for index in moves)
-            if indices[layout] and len(rows) == 1:
+            if indices[layout] and len(kept) == 1:
                 layer.move_to(held[0], *indices[layout])
             elif indices[layout]:
                 layer.move(*indices[layout])
-            layer.fit_to(self.row_lengths)
-            layer.drop_behind(self.row_lengths)
+            layer.fit_to(self.item_lengths)
+            layer.drop_unseen(self.item_lengths)
 
     def forget_from(self, start: int) -> None:
-        """Forget the columns from `start` on, in all rows."""
-        self.row_lengths = [min(length, start) for length in self.row_lengths or [start]]
+        """Forget the columns from `start` on, in all items."""
+        self.item_lengths = [min(length, start) for length in self.item_lengths or [start]]
         for layer in self.growing_layers():
             layer.crop(start - layer.get_seq_length())
 
-    def select_rows(self, rows: list[int]) -> None:
-        """Keep only some rows of the batch, and forget the columns that none of them uses."""
+    def select_items(self, items: list[int]) -> None:
+        """Keep only some items of the batch, and forget the columns that none of them uses."""
         layers = self.growing_layers()
         if not layers:
             return
-        all_lengths = self.row_lengths or [layers[0].get_seq_length()] * len(layers[0].keys)
-        lengths = [all_lengths[row] for row in rows]
+        all_lengths = self.item_lengths or [layers[0].get_seq_length()] * len(layers[0].keys)
+        lengths = [all_lengths[item] for item in items]
         for layer in layers:
-            layer.select_rows(torch.tensor(rows), lengths)
-        if self.row_lengths is not None:
-            self.row_lengths = lengths
+            layer.select_items(torch.tensor(items), lengths)
+        if self.item_lengths is not None:
+            self.item_lengths = lengths
 
-    def row_columns(self) -> RowColumns:
+    def held_columns(self) -> HeldColumns:
         """Where the first layer holds the committed text; the same in all layers without a window."""
         layers = self.growing_layers()
-        return layers[0].row_columns(self.row_lengths) if layers else RowColumns(0)
+        return layers[0].held_columns(self.item_lengths) if layers else HeldColumns(0)
 
     def growing_layers(self) -> list[GrowingLayer]:
         """The layers that hold entries per token; a target may have others."""
         return [layer for layer in self.layers if isinstance(layer, GrowingLayer) and layer.is_initialized]
 
 
-class GrowingCache(RowEntries, Cache):
+class GrowingCache(ItemEntries, Cache):
     """A cache of [`GrowingLayer`], one per model layer."""
 
     def __init__(self) -> None:

@@ -26,15 +26,15 @@ class DartConfig(PairedConfig, LlamaConfig):
     """A Llama configuration of the drafter's one layer, and how it is tied to its target.
 
     Args:
-        draft_length: mask rows behind the prefix, which is what the published configs count, and not the paper's draft length
-            d. The last row of the prefix predicts too, so that d = draft_length + 1 tokens are drafted (8 with 7 masks);
+        draft_length: masks after the prefix, which is what the published configs count, and not the paper's draft length
+            d. The last position of the prefix predicts too, so that d = draft_length + 1 tokens are drafted (8 with 7 masks);
             without `shifted` as many as there are masks. Where d is meant, say `draft_tokens` to `DartDrafter.for_target`.
         draft_vocab_size: how many tokens the drafter can propose; `None` for all. `vocab_size` is the target's.
         target_hidden_size: width of the target's hidden states; `None` for `hidden_size`.
         tapped_hidden_states: indices into the target's `hidden_states`; `None` follows
             [`published_tapped_hidden_states`] for whatever target the drafter is used with, as the published layout does.
         double_norm: apply the final norm twice before the lm_head, as the published implementation does.
-        shifted: whether a row predicts the token behind its own place, or the one at its place (arXiv 2601.19278, table 3).
+        shifted: whether a position predicts the token after its own place, or the one at its place (arXiv 2601.19278, table 3).
         **kwargs: as for [`PairedConfig`], what it was trained with, and for the base configuration.
     """
 

@@ -15,7 +15,7 @@ class DraftInputs:
     """What has happened since the drafter's last call: the newly committed text, and what the target thought of it.
 
     The last of `new_ids` is the *anchor*: committed, but not yet read by the target. On the first call `new_ids` holds
-    the whole text so far. Rows of a batch that have less to tell are padded on the left.
+    the whole text so far. Items of a batch that have less to tell are padded on the left.
 
     Attributes:
         new_ids: `(batch, new)`, the tokens committed since the last call, oldest first.
@@ -23,8 +23,8 @@ class DraftInputs:
         features: `(batch, read, taps * target_hidden)` or `None`, the tapped hidden states of the tokens that the target
             has read since the last call. They end just before the anchor.
         feature_positions: `(batch, read)` or `None`, the positions of those tokens.
-        new_counts: how many of `new_ids` are real in each row, at least one; `None` if all are.
-        feature_counts: how many of `features` are real in each row; `None` if all are.
+        new_counts: how many of `new_ids` are real in each item, at least one; `None` if all are.
+        feature_counts: how many of `features` are real in each item; `None` if all are.
     """
 
     new_ids: torch.LongTensor
@@ -37,7 +37,7 @@ class DraftInputs:
 
 @dataclass
 class StaticDraftInputs:
-    """What a round of fixed shapes tells the drafter: a [`DraftInputs`] whose rows are padded on the right to one width.
+    """What a round of fixed shapes tells the drafter: a [`DraftInputs`] whose items are padded on the right to one width.
 
     Attributes:
         ids, positions: `(batch, width)`, the tokens committed since the last draft, and their positions.
@@ -52,17 +52,17 @@ class StaticDraftInputs:
 
     @property
     def anchors(self) -> torch.LongTensor:
-        """`(batch, 1)`, the column of each row's newest token, the anchor; the first of a row that has no news."""
+        """`(batch, 1)`, the column of each item's anchor; the first of an item to which nothing is new."""
         return (self.counts[:, None] - 1).clamp(min=0)
 
     def last(self, values: torch.LongTensor) -> torch.LongTensor:
         """`(batch, 1)`, of `ids` or `positions` those of the anchor."""
         return values.gather(1, self.anchors)
 
-    def real(self, behind: int = 0) -> torch.BoolTensor:
-        """`(batch, width + behind)`, which columns are real, where as many real ones stand behind all."""
+    def real(self, after: int = 0) -> torch.BoolTensor:
+        """`(batch, width + after)`, which columns are real, where as many real ones stand after all."""
         columns = torch.arange(self.ids.shape[1], device=self.ids.device)
-        return nn.functional.pad(columns < self.counts[:, None], (0, behind), value=True)
+        return nn.functional.pad(columns < self.counts[:, None], (0, after), value=True)
 
     def positions_with(self, num_masks: int, first: int = 1) -> torch.LongTensor:
         """`(batch, width + num_masks)`, `positions` and those of masks, which count on from the anchor."""
@@ -70,7 +70,7 @@ class StaticDraftInputs:
         return torch.cat([self.positions, self.last(self.positions) + ahead], dim=1)
 
     def indices_with(self, num_masks: int) -> torch.LongTensor:
-        """`(batch, width + num_masks)`, indices of the same rows, counted from the end of what was drafted from before."""
+        """`(batch, width + num_masks)`, indices of the same columns, counted from the end of what was drafted from before."""
         device = self.ids.device
         new = torch.arange(self.ids.shape[1], device=device).expand(len(self.ids), -1)
         return torch.cat([new, self.counts[:, None] + torch.arange(num_masks, device=device)], dim=1)
@@ -92,25 +92,25 @@ def mask_ids(mask_token_id: int, batch: int, count: int, device: torch.device) -
 
 
 def last_columns(counts: list[int] | None, batch: int, width: int) -> list[list[int]]:
-    """The columns of the real entries of rows that are padded on the left to `width`."""
+    """The columns of the real entries of items that are padded on the left to `width`."""
     return [list(range(width - count, width)) for count in counts or [width] * batch]
 
 
 def are_real(counts: list[int] | None, batch: int, width: int, device: torch.device) -> torch.BoolTensor:
-    """Which entries of such rows are real: `(batch, width)`."""
+    """Which entries of such items are real: `(batch, width)`."""
     if counts is None:
         return torch.ones(batch, width, dtype=torch.bool, device=device)
     return torch.arange(width, device=device) >= width - torch.tensor(counts, device=device)[:, None]
 
 
-def take_rows(values: torch.Tensor, rows: torch.LongTensor) -> torch.Tensor:
-    """Of `values (batch, all, width)` the rows `(batch, kept)`: `(batch, kept, width)`."""
-    return values.gather(1, rows.to(values.device)[:, :, None].expand(-1, -1, values.shape[2]))
+def take_positions(values: torch.Tensor, positions: torch.LongTensor) -> torch.Tensor:
+    """Of `values (batch, all, width)` those at the places `(batch, kept)`: `(batch, kept, width)`."""
+    return values.gather(1, positions.to(values.device)[:, :, None].expand(-1, -1, values.shape[2]))
 
 
-def scoring(rows: torch.LongTensor) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
-    """What a drafter's forward takes as `read_rows` to score the rows `(batch, kept)` only."""
-    return lambda head, states: head(take_rows(states, rows))
+def scoring(positions: torch.LongTensor) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+    """What a drafter's forward takes as `read_rows` to score the positions `(batch, kept)` only."""
+    return lambda head, states: head(take_positions(states, positions))
 
 
 def input_device(module: nn.Module) -> torch.device:

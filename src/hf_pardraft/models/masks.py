@@ -1,13 +1,13 @@
-"""Attention masks for rows of different lengths and for trees: which columns of a cache a query may see."""
+"""Attention masks for items of different lengths and for trees: which columns of a cache a query may see."""
 
 import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from .cache import RowColumns
+from .cache import HeldColumns
 
 
-def visible_columns(columns: RowColumns, within: torch.BoolTensor) -> torch.BoolTensor:
+def visible_columns(columns: HeldColumns, within: torch.BoolTensor) -> torch.BoolTensor:
     """Add the columns of the committed text to a mask over the new ones.
 
     Args:
@@ -24,12 +24,12 @@ def visible_columns(columns: RowColumns, within: torch.BoolTensor) -> torch.Bool
     return torch.cat([past[:, None].expand(-1, within.shape[1], -1), within], dim=2)
 
 
-def token_indices(columns: RowColumns, new_indices: torch.LongTensor) -> tuple[torch.LongTensor, torch.LongTensor]:
-    """The index of each token in its row, which is what windows and chunks are measured in.
+def token_indices(columns: HeldColumns, new_indices: torch.LongTensor) -> tuple[torch.LongTensor, torch.LongTensor]:
+    """The index of each token in its text, which is what windows and chunks are measured in.
 
     Args:
         columns: where the committed text is.
-        new_indices: `(batch, new)`, indices of the new tokens counted from the end of their row.
+        new_indices: `(batch, new)`, indices of the new tokens counted from the end of their text.
 
     Returns:
         `(batch, new)` for the new tokens and `(batch, columns + new)` for all columns.
@@ -59,7 +59,7 @@ def in_reach(layer_type: str, size: int, queries: torch.LongTensor, places: torc
     Args:
         layer_type: see [`attention_windows`].
         size: of its windows.
-        queries, places: `(batch, queries)` and `(batch, columns)`, the index of each token in its row.
+        queries, places: `(batch, queries)` and `(batch, columns)`, the index of each token in its text.
     """
     queries, places = queries[:, :, None], places[:, None, :]
     return places // size == queries // size if layer_type == "chunked_attention" else places > queries - size
@@ -69,7 +69,7 @@ def additive_masks(
     within: torch.BoolTensor,
     new_indices: torch.LongTensor,
     windows: dict[str, int | None],
-    columns: RowColumns | dict[str, RowColumns],
+    columns: HeldColumns | dict[str, HeldColumns],
     dtype: torch.dtype,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """Masks of `(batch, 1, queries, columns + new)` to add to attention scores, as transformers' models take them.
@@ -96,19 +96,19 @@ def additive_masks(
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
-def causal_row_masks(
+def causal_masks(
     real: torch.BoolTensor,
     windows: dict[str, int | None],
-    columns: RowColumns | dict[str, RowColumns],
+    columns: HeldColumns | dict[str, HeldColumns],
     dtype: torch.dtype,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Masks for rows padded on the left: a row sees its own committed text, and is causal behind it.
+    """Masks for items padded on the left: each sees its own committed text, and is causal after it.
 
     Args:
         real: `(batch, new)`, which of the new columns are no padding.
         windows, columns, dtype: as in [`additive_masks`], whose masks these are.
     """
-    # Padding sees itself, since a row that sees nothing is a row of NaN in some attention implementations.
+    # Padding sees itself, since a query that sees nothing gives NaN in some attention implementations.
     own = torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
     within = (own.new_ones(own.shape).tril() & real[:, None]) | own
     return additive_masks(within, real.cumsum(dim=1) - 1, windows, columns, dtype)
@@ -123,27 +123,27 @@ def additive(visible: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
 def buffer_columns(
     within: torch.BoolTensor, new_indices: torch.LongTensor, lengths: torch.LongTensor, capacity: int
 ) -> tuple[torch.BoolTensor, torch.LongTensor]:
-    """What the queries of a forward see of a whole buffer whose rows hold `lengths` entries, and what stands where.
+    """What the queries of a forward see of a whole buffer whose items hold `lengths` entries, and what stands where.
 
-    What is new stands right behind each row's entries, and what lies behind that is nobody's. All shapes follow from those of
+    What is new stands right after each item's entries, and what lies after that is nobody's. All shapes follow from those of
     the arguments, none from the lengths.
 
     Args:
         within: `(batch or 1, queries, new)`, which of the new columns a query sees.
-        new_indices: `(batch or 1, new)`, indices of the new tokens counted from the end of their row.
+        new_indices: `(batch or 1, new)`, indices of the new tokens counted from the end of their text.
         lengths: `(batch,)`.
         capacity: columns of the buffer.
 
     Returns:
-        `(batch, queries, capacity)`, and `(batch, capacity)`: the index of each column's token, counted from the end of its row.
+        `(batch, queries, capacity)`, and `(batch, capacity)`: the index of each column's token, counted from the end of its text.
     """
     (batch,), (_, queries, num_new) = lengths.shape, within.shape
-    behind = torch.arange(capacity, device=lengths.device) - lengths[:, None]
-    is_new = (behind >= 0) & (behind < num_new)
-    place = behind.clamp(0, num_new - 1)
+    after = torch.arange(capacity, device=lengths.device) - lengths[:, None]
+    is_new = (after >= 0) & (after < num_new)
+    place = after.clamp(0, num_new - 1)
     own = within.expand(batch, -1, -1).gather(2, place[:, None].expand(-1, queries, -1))
-    seen = torch.where(is_new[:, None], own, (behind < 0)[:, None])
-    return seen, torch.where(is_new, new_indices.expand(batch, -1).gather(1, place), behind)
+    seen = torch.where(is_new[:, None], own, (after < 0)[:, None])
+    return seen, torch.where(is_new, new_indices.expand(batch, -1).gather(1, place), after)
 
 
 def buffer_masks(

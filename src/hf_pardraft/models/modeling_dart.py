@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import (
 from .cache import GrowingCache
 from .configuration_dart import DartConfig, published_tapped_hidden_states
 from .inputs import DraftInputs, DraftState, StaticDraftInputs, are_real, cached_arange, last_columns, scoring
-from .masks import buffer_masks, causal_row_masks
+from .masks import buffer_masks, causal_masks
 from .target_bound import TargetBoundDrafter
 
 
@@ -54,7 +54,7 @@ class DartAttention(nn.Module):
         past_key_values: Cache | None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """`(batch, rows, 2H)` to `(batch, rows, H)`."""
+        """`(batch, queries, 2H)` to `(batch, queries, H)`."""
         heads = (*inputs.shape[:2], -1, self.head_dim)
         queries = self.q_proj(inputs).view(heads).transpose(1, 2)
         keys = self.k_proj(inputs).view(heads).transpose(1, 2)
@@ -81,8 +81,8 @@ class DartAttention(nn.Module):
 class DartLayer(GradientCheckpointingLayer):
     """The one decoder layer, and the learned representation of a mask (arXiv 2601.19278, section 3.2).
 
-    A row of the prefix is its token's successor's embedding beside the fused hidden states, each normalised; what is added
-    to is the fused states as they are. A mask row is `mask_rep`, which is not normalised, and added to is its first half.
+    A position of the prefix is its token's successor's embedding beside the fused hidden states, each normalised; what is added
+    to is the fused states as they are. A mask is `mask_rep`, which is not normalised, and added to is its first half.
     """
 
     def __init__(self, config: DartConfig) -> None:
@@ -105,7 +105,7 @@ class DartLayer(GradientCheckpointingLayer):
 
 
 class DartDrafter(TargetBoundDrafter, PreTrainedModel):
-    """A DART drafter: a prefix of fused hidden states and embeddings, masks behind it, and all logits from one causal layer.
+    """A DART drafter: a prefix of fused hidden states and embeddings, masks after it, and all logits from one causal layer.
 
     It borrows the target's embedding, which it never saves, and has an lm_head of its own. With a reduced vocabulary that
     head scores `draft_vocab_size` of the target's tokens, and the others are never proposed.
@@ -172,7 +172,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             target: the model to draft for.
             draft_token_ids: the tokens that the drafter can propose, say the most frequent ones; `None` for all.
             draft_tokens: d, how many tokens it drafts a round; 8 by default, as in the paper. They take d - 1 masks (the config's
-                `draft_length`), or d where a row doesn't predict the token behind its own place (`shifted=False`).
+                `draft_length`), or d where a position doesn't predict the token after its own place (`shifted=False`).
             **overrides: any field of [`DartConfig`], `tapped_hidden_states` among them.
 
         Raises:
@@ -229,55 +229,55 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
     def new_draft_state(self, target: PreTrainedModel) -> DraftState:
         return DraftState(GrowingCache(), target.get_input_embeddings())
 
-    def draft(self, context: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
-        """Feed the newly read prefix and the masks behind it; the last `depth` rows score the draft.
+    def draft(self, inputs: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
+        """Feed the newly read prefix and the masks after it; the last `depth` positions score the draft.
 
         Shapes as in [`ParallelDrafter.draft`]. Rows see what lies before them only, so masks that are not asked for are not
         run. Logits of tokens that can't be drafted are -inf.
         """
-        batch, num_read = context.features.shape[:2]
+        batch, num_read = inputs.features.shape[:2]
         num_masks = depth - 1 if self.config.shifted else depth
-        # Beside the features of token i stands the embedding of token i + 1. Both end with the newest: the features of the
-        # last token that was read, and the anchor behind it.
-        next_ids = context.new_ids[:, -num_read:].to(state.embed_device)
-        ahead = cached_arange(1, num_masks + 1, context.feature_positions.device)
-        positions = torch.cat([context.feature_positions, context.feature_positions[:, -1:] + ahead], dim=1)
+        # Beside the features of token i stands the embedding of token i + 1. Both end with the latest: the features of the
+        # last token that was read, and the anchor after it.
+        next_ids = inputs.new_ids[:, -num_read:].to(state.embed_device)
+        ahead = cached_arange(1, num_masks + 1, inputs.feature_positions.device)
+        positions = torch.cat([inputs.feature_positions, inputs.feature_positions[:, -1:] + ahead], dim=1)
         start = state.cache.get_seq_length()
         logits = self(
             next_embeds=state.embed_tokens(next_ids).to(self.device, self.dtype),
-            target_hidden_states=context.features.to(self.device, self.dtype),
+            target_hidden_states=inputs.features.to(self.device, self.dtype),
             num_masks=num_masks,
             position_ids=positions.to(self.device),
-            attention_mask=self._row_masks(context, state, num_masks) if batch > 1 else None,
+            attention_mask=self._item_masks(inputs, state, num_masks) if batch > 1 else None,
             past_key_values=state.cache,
             logits_to_keep=slice(-depth, None),
         ).logits
-        state.cache.keep(start, last_columns(context.feature_counts, batch, num_read))
+        state.cache.keep(start, last_columns(inputs.feature_counts, batch, num_read))
         return self.over_target_vocabulary(logits)
 
     def draft_static(
-        self, news: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
+        self, inputs: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
     ) -> torch.Tensor:
         """See [`ParallelDrafter.draft_static`]."""
-        batch, width = news.ids.shape
-        num_masks, device, cache = (depth - 1 if self.config.shifted else depth), news.ids.device, state.cache
-        num_rows = width + num_masks
-        causal = torch.ones(num_rows, num_rows, dtype=torch.bool, device=device).tril()
-        within = causal & news.real(num_masks)[:, None]
-        scored = torch.arange(width, num_rows, device=device).expand(batch, -1)
+        batch, width = inputs.ids.shape
+        num_masks, device, cache = (depth - 1 if self.config.shifted else depth), inputs.ids.device, state.cache
+        num_queries = width + num_masks
+        causal = torch.ones(num_queries, num_queries, dtype=torch.bool, device=device).tril()
+        within = causal & inputs.real(num_masks)[:, None]
+        scored = torch.arange(width, num_queries, device=device).expand(batch, -1)
         if self.config.shifted:
-            scored = torch.cat([news.anchors, scored], dim=1)
-        cache.columns = lengths[:, None] + torch.arange(num_rows, device=device)
+            scored = torch.cat([inputs.anchors, scored], dim=1)
+        cache.columns = lengths[:, None] + torch.arange(num_queries, device=device)
 
         logits = self(
-            next_embeds=state.embed_tokens(news.ids).to(self.dtype),
-            target_hidden_states=news.features.to(self.dtype),
+            next_embeds=state.embed_tokens(inputs.ids).to(self.dtype),
+            target_hidden_states=inputs.features.to(self.dtype),
             num_masks=num_masks,
             # Features are those of the token before.
-            position_ids=news.positions_with(num_masks) - 1,
+            position_ids=inputs.positions_with(num_masks) - 1,
             attention_mask=buffer_masks(
                 within,
-                news.indices_with(num_masks),
+                inputs.indices_with(num_masks),
                 {"full_attention": None},
                 lengths,
                 cache.capacity,
@@ -295,15 +295,15 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         scattered = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
         return scattered.index_copy_(-1, self.draft_token_ids, logits)
 
-    def _row_masks(self, context: DraftInputs, state: DraftState, num_masks: int) -> torch.Tensor:
-        """The mask for rows of different lengths: a row sees its own prefix, and is causal."""
-        batch, num_read = context.features.shape[:2]
-        real = are_real(context.feature_counts, batch, num_read, self.device)
+    def _item_masks(self, inputs: DraftInputs, state: DraftState, num_masks: int) -> torch.Tensor:
+        """The mask for items of different lengths: each sees its own prefix, and is causal."""
+        batch, num_read = inputs.features.shape[:2]
+        real = are_real(inputs.feature_counts, batch, num_read, self.device)
         real = nn.functional.pad(real, (0, num_masks), value=True)
         if state.cache.get_seq_length() == 0:
             # What is made of these for a padded prompt costs less memory.
             return real.long()
-        return causal_row_masks(real, {"full_attention": None}, state.cache.row_columns(), self.dtype)
+        return causal_masks(real, {"full_attention": None}, state.cache.held_columns(), self.dtype)
 
     def forward(
         self,
@@ -317,19 +317,19 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         read_rows: Callable[[nn.Module, torch.Tensor], Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Prefix and masks through the layer, and the chosen rows through the lm_head.
+        """Prefix and masks through the layer, and the chosen positions through the lm_head.
 
         Args:
             next_embeds: `(batch, prefix, H)`, at place i the target's embedding of token i + 1.
             target_hidden_states: `(batch, prefix, taps * target_hidden)`, at place i those of token i.
-            num_masks: mask rows behind the prefix; those of several prefixes in training.
+            num_masks: masks after the prefix; those of several prefixes in training.
             position_ids: `(batch, prefix + num_masks)`.
-            attention_mask: `(batch, rows)`, 0 for padding, or `(batch, 1, rows, columns)` as the attention takes it. `None`:
-                every row sees all before it.
-            past_key_values: entries of the prefix so far. All rows are appended; the caller drops those of the masks.
-            logits_to_keep: which rows to score, `(batch, rows)` if not a slice.
+            attention_mask: `(batch, queries)`, 0 for padding, or `(batch, 1, queries, columns)` as attention takes it. `None`:
+                every query sees all before it.
+            past_key_values: entries of the prefix so far. All positions are appended; the caller drops those of the masks.
+            logits_to_keep: which positions to score, `(batch, queries)` if not a slice.
             read_rows: called with the lm_head and the hidden states that it would get. What it returns is returned, in place of
-                logits: training scores a few rows at a time.
+                logits: training scores a few positions at a time.
 
         Returns:
             `logits (batch, kept, draft_vocab_size)`; `(kept, draft_vocab_size)` for a mask.
@@ -338,9 +338,9 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         # A BlockMask has a shape, but is no tensor.
         if attention_mask is None or len(attention_mask.shape) == 2:
             # Only the shape of the embeddings is looked at.
-            rows = fused.new_empty(*position_ids.shape, 1)
+            shape = fused.new_empty(*position_ids.shape, 1)
             attention_mask = create_causal_mask(
-                config=self.config, inputs_embeds=rows, attention_mask=attention_mask, past_key_values=past_key_values
+                config=self.config, inputs_embeds=shape, attention_mask=attention_mask, past_key_values=past_key_values
             )
         hidden_states = self.midlayer(
             next_embeds,

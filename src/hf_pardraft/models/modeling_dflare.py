@@ -28,7 +28,7 @@ def initial_preferences(num_layers: int, num_taps: int) -> torch.Tensor:
 
 
 class DFlareAttention(DFlashAttention):
-    """Context rows and block rows answer through projections of their own (arXiv 2606.02091, eq. 4); `k_norm` is shared."""
+    """Context and block answer through projections of their own (arXiv 2606.02091, eq. 4); `k_norm` is shared."""
 
     def __init__(self, config: DFlareConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

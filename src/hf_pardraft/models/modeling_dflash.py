@@ -20,7 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from .base import text_fact
-from .cache import GrowingLayer, RowEntries
+from .cache import GrowingLayer, ItemEntries
 from .configuration_dflash import FIRST_LAYER_OUTPUT, DFlashConfig
 from .inputs import DraftInputs, DraftState, StaticDraftInputs, are_real, cached_arange, last_columns, mask_ids
 from .masks import additive, buffer_columns, token_indices, visible_columns
@@ -28,7 +28,7 @@ from .target_bound import TargetBoundDrafter
 
 
 class DFlashAttention(nn.Module):
-    """Block rows ask; context rows and block rows answer, through the same projections (arXiv 2606.02091, eq. 2)."""
+    """The block asks; context and block answer, through the same projections (arXiv 2606.02091, eq. 2)."""
 
     def __init__(self, config: DFlashConfig, layer_idx: int) -> None:
         super().__init__()
@@ -59,13 +59,13 @@ class DFlashAttention(nn.Module):
         **kwargs: Any,
     ) -> torch.Tensor:
         """`hidden_states (batch, block, H)` and `context (batch, new, H)` to `(batch, block, H)`."""
-        batch, num_rows = hidden_states.shape[:2]
+        batch, num_queries = hidden_states.shape[:2]
         keys, values = self.keys_and_values(context, hidden_states)
-        queries = self.q_norm(self.q_proj(hidden_states).view(batch, num_rows, -1, self.head_dim)).transpose(1, 2)
+        queries = self.q_norm(self.q_proj(hidden_states).view(batch, num_queries, -1, self.head_dim)).transpose(1, 2)
         keys = self.k_norm(keys.view(batch, keys.shape[1], -1, self.head_dim)).transpose(1, 2)
         values = values.view(batch, values.shape[1], -1, self.head_dim).transpose(1, 2)
         cos, sin = position_embeddings
-        queries = queries * cos[:, :, -num_rows:] + rotate_half(queries) * sin[:, :, -num_rows:]
+        queries = queries * cos[:, :, -num_queries:] + rotate_half(queries) * sin[:, :, -num_queries:]
         keys = keys * cos + rotate_half(keys) * sin
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, self.layer_idx)
@@ -83,15 +83,15 @@ class DFlashAttention(nn.Module):
             sliding_window=self.sliding_window,
             **kwargs,
         )
-        return self.o_proj(output.reshape(batch, num_rows, -1))
+        return self.o_proj(output.reshape(batch, num_queries, -1))
 
     def keys_and_values(self, context: torch.Tensor, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Projections `(batch, new + block, key heads * head_dim)` of context rows and, behind them, block rows."""
+        """Projections `(batch, new + block, key heads * head_dim)` of the context and, after it, the block."""
         sources = torch.cat([context, hidden_states], dim=1)
         return self.k_proj(sources), self.v_proj(sources)
 
 
-class BlockCache(RowEntries, DFlashCache):
+class BlockCache(ItemEntries, DFlashCache):
     """A growing cache for attention whose keys come from context and block, and whose queries come from the block."""
 
     def __init__(self) -> None:
@@ -231,57 +231,57 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
     def new_draft_state(self, target: PreTrainedModel) -> DraftState:
         return DraftState(BlockCache(), target.get_input_embeddings(), target.get_output_embeddings())
 
-    def draft(self, context: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
+    def draft(self, inputs: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
         """Denoise one block after the anchor. The whole block is always run, as in training; see [`ParallelDrafter.draft`]."""
-        anchor, block_size = context.new_ids[:, -1:], self.config.block_size
-        batch, num_read = context.features.shape[:2]
+        anchor, block_size = inputs.new_ids[:, -1:], self.config.block_size
+        batch, num_read = inputs.features.shape[:2]
         device, dtype = self.device, self.dtype
         masks = mask_ids(self.config.mask_token_id, batch, block_size - 1, anchor.device)
-        block_positions = context.new_positions[:, -1:] + cached_arange(0, block_size, context.new_positions.device)
+        block_positions = inputs.new_positions[:, -1:] + cached_arange(0, block_size, inputs.new_positions.device)
         state.cache.set_previous_accepted_tokens(num_read)
         start = state.cache.get_seq_length()
         block_ids = torch.cat([anchor, masks], dim=1).to(state.embed_device)
         hidden_states = self(
             noise_embeds=state.embed_tokens(block_ids).to(device, dtype),
-            context_hidden_states=context.features.to(device, dtype),
-            position_ids=torch.cat([context.feature_positions, block_positions], dim=1).to(device),
-            attention_mask=self._row_masks(context, state) if batch > 1 else None,
+            context_hidden_states=inputs.features.to(device, dtype),
+            position_ids=torch.cat([inputs.feature_positions, block_positions], dim=1).to(device),
+            attention_mask=self._item_masks(inputs, state) if batch > 1 else None,
             past_key_values=state.cache,
             **state.constants,
         ).last_hidden_state
-        state.cache.keep(start, last_columns(context.feature_counts, batch, num_read))
+        state.cache.keep(start, last_columns(inputs.feature_counts, batch, num_read))
         return state.lm_head(hidden_states[:, 1 : depth + 1].to(state.head_device, state.head_dtype))
 
     def draft_static(
-        self, news: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
+        self, inputs: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
     ) -> torch.Tensor:
         """See [`ParallelDrafter.draft_static`]."""
-        batch, width = news.ids.shape
-        block_size, device, cache = self.config.block_size, news.ids.device, state.cache
+        batch, width = inputs.ids.shape
+        block_size, device, cache = self.config.block_size, inputs.ids.device, state.cache
         masks = torch.full((batch, block_size - 1), self.config.mask_token_id, device=device)
-        block_ids = torch.cat([news.last(news.ids), masks], dim=1)
+        block_ids = torch.cat([inputs.last(inputs.ids), masks], dim=1)
         # Features are those of the token before.
         positions = torch.cat(
-            [news.positions - 1, news.last(news.positions) + torch.arange(block_size, device=device)], dim=1
+            [inputs.positions - 1, inputs.last(inputs.positions) + torch.arange(block_size, device=device)], dim=1
         )
         cache.columns = lengths[:, None] + torch.arange(width + block_size, device=device)
         hidden_states = self(
             noise_embeds=state.embed_tokens(block_ids).to(self.dtype),
-            context_hidden_states=news.features.to(self.dtype),
+            context_hidden_states=inputs.features.to(self.dtype),
             position_ids=positions,
-            attention_mask=self._buffer_masks(news, lengths, cache.capacity),
+            attention_mask=self._buffer_masks(inputs, lengths, cache.capacity),
             past_key_values=cache,
             **state.constants,
         ).last_hidden_state
         return state.lm_head(hidden_states[:, 1 : depth + 1].to(state.head_dtype))
 
     def _buffer_masks(
-        self, news: StaticDraftInputs, lengths: torch.LongTensor, capacity: int
+        self, inputs: StaticDraftInputs, lengths: torch.LongTensor, capacity: int
     ) -> dict[str, torch.Tensor]:
-        """[`_row_masks`] over a whole buffer."""
+        """[`_item_masks`] over a whole buffer."""
         block_size = self.config.block_size
-        within = news.real(block_size)[:, None].expand(-1, block_size, -1)
-        indices = news.indices_with(block_size)
+        within = inputs.real(block_size)[:, None].expand(-1, block_size, -1)
+        indices = inputs.indices_with(block_size)
         visible, places = buffer_columns(within, indices, lengths, capacity)
         masks = {"full_attention": visible}
         if "sliding_attention" in self.config.layer_types:
@@ -289,11 +289,11 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
             masks["sliding_attention"] = visible & (distance <= self.config.sliding_window)
         return {name: additive(seen, self.dtype) for name, seen in masks.items()}
 
-    def _row_masks(self, context: DraftInputs, state: DraftState) -> dict[str, torch.Tensor]:
-        """Masks for rows of different lengths: a block sees all of its row's context, and all of itself."""
-        batch, num_read = context.features.shape[:2]
-        block_size, columns = self.config.block_size, state.cache.row_columns()
-        real = are_real(context.feature_counts, batch, num_read, self.device)
+    def _item_masks(self, inputs: DraftInputs, state: DraftState) -> dict[str, torch.Tensor]:
+        """Masks for items of different lengths: a block sees all of its own context, and all of itself."""
+        batch, num_read = inputs.features.shape[:2]
+        block_size, columns = self.config.block_size, state.cache.held_columns()
+        real = are_real(inputs.feature_counts, batch, num_read, self.device)
         real = torch.nn.functional.pad(real, (0, block_size), value=True)
         visible = visible_columns(columns, real[:, None].expand(-1, block_size, -1))
         masks = {"full_attention": additive(visible, self.dtype)}
@@ -315,15 +315,15 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         """Transformers' DFlash contract.
 
         Args:
-            noise_embeds: `(batch, rows, H)`, the target's embeddings of anchor and masks; several blocks in training.
+            noise_embeds: `(batch, queries, H)`, the target's embeddings of anchor and masks; several blocks in training.
             context_hidden_states: `(batch, new, taps * target_hidden)`, tapped hidden states, in the order of the taps.
-            position_ids: `(batch, new + rows)`, positions of context and block.
-            attention_mask: `(batch, keys)` of ones and zeros, or `(batch, 1, rows, keys)` as the attention takes it (per
-                layer type, if a dict). `None`: every row sees all of the context and of the block.
+            position_ids: `(batch, new + queries)`, positions of context and block.
+            attention_mask: `(batch, keys)` of ones and zeros, or `(batch, 1, queries, keys)` as the attention takes it (per
+                layer type, if a dict). `None`: every query sees all of the context and of the block.
             past_key_values: context entries of earlier calls. Context *and block* are appended; the caller crops the block.
 
         Returns:
-            `last_hidden_state (batch, rows, H)`, after the final norm, ready for the target's lm_head.
+            `last_hidden_state (batch, queries, H)`, after the final norm, ready for the target's lm_head.
         """
         contexts = self.layer_contexts(context_hidden_states)
         return self.denoise(noise_embeds, contexts, position_ids, attention_mask, past_key_values, **kwargs)

@@ -32,9 +32,9 @@ from .inputs import (
     last_columns,
     mask_ids,
     scoring,
-    take_rows,
+    take_positions,
 )
-from .masks import attention_windows, buffer_masks, causal_row_masks
+from .masks import attention_windows, buffer_masks, causal_masks
 from .stock_assistant import draft_as_assistant
 from .target_projection import (
     PROJECTION,
@@ -227,49 +227,47 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             () if end_ids is None else end_ids if isinstance(end_ids, list) else (end_ids,),
         )
 
-    def draft(self, context: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
-        """Feed the new tokens and `depth - 1` masks (eq. 7); the last `depth` rows are the candidates' logits.
+    def draft(self, inputs: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
+        """Feed the new tokens and `depth - 1` masks (eq. 7); the last `depth` positions give the candidates' logits.
 
         `depth` may exceed the K of training if all masks share one id. Shapes as in [`ParallelDrafter.draft`]. Features, if
         there are any, are added to the embeddings (PARD-2).
         """
-        batch, num_new = context.new_ids.shape
-        masks = self._mask_ids(batch, depth - 1, context.new_ids.device)
-        ahead = cached_arange(1, depth, context.new_positions.device)
+        batch, num_new = inputs.new_ids.shape
+        masks = self._mask_ids(batch, depth - 1, inputs.new_ids.device)
+        ahead = cached_arange(1, depth, inputs.new_positions.device)
         start = state.cache.get_seq_length()
         outputs = self(
-            input_ids=torch.cat([context.new_ids, masks], dim=1).to(self.device),
-            position_ids=torch.cat([context.new_positions, context.new_positions[:, -1:] + ahead], dim=1).to(
-                self.device
-            ),
-            attention_mask=self._row_masks(context, state, depth) if batch > 1 else None,
+            input_ids=torch.cat([inputs.new_ids, masks], dim=1).to(self.device),
+            position_ids=torch.cat([inputs.new_positions, inputs.new_positions[:, -1:] + ahead], dim=1).to(self.device),
+            attention_mask=self._item_masks(inputs, state, depth) if batch > 1 else None,
             past_key_values=state.cache,
             use_cache=True,
             logits_to_keep=depth,
-            **feature_inputs(context, depth, self.config),
+            **feature_inputs(inputs, depth, self.config),
         )
-        state.cache.keep(start, last_columns(context.new_counts, batch, num_new))
+        state.cache.keep(start, last_columns(inputs.new_counts, batch, num_new))
         return outputs.logits
 
     def draft_static(
-        self, news: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
+        self, inputs: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
     ) -> torch.Tensor:
         """See [`ParallelDrafter.draft_static`]."""
-        batch, width = news.ids.shape
-        num_masks, device = depth - 1, news.ids.device
+        batch, width = inputs.ids.shape
+        num_masks, device = depth - 1, inputs.ids.device
         masks = self._mask_ids(batch, num_masks, device)
-        num_rows = width + num_masks
-        causal = torch.ones(num_rows, num_rows, dtype=torch.bool, device=device).tril()
-        within = causal & news.real(num_masks)[:, None]
-        state.cache.columns = lengths[:, None] + torch.arange(num_rows, device=device)
-        scored = torch.cat([news.anchors, torch.arange(width, num_rows, device=device).expand(batch, -1)], dim=1)
+        num_queries = width + num_masks
+        causal = torch.ones(num_queries, num_queries, dtype=torch.bool, device=device).tril()
+        within = causal & inputs.real(num_masks)[:, None]
+        state.cache.columns = lengths[:, None] + torch.arange(num_queries, device=device)
+        scored = torch.cat([inputs.anchors, torch.arange(width, num_queries, device=device).expand(batch, -1)], dim=1)
 
         return self(
-            input_ids=torch.cat([news.ids, masks], dim=1),
-            position_ids=news.positions_with(num_masks),
+            input_ids=torch.cat([inputs.ids, masks], dim=1),
+            position_ids=inputs.positions_with(num_masks),
             attention_mask=buffer_masks(
                 within,
-                news.indices_with(num_masks),
+                inputs.indices_with(num_masks),
                 attention_windows(self.config),
                 lengths,
                 state.cache.capacity,
@@ -278,7 +276,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             past_key_values=state.cache,
             use_cache=True,
             read_rows=scoring(scored),
-            **feature_rows_of(news, num_masks),
+            **feature_rows_of(inputs, num_masks),
         )
 
     def forward(
@@ -300,16 +298,16 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
 
         Args:
             target_features: for PARD-2, `(batch, tokens, pard2_target_dim)`, what is projected and added to the embeddings of
-                `input_ids (batch, rows)`: for each token its predecessor's hidden states. `None` adds nothing.
-            feature_rows: `(batch, rows)`, which of them each row gets; by default row r gets number r.
-            read_rows: called with the lm_head and the last hidden states of the rows of `logits_to_keep`. What it returns is
-                returned, and there are no logits: training scores a few rows at a time, inside this forward, where
+                `input_ids (batch, queries)`: for each token its predecessor's hidden states. `None` adds nothing.
+            feature_rows: `(batch, queries)`, which of them each query gets; by default query i gets number i.
+            read_rows: called with the lm_head and the last hidden states of the positions of `logits_to_keep`. What it returns is
+                returned, and there are no logits: training scores a few positions at a time, inside this forward, where
                 distributed wrappers have the lm_head's weights at hand.
         """
         if target_features is not None:
             added = self.target_proj(target_features.to(self.target_proj.weight))
             if feature_rows is not None:
-                added = take_rows(added, feature_rows)
+                added = take_positions(added, feature_rows)
             inputs_embeds = self.get_input_embeddings()(input_ids) + self.config.pard2_scale * added
             input_ids = None
         if read_rows is not None:
@@ -340,17 +338,17 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             return mask_ids(self.config.pard_token, batch, count, device)
         return distinct_mask_ids(tuple(self.config.pard_tokens), batch, count, device)
 
-    def _row_masks(self, context: DraftInputs, state: DraftState, depth: int) -> Any:
-        """Masks for rows of different lengths: a row sees its own committed text, and is causal behind it."""
-        batch, num_new = context.new_ids.shape
+    def _item_masks(self, inputs: DraftInputs, state: DraftState, depth: int) -> Any:
+        """Masks for items of different lengths: each sees its own committed text, and is causal after it."""
+        batch, num_new = inputs.new_ids.shape
         real = torch.nn.functional.pad(
-            are_real(context.new_counts, batch, num_new, self.device), (0, depth - 1), value=True
+            are_real(inputs.new_counts, batch, num_new, self.device), (0, depth - 1), value=True
         )
         if state.cache.get_seq_length() == 0:
             # The model's own masks for a padded prompt cost less memory than these.
             return real.long()
         windows = attention_windows(self.config)
-        return causal_row_masks(real, windows, state.cache.row_columns(), self.dtype)
+        return causal_masks(real, windows, state.cache.held_columns(), self.dtype)
 
 
 class PardLlama(PardDrafter, LlamaForCausalLM):

@@ -48,18 +48,18 @@ def draft_as_assistant(
         )
     cache = GrowingCache() if past_key_values is None else past_key_values
     text = without_padding(input_ids, attention_mask)
-    # The anchor has to be read again if an earlier answer read it: the draft starts from its row.
+    # The anchor has to be read again if an earlier answer read it: the draft starts from its position.
     start = min(cache.get_seq_length(), text.shape[1] - 1)
     cache.forget_from(start)
     positions = torch.arange(start, text.shape[1], device=text.device)[None]
     logits = drafter.draft(DraftInputs(text[:, start:], positions), DraftState(cache), num_tokens)
     sequences, scores = input_ids, []
-    for row in with_a_law(logits.float()).unbind(1):
+    for law in with_a_law(logits.float()).unbind(1):
         for processor in logits_processor:
-            row = processor(sequences, row)
-        row = with_a_law(row)
-        token = torch.multinomial(row.softmax(-1), 1) if do_sample else row.argmax(-1, keepdim=True)
-        sequences, scores = torch.cat([sequences, token], dim=1), [*scores, row]
+            law = processor(sequences, law)
+        law = with_a_law(law)
+        token = torch.multinomial(law.softmax(-1), 1) if do_sample else law.argmax(-1, keepdim=True)
+        sequences, scores = torch.cat([sequences, token], dim=1), [*scores, law]
         if int(token) in end_ids:
             break
     return GenerateDecoderOnlyOutput(sequences=sequences, scores=tuple(scores), past_key_values=cache)

@@ -39,49 +39,49 @@ def new_projection(config: PardConfig) -> nn.Linear | None:
     return projection
 
 
-def one_place_behind(features: torch.Tensor) -> torch.Tensor:
+def one_place_later(features: torch.Tensor) -> torch.Tensor:
     """What enters the projection at each token of a text: `(batch, length, dim)`, each token's predecessor's features."""
     return nn.functional.pad(features, (0, 0, 1, -1))
 
 
-def features_behind(context: DraftInputs) -> torch.Tensor:
+def features_before(inputs: DraftInputs) -> torch.Tensor:
     """What enters the projection at each new token of a round: `(batch, new, dim)`, zero where no features are known.
 
     Features end just before the anchor, so that, both aligned on the right, each new token meets its predecessor's. None are
     known for the text's first token, and where an earlier call's cache spared the target the reading.
     """
-    batch, num_read = context.features.shape[:2]
-    features = context.features
-    if context.feature_counts is not None:
-        real = are_real(context.feature_counts, batch, num_read, features.device)
+    batch, num_read = inputs.features.shape[:2]
+    features = inputs.features
+    if inputs.feature_counts is not None:
+        real = are_real(inputs.feature_counts, batch, num_read, features.device)
         features = features.masked_fill(~real[:, :, None], 0)
-    return nn.functional.pad(features, (0, 0, context.new_ids.shape[1] - num_read, 0))
+    return nn.functional.pad(features, (0, 0, inputs.new_ids.shape[1] - num_read, 0))
 
 
-def feature_inputs(context: DraftInputs, depth: int, config: PardConfig) -> dict[str, torch.Tensor]:
+def feature_inputs(inputs: DraftInputs, depth: int, config: PardConfig) -> dict[str, torch.Tensor]:
     """What a forward over the new tokens and `depth - 1` masks needs of the target's features; nothing if there are none.
 
     Raises:
         ValueError: if the features are not of the width that the projection takes.
     """
-    if context.features is None:
+    if inputs.features is None:
         return {}
-    if context.features.shape[2] != config.pard2_target_dim:
+    if inputs.features.shape[2] != config.pard2_target_dim:
         raise ValueError(
             f"the drafter takes features of size {config.pard2_target_dim} (pard2_target_dim), got "
-            f"{context.features.shape[2]}: pass the target's hidden states {config.pard2_target_layers}, side by side"
+            f"{inputs.features.shape[2]}: pass the target's hidden states {config.pard2_target_layers}, side by side"
         )
-    batch, num_new = context.new_ids.shape
+    batch, num_new = inputs.new_ids.shape
     # Masks take what the anchor takes, the last of the new tokens.
-    rows = cached_arange(0, num_new + depth - 1, context.features.device).clamp(max=num_new - 1)
-    return {"target_features": features_behind(context), "feature_rows": rows.expand(batch, -1)}
+    sources = cached_arange(0, num_new + depth - 1, inputs.features.device).clamp(max=num_new - 1)
+    return {"target_features": features_before(inputs), "feature_rows": sources.expand(batch, -1)}
 
 
-def feature_rows_of(news: StaticDraftInputs, num_masks: int) -> dict[str, torch.Tensor]:
+def feature_rows_of(inputs: StaticDraftInputs, num_masks: int) -> dict[str, torch.Tensor]:
     """[`feature_inputs`] for rounds of fixed shapes."""
-    if news.features is None:
+    if inputs.features is None:
         return {}
-    width = news.ids.shape[1]
-    rows = torch.arange(width, device=news.ids.device).expand(len(news.ids), -1)
-    anchors = news.anchors.expand(-1, num_masks)
-    return {"target_features": news.features, "feature_rows": torch.cat([rows, anchors], dim=1)}
+    width = inputs.ids.shape[1]
+    sources = torch.arange(width, device=inputs.ids.device).expand(len(inputs.ids), -1)
+    anchors = inputs.anchors.expand(-1, num_masks)
+    return {"target_features": inputs.features, "feature_rows": torch.cat([sources, anchors], dim=1)}

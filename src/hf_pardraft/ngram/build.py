@@ -14,7 +14,7 @@ import numpy as np
 from accelerate.utils import convert_file_size_to_int
 from tqdm.auto import tqdm
 
-from ..checkpoints.write_errors import NO_ROOM
+from ..checkpoints.atomic_files import NO_ROOM
 from .counting import ArrayFile, CountJob, KeyLayout, Run, RunWriter, count_windows, first_of_equals, mapped
 from .pairs import Counts, blocks_of
 from .sources import Chunk, chunks_of

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ..checkpoints.atomic_files import explained
 from ..checkpoints.atomic_folders import writing_folder
-from ..checkpoints.write_errors import explained
 from .pairs import Counts, NgramTable, blocks_of, layout_for, write_pairs
 
 FILE_NAME = "ngram.safetensors"

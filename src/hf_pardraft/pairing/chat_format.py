@@ -62,7 +62,7 @@ def explaining_template() -> Iterator[None]:
 
 
 def prompt_end(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]) -> str:
-    """What the template puts behind the user's last message to make the model answer; may be empty."""
+    """What the template puts after the user's last message to make the model answer; may be empty."""
     with_end = render(tokenizer, QUESTIONS[0], template_kwargs)
     without = render(tokenizer, QUESTIONS[0], {**template_kwargs, "add_generation_prompt": False})
     return with_end[num_shared(with_end, without) :]

@@ -114,7 +114,7 @@ def default_tapped_hidden_states(num_target_layers: int) -> list[int]:
 
 
 def num_masks_for(draft_tokens: int, shifted: bool = True, draft_length: int | None = None, **others: Any) -> int:
-    """How many masks draft so many tokens: one less, if the last row of the prefix drafts the first of them.
+    """How many masks draft so many tokens: one less, if the last position of the prefix drafts the first of them.
 
     Args:
         draft_tokens: d of arXiv 2601.19278, section 3.2.

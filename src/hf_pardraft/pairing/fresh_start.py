@@ -19,7 +19,7 @@ from ..models.inputs import DraftInputs, input_device
 # What the unlikeliest token may cost at first, in nats, above the ln V of a blind guess. The mean is far nearer to it: 6.5 for
 # the 6.2 of stories260K. A norm that is smaller still has a longer way to go in training.
 MOST_EXCESS = 2.0
-# Of the text behind which the scale is found.
+# Of the text after which the scale is found.
 NUM_TOKENS = 16
 HALVINGS = 20
 
@@ -42,7 +42,7 @@ def start_as_a_blind_guess(drafter: ParallelDrafter, last_norm: nn.Module, targe
 
 
 def first_logits(drafter: ParallelDrafter, target: PreTrainedModel) -> torch.Tensor:
-    """What the drafter says, `(depth, vocab)`, behind random tokens with random features, the same ones each time."""
+    """What the drafter says, `(depth, vocab)`, after random tokens with random features, the same ones each time."""
     generator = torch.Generator().manual_seed(0)
     width = drafter.config.target_hidden_size * len(drafter.taps_for(target))
     ids = torch.randint(drafter.config.vocab_size, (1, NUM_TOKENS + 1), generator=generator)
@@ -60,7 +60,7 @@ def blind_scale(logits: torch.Tensor, most_excess: float = MOST_EXCESS) -> float
     The cost of the unlikeliest token, log sum exp(c z) - c min z, is ln V at c = 0 and grows with c.
 
     Args:
-        logits: `(rows, vocab)`, -inf for tokens that can't be drafted, which don't count.
+        logits: `(positions, vocab)`, -inf for tokens that can't be drafted, which don't count.
         most_excess: in nats.
     """
     logits = logits.float()

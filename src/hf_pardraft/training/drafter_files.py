@@ -11,10 +11,10 @@ from safetensors import SafetensorError
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.training_args import HubStrategy
 
+from ..checkpoints.atomic_files import NO_ROOM
 from ..checkpoints.atomic_folders import replaced_files
 from ..checkpoints.checksums import check_checksums
 from ..checkpoints.saving import CARD, WEIGHTS
-from ..checkpoints.write_errors import NO_ROOM
 from ..models.base import ParallelDrafter
 from .adapters import is_adapted, save_drafter_config, save_merged
 from .checkpointing import WholeCheckpointTrainer

@@ -90,9 +90,9 @@ class CompiledDecoding(SpeculativeDecoding):
         item = self.live[index]
         return self.target_side.cache.entries_of(item, self.lengths[item])
 
-    def select_rows(self, kept: list[int]) -> None:
+    def select_items(self, kept: list[int]) -> None:
         if self.decode_state is None:
-            super().select_rows(kept)
+            super().select_items(kept)
             return
         for item in {*self.live} - {self.live[index] for index in kept}:
             # It takes no room any more, and its positions are such as exist.

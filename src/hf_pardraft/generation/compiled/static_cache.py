@@ -6,8 +6,8 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from ...models.cache import GrowingLayer, RowEntries
-from ...models.inputs import DraftInputs, StaticDraftInputs, take_rows
+from ...models.cache import GrowingLayer, ItemEntries
+from ...models.inputs import DraftInputs, StaticDraftInputs, take_positions
 from ..cache import Entries
 
 # Columns of the smallest cache; larger ones are twice as large.
@@ -123,10 +123,10 @@ def static(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def to_static_cache(cache: RowEntries, batch: int, num_more: int) -> tuple[StaticKVCache, list[int]]:
+def to_static_cache(cache: ItemEntries, batch: int, num_more: int) -> tuple[StaticKVCache, list[int]]:
     """The entries of a cache, each at its token's index, with room for `num_more`; and how many each batch item has."""
     layers = cache.growing_layers()
-    lengths = cache.row_lengths or [layers[0].get_seq_length()] * batch
+    lengths = cache.item_lengths or [layers[0].get_seq_length()] * batch
     capacity = capacity_for(max(lengths) + num_more)
     return new_static_cache([_laid_out(layer, lengths) for layer in layers], capacity), lengths
 
@@ -157,7 +157,7 @@ def to_static_inputs(context: DraftInputs, width: int) -> tuple[StaticDraftInput
         # They end beside the anchor, and may begin later than the tokens.
         missing = most - features.shape[1]
         features = torch.nn.functional.pad(features, (0, 0, missing, 0)) if missing > 0 else features[:, -most:]
-        features = take_rows(features, order)
+        features = take_positions(features, order)
     tensors = (context.new_ids.gather(1, order), context.new_positions.gather(1, order), held, features)
     inputs = StaticDraftInputs(*(None if tensor is None else static(packed(tensor)) for tensor in tensors))
     return inputs, max(counts)

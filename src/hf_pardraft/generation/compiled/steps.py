@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...models.base import ParallelDrafter
-from ...models.inputs import DraftState, StaticDraftInputs, take_rows
+from ...models.inputs import DraftState, StaticDraftInputs, take_positions
 from ...models.masks import buffer_masks
 from ..target import PendingTokens, anchor_and_nodes
 from ..tree.token_tree import TokenTree, build_tree
@@ -219,7 +219,7 @@ def commit(
             # What lies after the path goes after the end of the text, where it is overwritten.
             layer.move(start + path, start + slots)
         if states is not None:
-            states = take_rows(states, path)
+            states = take_positions(states, path)
     elif states is not None:
         states = states[:, :most]
     # Of batch items that are over, nobody reads the pending tokens.

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...models.target_projection import one_place_behind
+from ...models.target_projection import one_place_later
 from ..data.documents import IGNORED, PADDING, checked, positions_in_documents
 from .attention import layout_mask
 from .base import Batch, Layout, Scorer, SupervisedPositions, predicts_supervised, some_of, stacked
@@ -148,7 +148,7 @@ class DroppedMasks(Layout):
             anchors = batch["query_index"] - batch["query_block"]
             # A document's first token has no predecessor, whatever stands before it in a packed example.
             is_first = batch["position_ids"][:, : features.shape[1]] == 0
-            shifted = one_place_behind(features).masked_fill(is_first[:, :, None], 0)
+            shifted = one_place_later(features).masked_fill(is_first[:, :, None], 0)
             injected = {"target_features": shifted, "feature_rows": anchors}
         return model(
             input_ids=batch["input_ids"],

@@ -14,9 +14,8 @@ from safetensors.torch import save_file
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ...checkpoints.atomic_files import write_whole
+from ...checkpoints.atomic_files import free_bytes, told_size, write_whole
 from ...checkpoints.atomic_folders import writing_folder
-from ...checkpoints.write_errors import free_bytes, told_size
 from ...pairing.remembered import public_name, target_fingerprint
 from ...user_input.files import read_json
 from ..data.documents import checked, split_documents

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ...models.cache import RowColumns
+from ...models.cache import HeldColumns
 from ...models.masks import additive_masks, attention_windows
 from ..data.documents import PADDING, document_starts, positions_in_documents
 from ..layouts import layout_of
@@ -138,7 +138,7 @@ def packed_inputs(target: PreTrainedModel, documents: torch.LongTensor) -> dict[
     """Positions that start anew with each document, and masks that end there; windows and chunks are counted from there."""
     positions = positions_in_documents(documents)
     windows = attention_windows(target.config.get_text_config(decoder=True))
-    masks = additive_masks(document_mask(documents), positions, windows, RowColumns(0), compute_dtype(target))
+    masks = additive_masks(document_mask(documents), positions, windows, HeldColumns(0), compute_dtype(target))
     return {"position_ids": positions, "attention_mask": masks}
 
 
