@@ -157,7 +157,7 @@ def block_size(entry: Entry) -> int:
     return entry.assistant.config.block_size if "speculation_type" in entry.setting else 0
 
 
-@app.command(cls=ManyValues, help=__doc__.split("\n")[0])
+@app.command(cls=ManyValues, help=__doc__)
 @wraps(read_plan)
 def simulate(simulate_acceptance: list[str] | None, simulate_runner_up: float, **options: Any) -> None:
     if not simulate_acceptance:
