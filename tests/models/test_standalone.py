@@ -1,5 +1,6 @@
 """A saved drafter loads, drafts the same, and runs in transformers' own loops where this package is not installed."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -11,9 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_pardraft import PardDrafter
+from hf_pardraft.models.base import DrafterServices, ParallelDrafter
 from hf_pardraft.models.cache import GrowingCache
 from hf_pardraft.models.inputs import DraftInputs
 from hf_pardraft.models.stock_assistant import draft_as_assistant
+from hf_pardraft.services import PackageServices
 from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_drafter, tiny_target
 
 SCRIPT = Path(__file__).parent / "without_package.py"
@@ -173,6 +176,14 @@ def test_a_pard_folder_is_its_base_architecture_to_whom_trusts_no_code(elsewhere
     assert config["model_type"] == base.lower()
     assert found[name]["plain"] == f"{base}ForCausalLM"
     assert found[name]["causal_lm"] == CLASSES[name]
+
+
+def test_the_package_does_all_that_the_code_in_a_folder_asks_of_it():
+    asked = {name: call for name, call in vars(DrafterServices).items() if callable(call) and not name.startswith("_")}
+    assert isinstance(ParallelDrafter.services, PackageServices)
+    assert "load" in asked
+    for name, call in asked.items():
+        assert [*inspect.signature(getattr(PackageServices, name)).parameters] == [*inspect.signature(call).parameters]
 
 
 # A PARD drafter as an assistant, by itself
