@@ -1,4 +1,4 @@
-"""StaticKVCache of a fixed capacity: what a query sees of them, how caches move into them, and where their tensors come from."""
+"""Static KV caches of a fixed capacity: what a query sees of them, how caches move into them."""
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ from hf_pardraft.generation.compiled.static_cache import (
     with_room,
 )
 from hf_pardraft.generation.tree.token_tree import build_tree
-from hf_pardraft.models.cache import GrowingCache
+from hf_pardraft.models.cache import GrowingCache, StaticColumns
 from hf_pardraft.models.inputs import DraftInputs
-from hf_pardraft.models.masks import buffer_columns, buffer_masks
+from hf_pardraft.models.masks import additive_masks
 from tiny_models import tiny_target
 
 CAPACITY = 16
@@ -60,7 +60,9 @@ WINDOWS = {
 def test_masks_of_trees_are_those_of_a_loop(layer_type, seed):
     within, depths = tree_slots(seed)
     size, is_visible = WINDOWS[layer_type]
-    mask = buffer_masks(within, depths, {layer_type: size}, torch.tensor(LENGTHS), CAPACITY, torch.float32)
+    mask = additive_masks(
+        within, depths, {layer_type: size}, StaticColumns(torch.tensor(LENGTHS), CAPACITY), torch.float32
+    )
     assert mask.shape == (3, 1, 6, CAPACITY)
     expected = seen_by_loops(within, depths, LENGTHS, is_visible)
     assert torch.equal(mask[:, 0] == 0, expected)
@@ -76,7 +78,7 @@ def test_masks_of_chains_and_of_fewer_queries_than_new_columns(layer_type):
     causal = slots[:, None] <= slots[:, :, None]
     for queries in (5, 2):
         within = causal[:, -queries:]
-        mask = buffer_masks(within, slots, {layer_type: size}, lengths, CAPACITY, torch.float64)
+        mask = additive_masks(within, slots, {layer_type: size}, StaticColumns(lengths, CAPACITY), torch.float64)
         expected = seen_by_loops(within.expand(3, -1, -1), slots.expand(3, -1), LENGTHS, is_visible)
         assert torch.equal(mask[:, 0] == 0, expected)
         assert mask.dtype == torch.float64
@@ -85,20 +87,21 @@ def test_masks_of_chains_and_of_fewer_queries_than_new_columns(layer_type):
 def test_layer_types_have_masks_of_their_own():
     within, depths = tree_slots()
     windows = {name: size for name, (size, _) in WINDOWS.items()}
-    masks = buffer_masks(within, depths, windows, torch.tensor(LENGTHS), CAPACITY, torch.float32)
+    masks = additive_masks(within, depths, windows, StaticColumns(torch.tensor(LENGTHS), CAPACITY), torch.float32)
     assert set(masks) == set(WINDOWS)
     for name, (_, is_visible) in WINDOWS.items():
         assert torch.equal(masks[name][:, 0] == 0, seen_by_loops(within, depths, LENGTHS, is_visible))
 
 
-def test_columns_are_counted_from_the_end_of_each_row():
+def test_each_token_stands_at_its_index():
     within, depths = tree_slots()
-    seen, places = buffer_columns(within, depths, torch.tensor(LENGTHS), CAPACITY)
+    columns = StaticColumns(torch.tensor(LENGTHS), CAPACITY)
+    seen, (_, places) = columns.visible(within), columns.token_indices(depths)
     assert torch.equal(seen, seen_by_loops(within, depths, LENGTHS, lambda query, key: True))
     for row, length in enumerate(LENGTHS):
         for column in range(length + 6):
             is_new = column >= length
-            assert places[row, column] == (depths[row, column - length] if is_new else column - length)
+            assert places[row, column] == (length + depths[row, column - length] if is_new else column)
 
 
 @pytest.mark.parametrize(("num_columns", "capacity"), [(1, 1), (256, 1), (257, 2), (512, 2), (513, 4), (5000, 32)])

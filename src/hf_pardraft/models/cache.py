@@ -27,6 +27,70 @@ class HeldColumns:
     held: list[int] | None = None
     dropped: list[int] | None = None
 
+    def visible(self, within: torch.BoolTensor) -> torch.BoolTensor:
+        """Add the columns of the committed text to a mask over the new ones, which stand after all of them.
+
+        Args:
+            within: `(batch, queries, new)`, which of the new columns a query sees.
+
+        Returns:
+            `(batch, queries, columns + new)`.
+        """
+        start, held = self.num_columns, self.held
+        if held is None or min(held) == start:
+            return torch.nn.functional.pad(within, (start, 0), value=True)
+        past = torch.arange(start, device=within.device) < torch.tensor(held, device=within.device)[:, None]
+        return torch.cat([past[:, None].expand(-1, within.shape[1], -1), within], dim=2)
+
+    def token_indices(self, new_indices: torch.LongTensor) -> tuple[torch.LongTensor, torch.LongTensor]:
+        """The index of each token in its text, which is what windows and chunks are measured in.
+
+        Args:
+            new_indices: `(batch, new)`, indices of the new tokens counted from the end of their text.
+
+        Returns:
+            `(batch, new)` for the new tokens and `(batch, columns + new)` for all columns.
+        """
+        batch, device = new_indices.shape[0], new_indices.device
+        past = torch.arange(self.num_columns, device=device).expand(batch, -1)
+        held = torch.tensor(self.held or [self.num_columns] * batch, device=device)[:, None]
+        if self.dropped is not None:
+            dropped = torch.tensor(self.dropped, device=device)[:, None]
+            past, held = past + dropped, held + dropped
+        return new_indices + held, torch.cat([past, new_indices + held], dim=1)
+
+
+@dataclass(frozen=True)
+class StaticColumns:
+    """[`HeldColumns`] of a static KV cache: each token stands at its index, new ones right after the text, nobody's after that.
+
+    All shapes follow from those of the arguments and the capacity, none from the lengths.
+
+    Attributes:
+        lengths: `(batch,)`, of the committed texts.
+        capacity: columns of the cache.
+    """
+
+    lengths: torch.LongTensor
+    capacity: int
+
+    def after_text(self) -> torch.LongTensor:
+        """`(batch, capacity)`, how far after the committed text each column stands; below 0 in it."""
+        return torch.arange(self.capacity, device=self.lengths.device) - self.lengths[:, None]
+
+    def visible(self, within: torch.BoolTensor) -> torch.BoolTensor:
+        """As [`HeldColumns.visible`], `(batch, queries, capacity)`; `within` may be `(1, queries, new)`."""
+        after, (_, queries, num_new) = self.after_text(), within.shape
+        place = after.clamp(0, num_new - 1)
+        own = within.expand(len(after), -1, -1).gather(2, place[:, None].expand(-1, queries, -1))
+        return torch.where(((after >= 0) & (after < num_new))[:, None], own, (after < 0)[:, None])
+
+    def token_indices(self, new_indices: torch.LongTensor) -> tuple[torch.LongTensor, torch.LongTensor]:
+        """As [`HeldColumns.token_indices`], `(batch, capacity)` for all columns; `new_indices` may be `(1, new)`."""
+        after, num_new, ends = self.after_text(), new_indices.shape[1], self.lengths[:, None]
+        new = new_indices.expand(len(after), -1).gather(1, after.clamp(0, num_new - 1))
+        return new_indices + ends, torch.where((after >= 0) & (after < num_new), new, after) + ends
+
 
 class GrowingLayer(DynamicLayer):
     """A cache layer that writes into a pre-allocated buffer, and enlarges it when it is full.

@@ -69,12 +69,6 @@ class StaticDraftInputs:
         ahead = torch.arange(first, first + num_masks, device=self.positions.device)
         return torch.cat([self.positions, self.last(self.positions) + ahead], dim=1)
 
-    def indices_with(self, num_masks: int) -> torch.LongTensor:
-        """`(batch, width + num_masks)`, indices of the same columns, counted from the end of what was drafted from before."""
-        device = self.ids.device
-        new = torch.arange(self.ids.shape[1], device=device).expand(len(self.ids), -1)
-        return torch.cat([new, self.counts[:, None] + torch.arange(num_masks, device=device)], dim=1)
-
 
 @lru_cache(maxsize=256)
 def cached_arange(first: int, end: int, device: torch.device) -> torch.LongTensor:

@@ -20,10 +20,10 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
-from .cache import GrowingCache
+from .cache import GrowingCache, StaticColumns
 from .configuration_dart import DartConfig, published_tapped_hidden_states
 from .inputs import DraftInputs, DraftState, StaticDraftInputs, are_real, cached_arange, last_columns, scoring
-from .masks import buffer_masks, causal_masks
+from .masks import causal_masks
 from .target_bound import TargetBoundDrafter
 
 
@@ -262,8 +262,6 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         batch, width = inputs.ids.shape
         num_masks, device, cache = (depth - 1 if self.config.shifted else depth), inputs.ids.device, state.cache
         num_queries = width + num_masks
-        causal = torch.ones(num_queries, num_queries, dtype=torch.bool, device=device).tril()
-        within = causal & inputs.real(num_masks)[:, None]
         scored = torch.arange(width, num_queries, device=device).expand(batch, -1)
         if self.config.shifted:
             scored = torch.cat([inputs.anchors, scored], dim=1)
@@ -275,13 +273,8 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             num_masks=num_masks,
             # Features are those of the token before.
             position_ids=inputs.positions_with(num_masks) - 1,
-            attention_mask=buffer_masks(
-                within,
-                inputs.indices_with(num_masks),
-                {"full_attention": None},
-                lengths,
-                cache.capacity,
-                self.dtype,
+            attention_mask=causal_masks(
+                inputs.real(num_masks), {"full_attention": None}, StaticColumns(lengths, cache.capacity), self.dtype
             ),
             past_key_values=cache,
             read_rows=scoring(scored),

@@ -20,10 +20,10 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from .base import text_fact
-from .cache import GrowingLayer, ItemEntries
+from .cache import GrowingLayer, HeldColumns, ItemEntries, StaticColumns
 from .configuration_dflash import FIRST_LAYER_OUTPUT, DFlashConfig
 from .inputs import DraftInputs, DraftState, StaticDraftInputs, are_real, cached_arange, last_columns, mask_ids
-from .masks import additive, buffer_columns, token_indices, visible_columns
+from .masks import additive
 from .target_bound import TargetBoundDrafter
 
 
@@ -238,6 +238,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         device, dtype = self.device, self.dtype
         masks = mask_ids(self.config.mask_token_id, batch, block_size - 1, anchor.device)
         block_positions = inputs.new_positions[:, -1:] + cached_arange(0, block_size, inputs.new_positions.device)
+        real = are_real(inputs.feature_counts, batch, num_read, device) if batch > 1 else None
         state.cache.set_previous_accepted_tokens(num_read)
         start = state.cache.get_seq_length()
         block_ids = torch.cat([anchor, masks], dim=1).to(state.embed_device)
@@ -245,7 +246,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
             noise_embeds=state.embed_tokens(block_ids).to(device, dtype),
             context_hidden_states=inputs.features.to(device, dtype),
             position_ids=torch.cat([inputs.feature_positions, block_positions], dim=1).to(device),
-            attention_mask=self._item_masks(inputs, state) if batch > 1 else None,
+            attention_mask=real if real is None else self._block_masks(real, state.cache.held_columns()),
             past_key_values=state.cache,
             **state.constants,
         ).last_hidden_state
@@ -269,37 +270,26 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
             noise_embeds=state.embed_tokens(block_ids).to(self.dtype),
             context_hidden_states=inputs.features.to(self.dtype),
             position_ids=positions,
-            attention_mask=self._buffer_masks(inputs, lengths, cache.capacity),
+            attention_mask=self._block_masks(inputs.real(), StaticColumns(lengths, cache.capacity)),
             past_key_values=cache,
             **state.constants,
         ).last_hidden_state
         return state.lm_head(hidden_states[:, 1 : depth + 1].to(state.head_dtype))
 
-    def _buffer_masks(
-        self, inputs: StaticDraftInputs, lengths: torch.LongTensor, capacity: int
-    ) -> dict[str, torch.Tensor]:
-        """[`_item_masks`] over a whole buffer."""
-        block_size = self.config.block_size
-        within = inputs.real(block_size)[:, None].expand(-1, block_size, -1)
-        indices = inputs.indices_with(block_size)
-        visible, places = buffer_columns(within, indices, lengths, capacity)
-        masks = {"full_attention": visible}
-        if "sliding_attention" in self.config.layer_types:
-            distance = (indices[:, -block_size:, None] - places[:, None]).abs()
-            masks["sliding_attention"] = visible & (distance <= self.config.sliding_window)
-        return {name: additive(seen, self.dtype) for name, seen in masks.items()}
+    def _block_masks(self, real: torch.BoolTensor, columns: HeldColumns | StaticColumns) -> dict[str, torch.Tensor]:
+        """Masks for items of different lengths: a block sees all of its own context, and all of itself.
 
-    def _item_masks(self, inputs: DraftInputs, state: DraftState) -> dict[str, torch.Tensor]:
-        """Masks for items of different lengths: a block sees all of its own context, and all of itself."""
-        batch, num_read = inputs.features.shape[:2]
-        block_size, columns = self.config.block_size, state.cache.held_columns()
-        real = are_real(inputs.feature_counts, batch, num_read, self.device)
+        Args:
+            real: `(batch, new)`, which of the new context is no padding.
+            columns: where the context so far is.
+        """
+        block_size = self.config.block_size
         real = torch.nn.functional.pad(real, (0, block_size), value=True)
-        visible = visible_columns(columns, real[:, None].expand(-1, block_size, -1))
+        visible = columns.visible(real[:, None].expand(-1, block_size, -1))
         masks = {"full_attention": additive(visible, self.dtype)}
         if "sliding_attention" in self.config.layer_types:
-            new, places = token_indices(columns, real.cumsum(dim=1) - 1)
-            distance = (new[:, num_read:, None] - places[:, None]).abs()
+            new, places = columns.token_indices(real.cumsum(dim=1) - 1)
+            distance = (new[:, -block_size:, None] - places[:, None]).abs()
             masks["sliding_attention"] = additive(visible & (distance <= self.config.sliding_window), self.dtype)
         return masks
 

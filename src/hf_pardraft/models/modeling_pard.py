@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import safe_save_file, slice_logits_to_keep
 
 from .base import ParallelDrafter, find_file, text_fact
+from .cache import StaticColumns
 from .configuration_pard import PardConfig, PardLlamaConfig, PardQwen2Config, PardQwen3Config
 from .inputs import (
     DraftInputs,
@@ -34,7 +35,7 @@ from .inputs import (
     scoring,
     take_positions,
 )
-from .masks import attention_windows, buffer_masks, causal_masks
+from .masks import attention_windows, causal_masks
 from .stock_assistant import draft_as_assistant
 from .target_projection import (
     PROJECTION,
@@ -257,20 +258,16 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         num_masks, device = depth - 1, inputs.ids.device
         masks = self._mask_ids(batch, num_masks, device)
         num_queries = width + num_masks
-        causal = torch.ones(num_queries, num_queries, dtype=torch.bool, device=device).tril()
-        within = causal & inputs.real(num_masks)[:, None]
         state.cache.columns = lengths[:, None] + torch.arange(num_queries, device=device)
         scored = torch.cat([inputs.anchors, torch.arange(width, num_queries, device=device).expand(batch, -1)], dim=1)
 
         return self(
             input_ids=torch.cat([inputs.ids, masks], dim=1),
             position_ids=inputs.positions_with(num_masks),
-            attention_mask=buffer_masks(
-                within,
-                inputs.indices_with(num_masks),
+            attention_mask=causal_masks(
+                inputs.real(num_masks),
                 attention_windows(self.config),
-                lengths,
-                state.cache.capacity,
+                StaticColumns(lengths, state.cache.capacity),
                 self.dtype,
             ),
             past_key_values=state.cache,

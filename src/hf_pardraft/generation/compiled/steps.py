@@ -10,8 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ...models.base import ParallelDrafter
+from ...models.cache import StaticColumns
 from ...models.inputs import DraftState, StaticDraftInputs, take_positions
-from ...models.masks import buffer_masks
+from ...models.masks import additive_masks
 from ..target import PendingTokens, anchor_and_nodes
 from ..tree.token_tree import TokenTree, build_tree
 from ..tree.verify import accept, for_host
@@ -171,7 +172,8 @@ def read(target: TargetSide, tree: TokenTree) -> tuple[torch.Tensor, torch.Tenso
     if decode_state.axis_shift is not None:
         positions = positions + decode_state.axis_shift
     cache.columns = decode_state.lengths[:, None] + slots
-    mask = buffer_masks(within, depths, target.windows, decode_state.lengths, cache.capacity, target.model.dtype)
+    columns = StaticColumns(decode_state.lengths, cache.capacity)
+    mask = additive_masks(within, depths, target.windows, columns, target.model.dtype)
     outputs = target.model(
         input_ids=ids,
         position_ids=positions,
