@@ -521,7 +521,7 @@ def test_a_bug_says_that_it_is_one_and_shows_where_on_demand(monkeypatch):
     def broken(*_):
         return {}["missing"]
 
-    monkeypatch.setattr("hf_pardraft.cli.env.installed_versions", broken)
+    monkeypatch.setattr("hf_pardraft.evaluation.facts.installed_versions", broken)
     done = pardraft("env")
     assert "error: this is a bug in hf_pardraft" in done.err
     assert "KeyError: 'missing' (cli/env.py, line " in done.err
@@ -537,7 +537,7 @@ def test_a_lack_of_memory_is_no_bug(error, monkeypatch):
     def exhausted():
         raise error
 
-    monkeypatch.setattr("hf_pardraft.cli.env.installed_versions", exhausted)
+    monkeypatch.setattr("hf_pardraft.evaluation.facts.installed_versions", exhausted)
     assert "error: not enough memory" in pardraft("env").error
 
 

@@ -7,7 +7,6 @@ import typer
 from rich.console import Console
 
 from ..demo.family import SHIPPED_FAMILY
-from ..demo.show import DemoOptions, demo_json, show_demo
 from .options import PromptFile
 
 
@@ -25,6 +24,8 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print the table only, as JSON.")] = False,
 ) -> None:
     """Complete Python code with a tiny target and its drafters, and compare them with plain generate."""
+    from ..demo.show import DemoOptions, demo_json, show_demo
+
     options = DemoOptions(family, prompt_file, max_new_tokens, tree_budget, batch_size, compiled)
     if as_json:
         print(demo_json(options))

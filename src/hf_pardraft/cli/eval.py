@@ -8,21 +8,6 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
-from ..evaluation import workbench
-from ..evaluation.encoding import Chat
-from ..evaluation.models import Placement
-from ..evaluation.plan import (
-    Contenders,
-    Outputs,
-    Plan,
-    read_baselines,
-    read_conditions,
-    read_drafters,
-    read_prompts,
-    read_settings_to_try,
-    read_values,
-)
-from ..evaluation.tuning.drafter import tune_drafter
 from .options import Device, Dtype
 
 SIMULATION = (
@@ -130,8 +115,23 @@ def read_plan(
     plots: Annotated[Path | None, typer.Option(help="Draw into this folder; needs matplotlib.")] = None,
     simulate_acceptance: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
     simulate_runner_up: Annotated[float, typer.Option(min=0, max=1, hidden=True)] = 0.0,
-) -> Plan:
+) -> Any:
     """Measure drafters beside plain generate. Options with something to try take several values: --batch-size 1 4 8."""
+    # What evaluates is imported by no other command.
+    from ..evaluation.encoding import Chat
+    from ..evaluation.models import Placement
+    from ..evaluation.plan import (
+        Contenders,
+        Outputs,
+        Plan,
+        read_baselines,
+        read_conditions,
+        read_drafters,
+        read_prompts,
+        read_settings_to_try,
+        read_values,
+    )
+
     if simulate_acceptance or simulate_runner_up or any(map(is_untrained, drafter or [])):
         raise ValueError(SIMULATION)
     common = {"max_new_tokens": max_new_tokens, "top_k": top_k, "top_p": top_p, "repeats": repeats, "seed": seed}
@@ -172,6 +172,9 @@ def is_untrained(spec: str) -> bool:
 # The options are those of a plan, and what is done with it is the command's: benchmarks/simulate.py does something else.
 @wraps(read_plan)
 def evaluate(**options: Any) -> None:
+    from ..evaluation import workbench
+    from ..evaluation.tuning.drafter import tune_drafter
+
     plan = read_plan(**options)
     screen, notes = Console(), Console(stderr=True)
     if plan.tune:
