@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hf_pardraft.evaluation.report import NOTHING, escaped
+from hf_pardraft.evaluation.report import NOTHING, markdown_table
 
 Row = dict[str, Any]
 YES = "yes"
@@ -153,7 +153,8 @@ def section(title: str, rows: list[Row], with_columns: bool = False) -> str:
         cells = columns_of(row) if with_columns else []
         lines[(*cells, why or NOTHING)].append(name)
     headings = ["model types", *((heading for heading, _ in KINDS) if with_columns else ()), "why"]
-    table = markdown_table(headings, [[", ".join(names), *cells] for cells, names in sorted(lines.items())])
+    cells = [[", ".join(names), *cells] for cells, names in sorted(lines.items())]
+    table = markdown_table(headings, cells, num_words=len(headings))
     return f"## {title}\n\n{table}\n"
 
 
@@ -176,10 +177,4 @@ def rope_section(rows: list[Row], first: dict[str, Row]) -> str:
             ]
         )
     headings = ["type", "model types that take it", "served as with their default", "others"]
-    return f"## Types of RoPE, on both sides of their boundary\n\n{markdown_table(headings, lines)}\n"
-
-
-def markdown_table(headings: list[str], lines: list[list[str]]) -> str:
-    """A table of words, which start on the left."""
-    rule = ["---"] * len(headings)
-    return "\n".join("| " + " | ".join(map(escaped, line)) + " |" for line in [headings, rule, *lines])
+    return f"## Types of RoPE, on both sides of their boundary\n\n{markdown_table(headings, lines, num_words=len(headings))}\n"

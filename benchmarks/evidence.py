@@ -36,6 +36,7 @@ from hf_pardraft import DartDrafter, DraftTrainer, DraftTrainingArguments, PardD
 from hf_pardraft.evaluation.entries import Entry
 from hf_pardraft.evaluation.measurement import Condition, padded_batch
 from hf_pardraft.evaluation.measurement import run as run_entry
+from hf_pardraft.evaluation.report import markdown_table
 from hf_pardraft.pairing.mask_token import unused_token_ids
 from result_files import RESULTS, save, this_machine
 from stories260k import (
@@ -316,11 +317,12 @@ def verdict_table(verdicts: list[dict[str, Any]]) -> str:
     def figure(of: dict[str, Any], sign: str = "") -> str:
         return f"{of['mean']:{sign}.3f} ± {of['deviation']:.3f}"
 
-    lines = ["| | source | claim | better | worse | difference | |", "|---|---|---|---|---|---|---|"]
+    lines = []
     for row in verdicts:
-        cells = [row["part"], row["source"], row["claim"], figure(row["better"]), figure(row["worse"])]
-        lines.append("| " + " | ".join([*cells, figure(row["difference"], "+"), row["verdict"]]) + " |")
-    return "\n".join(lines)
+        figures = [figure(row["better"]), figure(row["worse"]), figure(row["difference"], "+")]
+        lines.append([row["part"], row["source"], row["claim"], *figures, row["verdict"]])
+    headings = ["", "source", "claim", "better", "worse", "difference", ""]
+    return markdown_table(headings, lines, num_words=len(headings))
 
 
 def reports_of(

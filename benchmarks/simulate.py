@@ -30,7 +30,7 @@ from hf_pardraft.evaluation.entries import Entry, drafter_entries
 from hf_pardraft.evaluation.models import load_drafter, load_target
 from hf_pardraft.evaluation.plan import Plan, read_values
 from hf_pardraft.evaluation.report import Report
-from hf_pardraft.evaluation.workbench import Workbench, check_settings, ending_tokens, evaluate, lay_out, texts_of
+from hf_pardraft.evaluation.workbench import Workbench, check_settings, encoding_for, ending_tokens, evaluate, lay_out
 from hf_pardraft.models.base import ParallelDrafter
 from hf_pardraft.user_input.models import load_config
 from result_files import public_command
@@ -121,21 +121,21 @@ def prepare(
     plan: Plan, new: dict[str, NewDrafter], profile: AcceptanceProfile, runner_up: float, notes: Console
 ) -> Workbench:
     """What [`hf_pardraft.evaluation.workbench.prepare`] does, for drafters that may be untrained and are told what to say."""
-    texts = texts_of(plan)
+    encoding = encoding_for(plan)
     sources = plan.contenders.drafters
     trained = {
-        name: load_drafter(source, plan.placement, texts.vocab_size)
+        name: load_drafter(source, plan.placement, encoding.vocab_size)
         for name, source in sources.items()
         if name not in new
     }
     check_depths(trained, plan, profile)
     target = load_target(plan.target, plan.placement, plan.random_weights)
     drafters = {
-        name: make_drafter(new[name], target, texts.tokenizer) if name in new else trained[name] for name in sources
+        name: make_drafter(new[name], target, encoding.tokenizer) if name in new else trained[name] for name in sources
     }
     check_depths(drafters, plan, profile)
     # A simulated target has nothing of its own to answer.
-    bench = lay_out(replace(plan, first_turn_only=True), texts, target, drafters, {}, notes)
+    bench = lay_out(replace(plan, first_turn_only=True), encoding, target, drafters, {}, notes)
     simulation = simulation_for(bench, profile, runner_up)
     told = {"simulated": True, "simulation": {"acceptance": str(profile), "runner_up": runner_up}}
     told["command"] = public_command()
@@ -157,7 +157,7 @@ def block_size(entry: Entry) -> int:
     return entry.assistant.config.block_size if "speculation_type" in entry.setting else 0
 
 
-@app.command(cls=ManyValues, help=__doc__.split("\n")[0])
+@app.command(cls=ManyValues, help=__doc__)
 @wraps(read_plan)
 def simulate(simulate_acceptance: list[str] | None, simulate_runner_up: float, **options: Any) -> None:
     if not simulate_acceptance:

@@ -40,6 +40,7 @@ from hf_pardraft import (
 )
 from hf_pardraft.evaluation.entries import Entry, plain_entry
 from hf_pardraft.evaluation.measurement import Condition, padded_batch, race, run
+from hf_pardraft.evaluation.report import markdown_table
 from hf_pardraft.evaluation.rows import compare
 from hf_pardraft.models.base import ParallelDrafter
 from result_files import RESULTS, save, this_machine
@@ -212,15 +213,15 @@ def compared(target, entries: list[Entry], prompts: list[torch.LongTensor], argu
 def table_of(rows: list[dict]) -> str:
     """A line for each entry, with tau, tokens/s and speedup at each temperature."""
     temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
-    lines = [["", *(f"{figure}, T={t:g}" for t in temperatures for figure in ("tau", "tokens/s", "speedup", "text"))]]
+    headings = ["", *(f"{figure}, T={t:g}" for t in temperatures for figure in ("tau", "tokens/s", "speedup", "text"))]
+    lines = []
     for name in dict.fromkeys(row["name"] for row in rows):
         line = [name]
         for row in (row for row in rows if row["name"] == name):
             text = {True: "same", False: "OTHER", None: "sampled"}[row["identical"]]
             line += [f"{row['tau']:.2f}", f"{row['tokens_per_second']:.0f}", f"{row['speedup']:.2f}x", text]
         lines.append(line)
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(headings, lines)
 
 
 def story_parser(description: str) -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import pack_dialogues
-from hf_pardraft.training.data.sources import load_data
+from hf_pardraft.user_input.data import load_data
 from in_process import run_main
 from tiny_tokenizers import tiny_chat_tokenizer
 

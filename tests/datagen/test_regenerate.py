@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import in_process
-from hf_pardraft.datagen.answer_file import Journal
-from hf_pardraft.datagen.local_writer import LocalWriter, RowNoise
+from hf_pardraft.datagen.local_writer import ItemNoise, LocalWriter
 from hf_pardraft.datagen.regenerate import Shard, regenerate
+from hf_pardraft.datagen.resumable_jsonl import ResumableJsonl
 from hf_pardraft.datagen.rewriting import Answer, Rewrite
 from hf_pardraft.datagen.server_writer import ServerWriter
 from hf_pardraft.training.data.dataset import prepare_data
@@ -72,7 +72,7 @@ def local(target, tokenizer, **options) -> LocalWriter:
     return LocalWriter(target, tokenizer, **{"max_tokens": 12, "batch_size": 3, **options})
 
 
-def test_each_turn_is_written_behind_the_new_answers_before_it():
+def test_each_turn_is_written_after_the_new_answers_before_it():
     call = assistant("", tool_calls=[{"function": {"name": "f"}}])
     row = {"messages": [user("a"), assistant("old 1"), user("b"), call, {"role": "tool", "content": "7"}, user("c")]}
     rewrite = Rewrite(5, row)
@@ -151,7 +151,7 @@ def test_a_drafter_samples_too(target, tokenizer, tmp_path):
 
 def test_noise_makes_the_largest_score_a_sample_of_the_law():
     scores = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(20000, 1)
-    noisy = RowNoise(list(range(20000)), scores.device)(None, scores)
+    noisy = ItemNoise(list(range(20000)), scores.device)(None, scores)
     shares = torch.bincount(noisy.argmax(dim=1), minlength=4) / 20000
     torch.testing.assert_close(shares, torch.tensor([0.5, 0.3, 0.15, 0.05]), atol=0.015, rtol=0)
 
@@ -200,8 +200,11 @@ def test_a_torn_line_is_mended_and_other_settings_are_refused(target, tokenizer,
             regenerate(rows, path, local(target, tokenizer, **options), name, progress=False)
     with pytest.raises(ValueError, match="checksum"):
         regenerate(conversations(6)[1:], path, local(target, tokenizer), "tiny", progress=False)
-    with Journal(tmp_path / "busy.jsonl", {}), pytest.raises(OSError, match=r"busy.jsonl is being written by process"):
-        Journal(tmp_path / "busy.jsonl", {})
+    with (
+        ResumableJsonl(tmp_path / "busy.jsonl", {}),
+        pytest.raises(OSError, match=r"busy.jsonl is being written by process"),
+    ):
+        ResumableJsonl(tmp_path / "busy.jsonl", {})
     path.write_bytes(lines[0] + b"nonsense\n")
     with pytest.raises(ValueError, match="line 2"):
         regenerate(rows, path, local(target, tokenizer), "tiny", progress=False)
@@ -444,9 +447,9 @@ def test_a_server_that_is_no_url_is_refused_at_once(url):
 @pytest.mark.parametrize("torn", [0, 7])
 def test_a_full_disk_is_told_and_costs_the_row_alone_that_was_written(torn, tmp_path, monkeypatch):
     """Whether nothing of it gets through, or a part."""
-    with Journal(tmp_path / "out.jsonl", {}) as journal:
-        journal.append({"index": 0})
-        file = journal._file
+    with ResumableJsonl(tmp_path / "out.jsonl", {}) as answers:
+        answers.append({"index": 0})
+        file = answers._file
 
         class Full:
             def write(self, data):
@@ -456,15 +459,15 @@ def test_a_full_disk_is_told_and_costs_the_row_alone_that_was_written(torn, tmp_
             def __getattr__(self, name):
                 return getattr(file, name)
 
-        journal._file = Full()
+        answers._file = Full()
         with pytest.raises(
             OSError, match=r"no room to write .*out.jsonl \(No space left .* free\): the rows in it are whole"
         ):
-            journal.append({"index": 1})
-        journal._file = file
-        journal.append({"index": 2})
-    with Journal(tmp_path / "out.jsonl", {}) as journal:
-        assert journal.done == {0, 2}
+            answers.append({"index": 1})
+        answers._file = file
+        answers.append({"index": 2})
+    with ResumableJsonl(tmp_path / "out.jsonl", {}) as answers:
+        assert answers.done == {0, 2}
 
 
 def test_an_answer_ends_where_the_context_ends(target, tokenizer, tmp_path, monkeypatch):

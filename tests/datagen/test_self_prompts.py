@@ -11,13 +11,11 @@ from transformers import TopPLogitsWarper
 import in_process
 from hf_pardraft.cli import regenerate as regenerate_commands
 from hf_pardraft.datagen import local_writer, self_prompts
-from hf_pardraft.datagen.answer_file import Journal
-from hf_pardraft.datagen.local_writer import LocalWriter
-from hf_pardraft.datagen.prompt_filters import gist, refusal
-from hf_pardraft.datagen.prompt_writer import PromptSampling, PromptWriter, UserTurn
+from hf_pardraft.datagen.local_writer import LocalWriter, Nucleus
+from hf_pardraft.datagen.prompt_writer import PromptSampling, PromptWriter, UserTurn, gist, refusal
 from hf_pardraft.datagen.regenerate import Shard
+from hf_pardraft.datagen.resumable_jsonl import ResumableJsonl
 from hf_pardraft.datagen.rewriting import Answer
-from hf_pardraft.datagen.sampling import Nucleus
 from hf_pardraft.datagen.self_prompts import Dialogue, write_dialogues
 from hf_pardraft.datagen.user_turns import TurnEnd, UserTurns
 from hf_pardraft.training.data.dataset import prepare_data
@@ -58,7 +56,7 @@ FRAMES = {
         "user:",
         TurnEnd(None, "\nassistant:"),
     ),
-    "nothing behind it": (
+    "nothing after it": (
         "{% for m in messages %}{{'<|im_start|>' + m.content}}{% endfor %}",
         "<|im_start|>",
         TurnEnd(),
@@ -234,15 +232,15 @@ def test_dialogues_are_written_alike_in_any_batch_and_after_any_interruption(tar
     assert [row["index"] for row in expected] == list(range(8))
     check_dialogues(expected, max_turns=3)
     assert len({len(row["messages"]) for row in expected}) > 1
-    append, calls = Journal.append, Counter()
+    append, calls = ResumableJsonl.append, Counter()
 
-    def falter(journal, row):
+    def falter(file, row):
         calls["appended"] += 1
         if calls["appended"] % 5 == 0:
             raise KeyboardInterrupt
-        append(journal, row)
+        append(file, row)
 
-    monkeypatch.setattr(Journal, "append", falter)
+    monkeypatch.setattr(ResumableJsonl, "append", falter)
     broken, interruptions = tmp_path / "broken.jsonl", 0
     for _ in range(40):
         try:
@@ -397,7 +395,7 @@ def test_a_divided_batch_writes_what_a_whole_one_does_in_fewer_steps(target, tok
     monkeypatch.setattr(type(target), "forward", counting)
     written = []
     for few_rows in (100, 4):
-        monkeypatch.setattr(local_writer, "FEW_ROWS", few_rows)
+        monkeypatch.setattr(local_writer, "FEW_ITEMS", few_rows)
         read_rows.append(0)
         writer = local(target, tokenizer, temperature=temperature, max_tokens=60)
         written.append(writer.write_tokens(prompts, list(range(16))))

@@ -12,7 +12,7 @@ from hf_pardraft import NgramModel
 from hf_pardraft.generation.candidate_generator import ParallelCandidateGenerator
 from hf_pardraft.generation.tree.scoring import DART_SCORING
 from hf_pardraft.generation.tree.token_tree import build_tree
-from hf_pardraft.ngram.smoothing import SMOOTHINGS
+from hf_pardraft.ngram.lookup import SMOOTHINGS
 from tiny_models import VOCAB_SIZE, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 FIRST, SECOND = PRETENDED

@@ -27,7 +27,7 @@ def objective_value(
     scorer = PositionScorer(
         labels[valid],
         continuations=labels[valid],
-        target_logits=None if target_logits is None else lambda rows: target_logits[valid][rows],
+        target_logits=None if target_logits is None else lambda chunk: target_logits[valid][chunk],
         temperature=temperature,
     )
     scored = scorer(nn.Identity(), logits[valid])

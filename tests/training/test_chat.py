@@ -95,7 +95,7 @@ def test_a_tool_call_is_learned_though_the_template_shows_it_otherwise_when_it_i
 
 
 def test_a_tool_call_is_learned_where_the_template_shows_no_content_beside_it():
-    """As Mistral's, which has the tools before the last question, and wants a question behind each answer in words."""
+    """As Mistral's, which has the tools before the last question, and wants a question after each answer in words."""
     tokenizer = tiny_chat_tokenizer("chatml")
     tokenizer.chat_template = (
         "{% set ns = namespace(turn=0) %}{% for m in messages %}{% if m.role == 'user' %}"
@@ -127,7 +127,7 @@ def test_a_prompt_that_is_shown_otherwise_while_it_is_last_ends_where_it_ends():
 
 
 def test_earlier_turns_may_end_with_another_token_than_the_last():
-    """As gpt-oss, which writes <|return|> behind the last answer and <|end|> behind all others."""
+    """As gpt-oss, which writes <|return|> after the last answer and <|end|> after all others."""
     tokenizer = tiny_chat_tokenizer("chatml")
     tokenizer.chat_template = (
         "{% for m in messages %}{{'<|im_start|>' + m.role + ': ' + m.content}}"

@@ -1,4 +1,4 @@
-"""COD's rows by hand: how many each subtask keeps, and where a chain of them ends (arXiv 2504.18583, algorithm 1)."""
+"""COD by hand: how many each subtask keeps, and where a chain of them ends (arXiv 2504.18583, algorithm 1)."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def test_a_chain_ends_with_the_text_and_before_what_is_not_learned():
     assert kept(6, 3, retention=1.0, least=1.0, unsupervised=[3]) == [[0, 1, 2, 4, 5], [1, 2, 5], [2]]
 
 
-def test_each_row_stands_behind_one_that_the_subtask_before_kept():
+def test_each_kept_mask_stands_after_one_that_the_subtask_before_kept():
     blocks = kept(60, 5, retention=0.7, least=0.1)
     for before, after in itertools.pairwise(blocks):
         assert {row - 1 for row in after} <= {*before}

@@ -11,8 +11,8 @@ from datasets import Dataset, DatasetDict, load_dataset
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
 from hf_pardraft.training.data.dataset import prepare_data
 from hf_pardraft.training.data.documents import checked, pack
-from hf_pardraft.training.data.sources import load_data
 from hf_pardraft.training.layouts import AnchoredBlocks, DroppedMasks, SharedPrefixes
+from hf_pardraft.user_input.data import load_data
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
 
@@ -187,7 +187,7 @@ def test_rows_of_nulls_are_dropped_as_those_that_teach_nothing(rows, num_kept, s
     assert all(tokenizer.eos_token_id in row["labels"] for row in kept)
 
 
-def test_packed_rows_hold_no_padding():
+def test_packed_examples_hold_no_padding():
     rows = [
         {"input_ids": [2, 2, 5, 6, 7], "attention_mask": [0, 0, 1, 1, 1]},
         {"input_ids": [8, 9], "attention_mask": [1, 1]},
@@ -217,7 +217,7 @@ def test_a_lone_label_is_something_to_learn_for_some_layouts_only():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_packing_fills_rows_and_keeps_every_example_once(seed):
+def test_packing_fills_packs_and_keeps_every_example_once(seed):
     rng = random.Random(seed)
     lengths = [rng.randint(1, 40) for _ in range(60)] + [70]
     rows = pack(lengths, 50)
@@ -230,7 +230,7 @@ def test_packing_fills_rows_and_keeps_every_example_once(seed):
 
 
 @pytest.mark.parametrize("iterable", [False, True])
-def test_packed_rows_hold_the_examples_one_after_another(tokenizer, iterable):
+def test_packed_examples_hold_the_examples_one_after_another(tokenizer, iterable):
     texts = [{"text": "two and three " * n} for n in (1, 2, 3, 1)]
     data = Dataset.from_list(texts)
     data = data.to_iterable_dataset() if iterable else data

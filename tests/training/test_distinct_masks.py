@@ -15,14 +15,14 @@ from training.tiny_training import losses, trainer_for
 MASKS = [63, 40, 52]
 
 
-def rows_by_hand(ids, labels, documents, masks) -> set[tuple]:
-    """What each row is fed, where it is and what it predicts: what inference feeds (arXiv 2504.18583, eq. 7); nothing dropped."""
+def queries_by_hand(ids, labels, documents, masks) -> set[tuple]:
+    """What each query is fed, where it is and what it predicts: as at inference (arXiv 2504.18583, eq. 7); nothing dropped."""
     rows = set()
     for place in range(len(ids)):
         inside = place + 1 < len(ids) and documents[place + 1] == documents[place] and labels[place + 1] != -100
         rows.add((0, place, ids[place], labels[place + 1] if inside else -100))
     for anchor in range(len(ids)):
-        # The prefix ends at the anchor; behind it come m_0, m_1, ..., and mask j - 1 drafts the (j + 1)-th token.
+        # The prefix ends at the anchor; after it come m_0, m_1, ..., and mask j - 1 drafts the (j + 1)-th token.
         for block in range(1, len(masks) + 1):
             drafted = anchor + block + 1
             span = range(anchor, drafted + 1)
@@ -45,10 +45,10 @@ def test_a_batch_is_fed_what_a_triple_loop_feeds(case):
     example = {"input_ids": ids, "labels": labels, "document_ids": documents}
     rows = DroppedMasks(MASKS, num_tokens=4, retention=1.0).lay_out(example)
     columns = zip(*(rows[name].tolist() for name in ("query_block", "query_index", "input_ids", "labels")), strict=True)
-    assert set(columns) == rows_by_hand(ids, labels, documents, MASKS)
+    assert set(columns) == queries_by_hand(ids, labels, documents, MASKS)
 
 
-def test_one_id_and_a_list_of_it_lay_out_the_same_rows():
+def test_one_id_and_a_list_of_it_lay_out_the_same_queries():
     example = {"input_ids": list(range(3, 30)), "labels": list(range(3, 30))}
     shared, distinct = (DroppedMasks(masks, num_tokens=4, seed=3).lay_out(example) for masks in (63, MASKS))
     assert all(torch.equal(shared[name], distinct[name]) for name in shared if name != "input_ids")
@@ -96,7 +96,7 @@ def test_more_tokens_than_masks_are_refused_before_training(target, text, tmp_pa
         DroppedMasks(MASKS, num_tokens=5)
 
 
-def test_an_adapter_trains_the_rows_of_all_masks(target, text, tmp_path):
+def test_an_adapter_trains_the_embeddings_of_all_masks(target, text, tmp_path):
     peft = pytest.importorskip("peft")
     base = tiny_target("llama", seed=3)
     base.save_pretrained(tmp_path / "base")

@@ -117,8 +117,8 @@ def test_an_unknown_reduction_is_refused():
             objective_value(name, logits, labels, torch.ones(1, 1, dtype=bool), logits, reduction="mean")
 
 
-def pard2_rows(layout: str) -> dict[str, torch.Tensor]:
-    """The reference's rows: what each must predict, the target's logits for it, and the weight of its loss."""
+def pard2_positions(layout: str) -> dict[str, torch.Tensor]:
+    """The reference's positions: what each must predict, the target's logits for it, and the weight of its loss."""
     inputs = load_file(PARD2 / "train_inputs.safetensors")
     name = "train_expected" if layout == "layout" else "train_cod_expected"
     expected = load_file(PARD2 / f"{name}.safetensors")
@@ -140,7 +140,7 @@ def pard2_rows(layout: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("layout", ["layout", "cod"])
 def test_confidence_weights_equal_the_reference(layout):
-    rows = pard2_rows(layout)
+    rows = pard2_positions(layout)
     assert ((rows["weights"] > 0) & (rows["weights"] < 1)).sum() >= 10
     torch.testing.assert_close(rows["weights"], rows["expected_weights"], rtol=2e-4, atol=1e-8)
 
@@ -148,7 +148,7 @@ def test_confidence_weights_equal_the_reference(layout):
 @pytest.mark.parametrize("setting", PARD2_LOSSES["layout"])
 @pytest.mark.parametrize("layout", ["layout", "cod"])
 def test_pard2_losses_and_gradients_equal_the_reference(layout, setting):
-    rows, values = pard2_rows(layout), PARD2_LOSSES[layout][setting]
+    rows, values = pard2_positions(layout), PARD2_LOSSES[layout][setting]
     logits = rows["logits"].clone().requires_grad_()
     names = ("cat_cross_entropy", "cat_kl") if values["prev_prob_loss"] else ("cross_entropy", "forward_kl")
     labels, valid = rows["labels"], rows["labels"] != -100

@@ -21,7 +21,7 @@ PARD2 = FIXTURES.parent / "pard2"
 
 
 def random_example(rng: random.Random, packed: bool) -> dict:
-    """A prompt and an answer, or several of them in one row."""
+    """A prompt and an answer, or several of them packed."""
     example = {"input_ids": [], "labels": [], "document_ids": []}
     for document in range(rng.randint(1, 3) if packed else 1):
         prompt, answer = rng.randint(0, 4), rng.randint(1, 9)
@@ -34,7 +34,7 @@ def random_example(rng: random.Random, packed: bool) -> dict:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_pard_mask_is_what_inference_sees(seed):
-    """Row (j, p) follows the prefix that ends at a = p - j: real tokens up to a, then masks 1..j right behind them."""
+    """Query (j, p) follows the prefix that ends at a = p - j: real tokens up to a, then masks 1..j right after them."""
     rng = random.Random(seed)
     examples = [random_example(rng, packed=seed % 2 == 0) for _ in range(3)]
     batch = DroppedMasks(63, num_tokens=4, retention=rng.choice([0.5, 0.7, 1.0]), seed=seed)(examples)
@@ -171,7 +171,7 @@ def test_flex_attention_skips_tiles_that_see_nothing():
 @torch.no_grad()
 @pytest.mark.parametrize("layout", ["layout", "cod"])
 def test_masks_labels_and_logits_equal_the_reference_collator(layout):
-    """On rows that are supervised and see a real token; the reference's others wrap into unrelated columns."""
+    """On queries that are supervised and see a real token; the reference's others wrap into unrelated columns."""
     drafter = AutoDrafter.from_pretrained(FIXTURES)
     given = load_file(FIXTURES / "layout_inputs.safetensors")
     expected = load_file(FIXTURES / f"{layout}_expected.safetensors")
@@ -197,8 +197,8 @@ def test_masks_labels_and_logits_equal_the_reference_collator(layout):
 
 @torch.no_grad()
 @pytest.mark.parametrize("layout", ["train", "train_cod"])
-def test_pard2_rows_get_their_anchors_features_and_the_references_logits(layout):
-    """On the rows of the test above; the reference's features are shifted already."""
+def test_pard2_queries_get_their_anchors_features_and_the_references_logits(layout):
+    """On the queries of the test above; the reference's features are shifted already."""
     drafter = AutoDrafter.from_pretrained(PARD2)
     given = load_file(PARD2 / "train_inputs.safetensors")
     expected = load_file(PARD2 / f"{layout}_expected.safetensors")

@@ -69,7 +69,7 @@ def trainer_for(kind, target, folder, data=None, drafter=None, **settings):
 
 
 def drafted_by_hand(kind, drafter, target, rows):
-    """Every prefix that a draft can begin behind: what is drafted there, the text, the target's logits and confidence."""
+    """Every prefix that a draft can begin after: what is drafted there, the text, the target's logits and confidence."""
     blocks = {name: [] for name in ("drafts", "labels", "valid", "target", "confidence", "prefix")}
     for row in rows:
         ids, labels = torch.tensor([row["input_ids"]]), row["labels"]
@@ -229,7 +229,7 @@ def test_tokens_that_the_drafter_does_not_know_end_a_chain(target, tmp_path):
 
 
 def test_continuations_are_the_targets_own_samples(target):
-    """Their frequencies are its law, and a row's draw doesn't depend on the others."""
+    """Their frequencies are its law, and a prefix's draw doesn't depend on the others."""
     prefix = random_prompt(5, 3)[0]
     uniforms = torch.rand(4000, 2, generator=torch.Generator().manual_seed(0))
     written = sample_continuations(target, [prefix] * 4000, uniforms)

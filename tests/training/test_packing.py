@@ -1,4 +1,4 @@
-"""Several documents in a row: each is read, drafted and learned as if it stood alone."""
+"""Several documents in one example: each is read, drafted and learned as if it stood alone."""
 
 import shutil
 
@@ -115,7 +115,7 @@ def test_targets_that_masks_can_not_keep_apart_read_each_document_by_itself():
 
 
 def supervised_logits(drafter, target, collator, examples) -> list[tuple]:
-    """Draft position, label and logits of each supervised row, sorted by the first two."""
+    """Draft position, label and logits of each supervised position, sorted by the first two."""
     batch = collator(examples)
     reading = target_reading(drafter, target, batch)
     layout = layout_of(drafter)

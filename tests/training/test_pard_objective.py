@@ -85,7 +85,7 @@ def test_subtasks_that_cod_thins_out_weigh_as_much_as_the_first(gamma, drafter, 
 
 
 def test_accumulated_batches_average_each_subtask_over_all_of_them(drafter, tmp_path):
-    """A step's loss is that of its whole batch, however it is cut, though the cuts have other rows in each subtask."""
+    """A step's loss is that of its whole batch, however it is cut, though the cuts have other positions in each subtask."""
     found = []
     for settings in ({"per_device_train_batch_size": 3}, {"per_device_train_batch_size": 1}):
         steps = {"gradient_accumulation_steps": 3 // settings["per_device_train_batch_size"], "max_steps": 1}

@@ -124,8 +124,8 @@ def dart_of(*words):
     return new_drafter(run.drafter, target, None), run
 
 
-def test_darts_recipe_drafts_the_papers_8_tokens_behind_every_prefix():
-    """Section 3.2: d - 1 masks behind z_1 to z_n, whose last row drafts too; section 3.3: for each prefix position n."""
+def test_darts_recipe_drafts_the_papers_8_tokens_after_every_prefix():
+    """Section 3.2: d - 1 masks after z_1 to z_n, whose last query drafts too; section 3.3: for each prefix position n."""
     drafter, run = dart_of("--use-cpu")
     assert (drafter.max_draft_depth, drafter.config.draft_length) == (8, 7)
     # Longer than any limit that one would set.

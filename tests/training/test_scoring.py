@@ -1,4 +1,4 @@
-"""Rows are scored a few at a time: the same values and gradients, and no tensor of all rows and tokens."""
+"""Positions are scored a chunk at a time: the same values and gradients, and no tensor of all positions and tokens."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from hf_pardraft.training.target.head import target_head
 from hf_pardraft.training.target.reading import read_target
 from tiny_models import tiny_target
 
-ROWS, HIDDEN, VOCAB = 63, 2, 20000
+POSITIONS, HIDDEN, VOCAB = 63, 2, 20000
 FIELDS = ("log_probs", "continuations", "divergences")
 
 
@@ -39,21 +39,21 @@ def peak_of(step) -> int:
 def case(dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
     head = nn.Linear(HIDDEN, VOCAB).to(dtype)
-    states = torch.randn(ROWS, HIDDEN, generator=generator, dtype=dtype, requires_grad=True)
-    labels = torch.randint(0, VOCAB, (ROWS,), generator=generator)
+    states = torch.randn(POSITIONS, HIDDEN, generator=generator, dtype=dtype, requires_grad=True)
+    labels = torch.randint(0, VOCAB, (POSITIONS,), generator=generator)
     labels[3] = -1
-    continuations = torch.randint(-1, VOCAB, (ROWS,), generator=generator)
-    target_states = torch.randn(ROWS, HIDDEN, generator=generator, dtype=dtype)
+    continuations = torch.randint(-1, VOCAB, (POSITIONS,), generator=generator)
+    target_states = torch.randn(POSITIONS, HIDDEN, generator=generator, dtype=dtype)
     target_head = torch.randn(HIDDEN, VOCAB, generator=generator, dtype=dtype)
     scorer = PositionScorer(
-        labels, True, continuations, lambda rows: target_states[rows] @ target_head, temperature=1.5
+        labels, True, continuations, lambda chunk: target_states[chunk] @ target_head, temperature=1.5
     )
     return head, states, scorer, target_states @ target_head
 
 
 def gradients(head, states, scored, seed=1, names=FIELDS):
     generator = torch.Generator().manual_seed(seed)
-    loss = sum((scored[name] * torch.rand(ROWS, generator=generator)).sum() for name in names)
+    loss = sum((scored[name] * torch.rand(POSITIONS, generator=generator)).sum() for name in names)
     return torch.autograd.grad(loss, [states, *head.parameters()])
 
 
@@ -77,7 +77,7 @@ def test_chunks_change_neither_values_nor_gradients(chunk_size):
 
 
 @pytest.mark.parametrize("asked", ["log_probs", "divergences", "all"])
-def test_the_logits_of_all_rows_are_never_there(asked):
+def test_the_logits_of_all_positions_are_never_there(asked):
     """Not in one tensor, and not in those of all chunks: what a chunk needs is given back before the next."""
     peaks = {}
     for chunk_size in (1, 4, 100):
@@ -91,15 +91,15 @@ def test_the_logits_of_all_rows_are_never_there(asked):
         names = [asked] if asked in FIELDS else FIELDS
         peaks[chunk_size] = peak_of(lambda: gradients(head, states, scorer(head, states), names=names))  # noqa: B023
     logits_of_one, weights = VOCAB * 4, (HIDDEN + 1) * VOCAB * 4
-    assert peaks[100] > 2 * ROWS * logits_of_one
+    assert peaks[100] > 2 * POSITIONS * logits_of_one
     for chunk_size in (1, 4):
         # Some copies of a chunk's logits, the weights' gradient of one and of all so far, and for each chunk the state of the
         # random numbers.
-        chunks = -(-ROWS // chunk_size)
+        chunks = -(-POSITIONS // chunk_size)
         assert peaks[chunk_size] < 12 * chunk_size * logits_of_one + 3 * weights + 8000 * chunks
 
 
-def test_no_rows_are_scored_as_such():
+def test_no_positions_are_scored_as_such():
     head, states, scorer, _ = case()
     scorer.labels, scorer.continuations = scorer.labels[:0], scorer.continuations[:0]
     scorer.target_logits = None
@@ -118,7 +118,7 @@ SMALL = {
     "num_key_value_heads": 2,
     "initializer_range": 0.3,
 }
-# Targets that do something behind their head, have a bias in it, or are divided in another way.
+# Targets that do something after their head, have a bias in it, or are divided in another way.
 HEADS = {
     "softcapped": Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=2.0),
     "multiplied": Cohere2Config(**SMALL, logit_scale=0.25),
@@ -165,22 +165,22 @@ def test_without_taps_or_states_the_target_gives_neither():
     assert reading.states is None
 
 
-def test_rows_of_one_prefix_make_a_block():
-    rows = SupervisedPositions(
+def test_positions_of_one_prefix_make_a_block():
+    supervised = SupervisedPositions(
         labels=torch.tensor([7, 8, 9, 7, 5]),
         draft_positions=torch.tensor([1, 1, 2, 1, 3]),
         items=torch.tensor([0, 0, 0, 1, 0]),
         places=torch.tensor([4, 5, 5, 4, 6]),
     )
-    assert rows.prefixes.tolist() == [[0, 4], [0, 5], [1, 4]]
-    assert rows.grid(rows.labels, 4).tolist() == [[7, 9, 5, 0], [8, 0, 0, 0], [7, 0, 0, 0]]
+    assert supervised.prefixes.tolist() == [[0, 4], [0, 5], [1, 4]]
+    assert supervised.grid(supervised.labels, 4).tolist() == [[7, 9, 5, 0], [8, 0, 0, 0], [7, 0, 0, 0]]
     with pytest.raises(ValueError, match="drafts 3 tokens ahead"):
-        rows.check_depth(2)
+        supervised.check_depth(2)
 
 
 def test_columns_of_a_part_of_the_vocabulary():
     nothing = torch.zeros(0, dtype=torch.long)
-    rows = SupervisedPositions(nothing, nothing, nothing, nothing, torch.tensor([2, 5, 6]), vocab_size=8)
-    assert rows.columns(torch.tensor([5, 2, 0, 7, -1, 6])).tolist() == [1, 0, -1, -1, -1, 2]
-    assert rows.prefixes.shape == (0, 2)
-    assert rows.grid(torch.zeros(0), 3).shape == (0, 3)
+    supervised = SupervisedPositions(nothing, nothing, nothing, nothing, torch.tensor([2, 5, 6]), vocab_size=8)
+    assert supervised.columns(torch.tensor([5, 2, 0, 7, -1, 6])).tolist() == [1, 0, -1, -1, -1, 2]
+    assert supervised.prefixes.shape == (0, 2)
+    assert supervised.grid(torch.zeros(0), 3).shape == (0, 3)

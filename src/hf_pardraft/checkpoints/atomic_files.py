@@ -14,9 +14,14 @@ from .locks import PATIENCE, locked
 # A full disk, a quota, a limit on the size of files.
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
+AS_BEFORE = "what was there before is as it was. Make room, or choose another place"
 
-def write_whole(path: str | Path, text: str) -> None:
+
+def write_whole(path: str | Path, text: str, kept: str = AS_BEFORE) -> None:
     """Write a text beside its place and put it there.
+
+    Args:
+        kept: what an error says of a full disk: what is left, and what to do.
 
     Raises:
         OSError: if it can't be written; what was there is as it was.
@@ -26,7 +31,7 @@ def write_whole(path: str | Path, text: str) -> None:
     # One name for all, so that what a killed writer has left is written over.
     beside = path.with_name(f".{path.name}.part")
     with (
-        explained(path, "what was there before is as it was. Make room, or choose another place"),
+        explained(path, kept),
         locked(path.with_name(f".{path.name}.lock"), path, PATIENCE),
     ):
         try:

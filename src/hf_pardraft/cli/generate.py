@@ -8,7 +8,7 @@ import typer
 from transformers import PreTrainedModel, TextStreamer
 
 from ..user_input.files import decode_text, read_text
-from ..user_input.models import load_models
+from ..user_input.models import context_length, load_models
 from ..user_input.options import check_temperature
 from .options import Device, Dtype, PromptFile, TrustRemoteCode
 
@@ -54,7 +54,7 @@ def fitting_length(target: PreTrainedModel, prompt_length: int, max_new_tokens: 
     """
     if prompt_length == 0:
         raise ValueError("the prompt has no token: the target needs one at least to go on from")
-    context = target.config.get_text_config(decoder=True).to_dict().get("max_position_embeddings")
+    context = context_length(target.config)
     if context is None or prompt_length + max_new_tokens <= context:
         return max_new_tokens
     if prompt_length >= context:

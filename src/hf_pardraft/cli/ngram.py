@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from ..ngram.model import NgramModel, check_no_store
+from ..ngram.model import NgramModel
 from ..ngram.sources import texts_of_dataset, texts_of_files
+from ..ngram.store import check_no_store
 from ..user_input.models import load_tokenizer, naming
 from .options import TrustTokenizerCode, print_facts
 

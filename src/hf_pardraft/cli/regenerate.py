@@ -1,6 +1,7 @@
 """`pardraft regenerate`: the target writes what a drafter learns from."""
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -87,7 +88,7 @@ def regenerate(
     from ..datagen.self_prompts import write_dialogues
     from ..datagen.server_writer import ServerWriter
     from ..datagen.user_turns import UserTurns
-    from ..training.data.sources import load_data
+    from ..user_input.data import load_data
 
     check_sampling(temperature, top_p, max_tokens)
     check_prompts(dataset, self_prompts, config, server)
@@ -101,10 +102,12 @@ def regenerate(
     check_output(output)
     if self_prompts is None:
         examples = load_data(dataset, config, split)
+        write = partial(rewrite, examples, output, target_name=model if server else target, shard=part)
     else:
         limits = (prompt_temperature, prompt_top_p, prompt_max_tokens, more_turns, max_turns)
         prompts = PromptSampling(*limits, systems=tuple(prompt_system or ()))
         UserTurns(load_tokenizer(target, trust_remote_code), sampling["template_kwargs"])
+        write = partial(write_dialogues, self_prompts, output, target_name=target, sampling=prompts, shard=part)
     if server:
         key = os.environ.get(api_key_variable)
         writer = ServerWriter(server, model, api_key=key, concurrency=concurrency, retries=retries, **sampling)
@@ -112,10 +115,7 @@ def regenerate(
         place = device_of_this_process(device)
         tokenizer, loaded, assistant = load_models(target, drafter, dtype, place, trust_remote_code)
         writer = LocalWriter(loaded, tokenizer, assistant, batch_size=batch_size, **sampling)
-    if self_prompts is None:
-        result = rewrite(examples, output, writer, target_name=model if server else target, shard=part)
-    else:
-        result = write_dialogues(self_prompts, output, writer, target, prompts, part)
+    result = write(writer=writer)
     print_facts(describe_regeneration(result))
     if result.failed:
         raise typer.Exit(1)

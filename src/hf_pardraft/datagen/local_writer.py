@@ -7,22 +7,92 @@ from typing import Any
 import torch
 from transformers import (
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    StoppingCriteria,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
+    TopPLogitsWarper,
 )
 
 from ..training.data.chat import Conversation
-from ..training.data.examples import template_inputs
+from ..training.data.formats import template_inputs
 from .rewriting import Answer, Rewrite, check_sampling
-from .sampling import HalfDone, Nucleus, RowNoise
 
 # How many batches' rows are sorted by length together.
 BATCHES_PER_WINDOW = 16
 # With fewer a step takes about as long as with one.
-FEW_ROWS = 4
+FEW_ITEMS = 4
+# Most laws of a next token have all but a few percent in so many tokens.
+MANY_TOKENS = 1024
+
+
+class ItemNoise(LogitsProcessor):
+    """Makes the largest score a sample: Gumbel noise, from a generator per batch item, so that it is written alike in any batch.
+
+    argmax (s + g), with g from the standard Gumbel law, is a sample of softmax (s).
+
+    Args:
+        seeds: one per batch item.
+        device: of the scores.
+    """
+
+    def __init__(self, seeds: list[int], device: torch.device) -> None:
+        self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        noise = torch.empty_like(scores)
+        for item, generator in zip(noise, self.generators, strict=True):
+            item.exponential_(generator=generator)
+        return scores - noise.log()
+
+    def of(self, items: list[int]) -> "ItemNoise":
+        """The noise of some batch items, which goes on where it is."""
+        some = ItemNoise([], torch.device("cpu"))
+        some.generators = [self.generators[item] for item in items]
+        return some
+
+
+class Nucleus(LogitsProcessor):
+    """Top-p as `TopPLogitsWarper` has it, without sorting a vocabulary whose most likely tokens are enough: on a CPU a sort costs
+    as much as a small target's forward.
+
+    Args:
+        top_p: share of the law that is kept.
+    """
+
+    def __init__(self, top_p: float) -> None:
+        self.top_p, self.whole = top_p, TopPLogitsWarper(top_p)
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        likely, tokens = scores.topk(min(MANY_TOKENS, scores.shape[-1]))
+        shares = (likely - scores.logsumexp(dim=-1, keepdim=True)).exp()
+        share = shares.cumsum(dim=-1)
+        if bool((share[:, -1] < self.top_p).any()):
+            return self.whole(input_ids, scores)
+        # The token that reaches top_p is still kept.
+        kept = likely.masked_fill(share - shares >= self.top_p, -torch.inf)
+        return torch.full_like(scores, -torch.inf).scatter(-1, tokens, kept)
+
+
+class HalfDone(StoppingCriteria):
+    """Stops a batch once half of its items are at their ends.
+
+    Args:
+        end_ids: tokens that end a text.
+        device: of the batch.
+    """
+
+    def __init__(self, end_ids: set[int], device: torch.device) -> None:
+        self.end_ids = torch.tensor(sorted(end_ids), device=device)
+        self._done: torch.BoolTensor | None = None
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
+        ended = torch.isin(input_ids[:, -1], self.end_ids)
+        self._done = ended if self._done is None else self._done | ended
+        return (self._done.sum() * 2 >= len(ended)).expand(len(ended))
 
 
 class LocalWriter:
@@ -129,24 +199,28 @@ class LocalWriter:
     def write_tokens(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
         """What follows each prompt, up to the token that ends it, and with it.
 
-        A batch takes as long as its longest row. So once half of many rows are at their ends, the others go on by themselves:
+        A batch takes as long as its longest item. So once half of many are at their ends, the others go on by themselves:
         reading again what they have takes less than the steps that are saved.
         """
         length = max(map(len, prompts))
         room = self.max_tokens if self.context is None else min(self.max_tokens, self.context - length)
-        noise, written, going_on = RowNoise(seeds, self.target.device), [[] for _ in prompts], list(range(len(prompts)))
+        noise, written, going_on = (
+            ItemNoise(seeds, self.target.device),
+            [[] for _ in prompts],
+            list(range(len(prompts))),
+        )
         num_steps = 0
         while going_on and num_steps < room:
-            options, can_split = self._sampling(noise.of(going_on), seeds), len(going_on) > FEW_ROWS
+            options, can_split = self._sampling(noise.of(going_on), seeds), len(going_on) > FEW_ITEMS
             # Drafters are measured by rounds, and have a schedule of their own.
             if can_split and self.drafter is None:
                 options["stopping_criteria"] = StoppingCriteriaList([HalfDone(self.end_ids, self.target.device)])
-            new = self._generate([prompts[row] + written[row] for row in going_on], room - num_steps, **options)
+            new = self._generate([prompts[item] + written[item] for item in going_on], room - num_steps, **options)
             num_steps += len(new[0])
-            for row, ids in zip(going_on, new, strict=True):
+            for item, ids in zip(going_on, new, strict=True):
                 end = next((place for place, token in enumerate(ids, start=1) if token in self.end_ids), None)
-                written[row] += ids[:end]
-            going_on = [row for row in going_on if not self.is_at_end(written[row])]
+                written[item] += ids[:end]
+            going_on = [item for item in going_on if not self.is_at_end(written[item])]
         return written
 
     @torch.no_grad()
@@ -167,10 +241,10 @@ class LocalWriter:
         """Whether the last of these tokens ends a text."""
         return bool(ids) and ids[-1] in self.end_ids
 
-    def answer_of(self, ids: list[int], behind: list[int]) -> Answer:
-        """The text up to the token that ends it, such that it can follow the text of the tokens `behind` it."""
+    def answer_of(self, ids: list[int], prompt: list[int]) -> Answer:
+        """The text up to the token that ends it, such that it can follow the text of the `prompt`."""
         end = next((place for place, token in enumerate(ids) if token in self.end_ids), None)
-        before, whole = self.decode(behind), self.decode(behind + ids[:end])
+        before, whole = self.decode(prompt), self.decode(prompt + ids[:end])
         # Some tokenizers leave out a blank that a text begins with, but not one within.
         text = whole[len(before) :] if whole.startswith(before) else self.decode(ids[:end])
         return Answer(text, is_whole=end is not None)
@@ -194,7 +268,7 @@ class LocalWriter:
             config.update(do_sample=True, temperature=self.temperature, top_p=self.top_p, **unused)
         return config
 
-    def _sampling(self, noise: RowNoise, seeds: list[int]) -> dict[str, Any]:
+    def _sampling(self, noise: ItemNoise, seeds: list[int]) -> dict[str, Any]:
         if self.drafter is not None:
             torch.manual_seed(seeds[0])
             return {"assistant_model": self.drafter}

@@ -1,16 +1,30 @@
-"""Users' messages that the target writes: asked to go on right after its chat template's user header, it invents them."""
+"""Users' messages that the target writes: asked to go on right after its chat template's user header, it invents them.
 
+Not all are worth an answer: see [`refusal`].
+"""
+
+import unicodedata
 import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from .local_writer import LocalWriter
-from .prompt_filters import refusal
+from .local_writer import ItemNoise, LocalWriter
 from .rewriting import SEED_BITS, Answer, check_sampling
-from .sampling import RowNoise
 from .user_turns import UserTurns, marks_of
 
 CUT_OFF = "cut off"
+# Fewer tokens ask for nothing: "Hello!", "ok", ".".
+MIN_TOKENS = 4
+# Runs of tokens that are counted, and the share of them that must differ.
+RUN_LENGTH = 4
+MIN_DISTINCT = 0.5
+# In shorter texts a repeated run means little.
+MIN_REPEATING_TOKENS = 16
+# Categories of Unicode: control characters, halves of surrogate pairs, characters of private use.
+UNTYPED_CATEGORIES = {"Cc", "Cs", "Co"}
+TYPED_CONTROLS = set("\n\r\t")
+# Stands for bytes that are no text.
+REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True)
@@ -103,7 +117,7 @@ class PromptWriter(LocalWriter):
             self.turns.header_ids(messages)
         self.marks = marks_of(writer.tokenizer)
         self.good_ends = self.end_ids | ({self.turns.end.token} - {None})
-        # No message goes on behind a special token, whichever it is.
+        # No message goes on after a special token, whichever it is.
         self.end_ids = self.good_ends | set(self.marks)
 
     def first_turn(self, number: int) -> UserTurn:
@@ -118,7 +132,7 @@ class PromptWriter(LocalWriter):
         """
         return self.answer(turns, [self.prompt_ids(turn) for turn in turns])
 
-    def answer_of(self, ids: list[int], behind: list[int]) -> Prompt:
+    def answer_of(self, ids: list[int], prompt: list[int]) -> Prompt:
         """The message up to what ends it."""
         end = next((place for place, token in enumerate(ids) if token in self.end_ids), None)
         text, ending = self.decode(ids[:end]), self.turns.end.text
@@ -138,8 +152,48 @@ class PromptWriter(LocalWriter):
         ending = self.turns.end.text
         return super().is_at_end(ids) or (ending is not None and ending in self.decode(ids))
 
-    def _sampling(self, noise: RowNoise, seeds: list[int]) -> dict[str, Any]:
+    def _sampling(self, noise: ItemNoise, seeds: list[int]) -> dict[str, Any]:
         options = super()._sampling(noise, seeds)
         if self.turns.end.text is not None:
             options |= {"stop_strings": [self.turns.end.text], "tokenizer": self.tokenizer}
         return options
+
+
+def refusal(text: str, ids: list[int], marks: list[str]) -> str | None:
+    """Why a prompt is not used, in a word or two; `None` if it is.
+
+    Args:
+        text: of the prompt.
+        ids: its tokens.
+        marks: texts of the tokenizer's special tokens. Written out letter by letter they would be read as these tokens.
+    """
+    if not text.strip():
+        return "empty"
+    if any(mark in text for mark in marks):
+        return "special tokens"
+    if any(is_untyped(character) for character in text):
+        return "control characters"
+    if len(ids) < MIN_TOKENS or not any(character.isalnum() for character in text):
+        return "too short"
+    if is_repetitive(ids):
+        return "repetitive"
+    return None
+
+
+def is_untyped(character: str) -> bool:
+    """Whether nobody types this."""
+    if character in TYPED_CONTROLS:
+        return False
+    return character == REPLACEMENT or unicodedata.category(character) in UNTYPED_CATEGORIES
+
+
+def is_repetitive(ids: list[int]) -> bool:
+    """Whether more than half of the runs of four tokens have been there before."""
+    runs = [tuple(ids[start : start + RUN_LENGTH]) for start in range(len(ids) - RUN_LENGTH + 1)]
+    return len(ids) >= MIN_REPEATING_TOKENS and len(set(runs)) < MIN_DISTINCT * len(runs)
+
+
+def gist(text: str) -> str:
+    """What two prompts have in common that differ in capitals, blanks and punctuation alone."""
+    words = "".join(character if character.isalnum() else " " for character in text.casefold()).split()
+    return " ".join(words) or text

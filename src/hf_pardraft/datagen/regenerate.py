@@ -12,9 +12,9 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from ..training.data.sources import load_data
-from .answer_file import Journal, as_line
+from ..user_input.data import load_data
 from .local_writer import LocalWriter
+from .resumable_jsonl import ResumableJsonl, as_line
 from .rewriting import Rewrite
 from .server_writer import ServerWriter
 
@@ -98,7 +98,7 @@ def regenerate(
     """Let the target rewrite the answers of a data set; a run that was cut off goes on where it was.
 
     Args:
-        data: what [`~hf_pardraft.training.data.sources.load_data`] takes. Rows have `messages` (or `conversations`), or a
+        data: what [`~hf_pardraft.user_input.data.load_data`] takes. Rows have `messages` (or `conversations`), or a
             `prompt`, a text or messages, and perhaps a `completion`; other columns are kept.
         output: a .jsonl file. Rows are appended as they are done, each with its `index` in the data set, and `truncated` if
             its answer met the limit of tokens.
@@ -125,13 +125,13 @@ def regenerate(
         "checksum": checksum,
         "shard": f"{shard.number}/{shard.count}",
     }
-    with Journal(shard.path(output), settings) as journal:
-        result = Regeneration(journal.path, num_rows, len(journal.done))
+    with ResumableJsonl(shard.path(output), settings) as answers:
+        result = Regeneration(answers.path, num_rows, len(answers.done))
         started, before = time.monotonic(), writer.num_tokens if isinstance(writer, LocalWriter) else 0
-        with tqdm(total=num_rows, initial=len(journal.done), desc=journal.path.name, disable=not progress) as bar:
-            missing = ((index, row) for index, row in shard_rows(rows, shard) if index not in journal.done)
+        with tqdm(total=num_rows, initial=len(answers.done), desc=answers.path.name, disable=not progress) as bar:
+            missing = ((index, row) for index, row in shard_rows(rows, shard) if index not in answers.done)
             for row in rewritten(missing, writer, result):
-                journal.append(row)
+                answers.append(row)
                 result.num_written += 1
                 if isinstance(writer, LocalWriter):
                     bar.set_postfix_str(

@@ -4,7 +4,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from ..training.data.examples import as_messages, from_sharegpt, without_nones
+from ..training.data.formats import as_messages, from_sharegpt, without_nones
 from ..user_input.options import check_temperature
 
 SEED_BITS = 0x7FFFFFFF
@@ -39,7 +39,7 @@ class Answer:
 
 
 class Rewrite:
-    """One row on its way. Turns of the assistant are rewritten one after another, each behind the new ones before it.
+    """One row on its way. Turns of the assistant are rewritten one after another, each after the new ones before it.
 
     A turn that calls a tool is kept, since the tool's result that follows belongs to it. A conversation that ends with the
     user's turn gets an answer. One in which an answer is cut off, or calls a tool, ends there: nobody knows the result.
@@ -80,7 +80,7 @@ class Rewrite:
         if self.prompt_text is None:
             self._read_on()
             if self.is_done:
-                raise ValueError("expected a user's turn with an answer of the assistant behind it, got none")
+                raise ValueError("expected a user's turn with an answer of the assistant after it, got none")
 
     @property
     def is_done(self) -> bool:

@@ -15,11 +15,10 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from .answer_file import Journal
 from .local_writer import LocalWriter
-from .prompt_filters import gist
-from .prompt_writer import Prompt, PromptSampling, PromptWriter, UserTurn
+from .prompt_writer import Prompt, PromptSampling, PromptWriter, UserTurn, gist
 from .regenerate import Regeneration, Shard, check_output, writer_settings
+from .resumable_jsonl import ResumableJsonl
 from .rewriting import Rewrite
 from .user_turns import user
 
@@ -65,18 +64,18 @@ class Dialogue(Rewrite):
         self._read_on()
 
     def take_back(self) -> None:
-        """End with the last answer: what the user said behind it can't be answered."""
+        """End with the last answer: what the user said after it can't be answered."""
         self._ahead, self._written = [], self._written[:-1]
 
 
 class PromptPool:
     """First messages of a shard's dialogues, each another one. They depend on the seed alone, and not on when a run is cut off.
 
-    All that were sampled are in a journal, hidden beside the output, so that a run that goes on neither samples them again nor
+    All that were sampled are in a file, hidden beside the output, so that a run that goes on neither samples them again nor
     asks one twice.
 
     Args:
-        journal: where they are written.
+        file: where they are written.
         writer: writes them.
         shard: of several, each samples others.
         after_batch: called whenever some were sampled.
@@ -87,27 +86,29 @@ class PromptPool:
         trouble: why no more are sampled, if hardly any was of use lately.
     """
 
-    def __init__(self, journal: Journal, writer: PromptWriter, shard: Shard, after_batch: Callable[[], None]) -> None:
-        self.journal, self.writer, self.shard, self.after_batch = journal, writer, shard, after_batch
+    def __init__(
+        self, file: ResumableJsonl, writer: PromptWriter, shard: Shard, after_batch: Callable[[], None]
+    ) -> None:
+        self.file, self.writer, self.shard, self.after_batch = file, writer, shard, after_batch
         self.prompts: list[str] = []
         self.refused: Counter[str] = Counter()
         self.trouble: str | None = None
         self._gists: set[str] = set()
         self._latest: deque[bool] = deque(maxlen=PATIENCE)
-        with journal.path.open(encoding="utf-8") as file:
-            for line in file:
+        with file.path.open(encoding="utf-8") as lines:
+            for line in lines:
                 self._take(json.loads(line))
 
     def prompt(self, place: int) -> str | None:
         """One of the prompts, sampled if it is not there yet; `None` if there are no more to be had."""
         while len(self.prompts) <= place and self.trouble is None:
-            start = len(self.journal.done)
+            start = len(self.file.done)
             numbers = range(start, start + self.writer.batch_size)
             turns = [self.writer.first_turn(self.shard.number + number * self.shard.count) for number in numbers]
             for number, prompt in zip(numbers, self.writer.ask(turns), strict=True):
                 reason = prompt.refused or (DUPLICATE if gist(prompt.text) in self._gists else None)
                 row = {"index": number, "prompt": prompt.text, "refused": reason}
-                self.journal.append(row)
+                self.file.append(row)
                 self._take(row)
             self.after_batch()
             self.trouble = self._trouble()
@@ -165,21 +166,21 @@ def write_dialogues(
     turns = {"more_turns": sampling.more_turns, "max_turns": sampling.max_turns}
     indices = range(shard.number, count, shard.count)
     with (
-        Journal(path, told | writer_settings(writer) | turns) as journal,
-        Journal(path.with_name(f".{path.name}.prompts"), told) as prompts,
+        ResumableJsonl(path, told | writer_settings(writer) | turns) as answers,
+        ResumableJsonl(path.with_name(f".{path.name}.prompts"), told) as prompts,
     ):
-        result = SelfPrompting(path, len(indices), len(journal.done))
+        result = SelfPrompting(path, len(indices), len(answers.done))
         started, before = time.monotonic(), writer.num_tokens
-        with tqdm(total=len(indices), initial=len(journal.done), desc=path.name, disable=not progress) as bar:
+        with tqdm(total=len(indices), initial=len(answers.done), desc=path.name, disable=not progress) as bar:
 
             def show_speed() -> None:
                 speed = result.note(writer.num_tokens - before + prompter.num_tokens, time.monotonic() - started)
                 bar.set_postfix_str(f"{len(prompts.done)} prompts sampled, {speed}")
 
             pool = PromptPool(prompts, prompter, shard, show_speed)
-            missing = [(place, index) for place, index in enumerate(indices) if index not in journal.done]
+            missing = [(place, index) for place, index in enumerate(indices) if index not in answers.done]
             for dialogue in finished(opened(missing, pool), prompter, writer, sampling, result):
-                journal.append(dialogue.result())
+                answers.append(dialogue.result())
                 result.num_written += 1
                 bar.update()
                 show_speed()

@@ -77,7 +77,7 @@ class UserTurns:
         return self._ids(header.rstrip(" ") if self._joins_blanks else header)
 
     def _around(self, messages: list[Message]) -> tuple[str, str]:
-        """What the template writes before a user's message that follows some messages, and behind it."""
+        """What the template writes before a user's message that follows some messages, and after it."""
         mark = unused_character(json.dumps(messages, ensure_ascii=False, default=str))
         chat = Conversation(self.tokenizer, [*messages, user(mark)], None, self.template_kwargs)
         rendered = chat.render(chat.messages, add_generation_prompt=True)

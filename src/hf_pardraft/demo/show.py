@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from transformers import GenerationConfig
 
+from ..evaluation.encoding import room_for_prompts
 from ..evaluation.entries import Entry, compiled_twin, plain_entry
 from ..evaluation.measurement import Condition, race
 from ..evaluation.rows import Comparison, compare
@@ -110,13 +111,7 @@ def read_prompts(prompt_file: Path | None) -> list[str]:
 
 def encode(family: Family, text: str, max_new_tokens: int) -> torch.LongTensor:
     """Token ids of `(1, length)`: the end of the text, as much of it as the target's context has room for."""
-    context_length = family.target.config.max_position_embeddings
-    room = context_length - max_new_tokens
-    if room < 1:
-        raise ValueError(
-            f"{max_new_tokens} new tokens leave no room for a prompt, since the target's context is {context_length} "
-            f"tokens: ask for at most {context_length - 1}"
-        )
+    room = room_for_prompts(family.target.config, max_new_tokens) or 0
     return family.tokenizer(text, return_tensors="pt").input_ids[:, -room:]
 
 

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..pairing.chat_format import explaining_template
+from ..user_input.models import context_length
 from .prompts import Question
 
 Answer = Callable[[torch.LongTensor], list[int]]
@@ -89,7 +90,7 @@ def room_for_prompts(config: PreTrainedConfig, max_new_tokens: int) -> int | Non
     Raises:
         ValueError: if there is no room.
     """
-    context = config.get_text_config(decoder=True).to_dict().get("max_position_embeddings")
+    context = context_length(config)
     if context is None:
         return None
     if context <= max_new_tokens:

@@ -208,9 +208,9 @@ def skipped_line(entry: dict[str, Any]) -> str:
     return f"{entry['name']} with batch size {entry['batch_size']} at temperature {entry['temperature']:g} ({entry['reason']})"
 
 
-def markdown_table(headings: list[str], lines: list[list[str]]) -> str:
-    """A table whose first column is on the left and whose others are on the right."""
-    rule = ["---", *["---:"] * (len(headings) - 1)]
+def markdown_table(headings: list[str], lines: list[list[str]], num_words: int = 1) -> str:
+    """A table whose first `num_words` columns are words, on the left, and the others figures, on the right."""
+    rule = [*["---"] * num_words, *["---:"] * (len(headings) - num_words)]
     return "\n".join("| " + " | ".join(map(escaped, line)) + " |" for line in [headings, rule, *lines])
 
 

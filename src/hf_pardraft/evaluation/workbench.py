@@ -65,7 +65,7 @@ class Workbench:
 
 
 @dataclass(frozen=True)
-class Texts:
+class Encoding:
     """How prompts become token ids.
 
     Attributes:
@@ -111,9 +111,9 @@ def prepare(plan: Plan, notes: Console) -> Workbench:
         ImportError, OSError: if a model or the prompts can't be had.
         ValueError: if they don't fit together. All this before anything is measured, and mostly before the target is loaded.
     """
-    texts = texts_of(plan)
+    encoding = encoding_for(plan)
     drafters = {
-        name: load_drafter(source, plan.placement, texts.vocab_size)
+        name: load_drafter(source, plan.placement, encoding.vocab_size)
         for name, source in plan.contenders.drafters.items()
     }
     if plan.tune:
@@ -121,7 +121,7 @@ def prepare(plan: Plan, notes: Console) -> Workbench:
     check_settings(drafters, plan)
     small = {name: load_target(name, plan.placement) for name in plan.contenders.small_models}
     target = load_target(plan.target, plan.placement, plan.random_weights)
-    return lay_out(plan, texts, target, drafters, small, notes)
+    return lay_out(plan, encoding, target, drafters, small, notes)
 
 
 def forget_unreadable_tables(drafters: dict[str, ParallelDrafter], notes: Console) -> None:
@@ -133,8 +133,8 @@ def forget_unreadable_tables(drafters: dict[str, ParallelDrafter], notes: Consol
             del drafter.generation_config.tuned_drafting
 
 
-def texts_of(plan: Plan) -> Texts:
-    """What is known of the texts before a model is loaded."""
+def encoding_for(plan: Plan) -> Encoding:
+    """How prompts will be encoded, as far as the plan, the configuration and the tokenizer tell."""
     trusts_code = plan.placement.trust_remote_code
     config = load_config(plan.target, trusts_code)
     room = room_for_prompts(config, plan.max_new_tokens)
@@ -146,12 +146,12 @@ def texts_of(plan: Plan) -> Texts:
         raise ValueError(
             f"{plan.tokenizer or plan.target} has no chat template, or was told not to use it: leave out --chat-argument"
         )
-    return Texts(config, tokenizer, Chat(use_template, plan.chat.template_arguments), room)
+    return Encoding(config, tokenizer, Chat(use_template, plan.chat.template_arguments), room)
 
 
 def lay_out(
     plan: Plan,
-    texts: Texts,
+    encoding: Encoding,
     target: PreTrainedModel,
     drafters: dict[str, ParallelDrafter],
     small_models: dict[str, PreTrainedModel],
@@ -161,11 +161,11 @@ def lay_out(
     for drafter in drafters.values():
         drafter.check_target(target)
     entries = [plain_entry(), *drafter_entries(drafters, plan.contenders.choices)]
-    entries += baseline_entries(plan.contenders.baselines, drafters, small_models, texts)
+    entries += baseline_entries(plan.contenders.baselines, drafters, small_models, encoding)
     if plan.contenders.compiled:
         entries = with_compiled(entries)
     notes.print(f"Preparing prompts from {plan.prompts.name} ...")
-    prompts, num_left_out = make_prompts(plan, texts, target)
+    prompts, num_left_out = make_prompts(plan, encoding, target)
     largest = max(condition.batch_size for condition in plan.conditions)
     if largest > len(prompts):
         raise ValueError(
@@ -176,8 +176,8 @@ def lay_out(
         "name": plan.prompts.name,
         "count": len(prompts),
         "left_out": num_left_out,
-        "chat_template": texts.chat.use_template,
-        "chat_arguments": texts.chat.template_arguments,
+        "chat_template": encoding.chat.use_template,
+        "chat_arguments": encoding.chat.template_arguments,
     }
     report = Report(facts_of(plan, target, drafters, prompt_facts))
     return Workbench(plan, target, drafters, entries, prompts, report)
@@ -197,12 +197,14 @@ def baseline_entries(
     baselines: list[str],
     drafters: dict[str, ParallelDrafter],
     small_models: dict[str, PreTrainedModel],
-    texts: Texts,
+    encoding: Encoding,
 ) -> list[Entry]:
     """transformers' own ways to compare with."""
     entries = [
         assisted_entry(
-            public_name(model) or name, model, assistant_tokenizers(name, model, texts.vocab_size, texts.tokenizer)
+            public_name(model) or name,
+            model,
+            assistant_tokenizers(name, model, encoding.vocab_size, encoding.tokenizer),
         )
         for name, model in small_models.items()
     ]
@@ -213,15 +215,15 @@ def baseline_entries(
     return entries
 
 
-def make_prompts(plan: Plan, texts: Texts, target: PreTrainedModel) -> tuple[list[torch.LongTensor], int]:
+def make_prompts(plan: Plan, encoding: Encoding, target: PreTrainedModel) -> tuple[list[torch.LongTensor], int]:
     """Token ids of `(1, length)` each, and how many prompts were left out."""
     asked = plan.prompts
     if asked.questions is None:
-        if texts.room is not None and asked.random_length > texts.room:
+        if encoding.room is not None and asked.random_length > encoding.room:
             raise ValueError(
-                f"prompts of {asked.random_length} tokens do not fit: {texts.room} is what the target's context has room for"
+                f"prompts of {asked.random_length} tokens do not fit: {encoding.room} is what the target's context has room for"
             )
-        return random_prompts(asked.limit, asked.random_length, texts.vocab_size, ending_tokens(target)), 0
+        return random_prompts(asked.limit, asked.random_length, encoding.vocab_size, ending_tokens(target)), 0
     plain, condition = plain_entry(), Condition(max_new_tokens=plan.max_new_tokens)
 
     def answer(prompt: torch.LongTensor) -> list[int]:
@@ -229,7 +231,7 @@ def make_prompts(plan: Plan, texts: Texts, target: PreTrainedModel) -> tuple[lis
         return list(new_texts(target, batch, call(target, plain, batch, generation_config(plain, condition)))[0])
 
     say = None if plan.first_turn_only else answer
-    prompts, num_left_out = encode_all(asked.questions, texts.tokenizer, texts.chat, say, texts.room)
+    prompts, num_left_out = encode_all(asked.questions, encoding.tokenizer, encoding.chat, say, encoding.room)
     if not prompts:
         raise ValueError(
             f"no prompt of {asked.name} leaves room for {plan.max_new_tokens} new tokens in the target's context"

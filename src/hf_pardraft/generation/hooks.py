@@ -128,63 +128,57 @@ def _assisted_decoding(
     **model_kwargs,
 ):
     """Our loop for our drafters, unless they ask for transformers' own."""
-    settings = None
+    prepared = {
+        "logits_processor": logits_processor,
+        "stopping_criteria": stopping_criteria,
+        "generation_config": generation_config,
+        "streamer": streamer,
+    }
     if is_ours(assistant_model, generation_config):
         assistant_model = adopted(assistant_model)
         settings = settings_of_call(assistant_model, generation_config, input_ids.shape[0], self.device.type)
         warn_if_other_text(assistant_model, input_ids, tokenizer)
         inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
-    if settings is None or settings.decode_loop == "stock":
-        return _originals["_assisted_decoding"](
-            self,
-            input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            synced_gpus=synced_gpus,
-            streamer=streamer,
-            inputs_tensor=inputs_tensor,
-            assistant_model=assistant_model,
-            assistant_tokenizer=assistant_tokenizer,
-            tokenizer=tokenizer,
-            **model_kwargs,
-        )
-    if settings.depth == 0:
-        logger.warning_once(
-            f"This drafter was tuned, and plain generate was measured to be faster in batches of about {input_ids.shape[0]}: "
-            "not drafting. Pass num_assistant_tokens to draft all the same."
-        )
-        return write_undrafted(
-            self,
-            assistant_model,
-            input_ids,
-            generation_config,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            synced_gpus=synced_gpus,
-            streamer=streamer,
-            **model_kwargs,
-        )
-    # A tuned drafter may draft trees here where its own settings, which were checked before, have none.
-    check_ngram_model(settings, assistant_model, self, tokenizer)
-    candidates = self._get_candidate_generator(
+        if settings.decode_loop == "native" and settings.depth == 0:
+            return write_undrafted(
+                self, assistant_model, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs
+            )
+        if settings.decode_loop == "native":
+            # A tuned drafter may draft trees here where its own settings, which were checked before, have none.
+            check_ngram_model(settings, assistant_model, self, tokenizer)
+            return _decode(self, input_ids, assistant_model, inputs, model_kwargs, **prepared)
+    return _originals["_assisted_decoding"](
+        self,
+        input_ids,
+        synced_gpus=synced_gpus,
+        inputs_tensor=inputs_tensor,
+        assistant_model=assistant_model,
+        assistant_tokenizer=assistant_tokenizer,
+        tokenizer=tokenizer,
+        **prepared,
+        **model_kwargs,
+    )
+
+
+def _decode(target, input_ids, drafter, inputs, model_kwargs, *, generation_config, logits_processor, **prepared):
+    """Continue `input_ids` by our loop; `inputs` is what [`check_request`] found, the rest as `generate` prepared it."""
+    candidates = target._get_candidate_generator(
         generation_config=generation_config,
         input_ids=input_ids,
-        inputs_tensor=inputs_tensor,
+        inputs_tensor=None,
         logits_processor=logits_processor,
         model_kwargs=model_kwargs,
-        assistant_model=assistant_model,
+        assistant_model=drafter,
     )
     decoding = decoding_for(
-        self,
+        target,
         candidates=candidates,
-        logits_processor=logits_processor,
-        stopping_criteria=stopping_criteria,
         generation_config=generation_config,
-        streamer=streamer,
+        logits_processor=logits_processor,
         model_kwargs=model_kwargs,
         batch=input_ids.shape[0],
         inputs=inputs,
+        **prepared,
     )
     return decoding.run(input_ids)
 

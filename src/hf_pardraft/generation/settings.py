@@ -7,7 +7,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ..models.base import ParallelDrafter
-from ..ngram.smoothing import SMOOTHINGS
+from ..ngram.lookup import SMOOTHINGS
 from .schedule import TunedDraft, nearest_size, read_table, still_stands, tables_in
 from .tree.token_tree import END_RULES
 

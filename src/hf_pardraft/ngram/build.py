@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from accelerate.utils import convert_file_size_to_int
 from tqdm.auto import tqdm
 
 from ..checkpoints.atomic_files import NO_ROOM
-from .counting import ArrayFile, CountJob, Packing, Run, RunWriter, count_windows, first_of_equals, mapped
-from .packing import Counts, blocks_of
+from .counting import ArrayFile, CountJob, KeyLayout, Run, RunWriter, count_windows, first_of_equals, mapped
+from .pairs import Counts, blocks_of
+from .sources import Chunk, chunks_of
 from .store import check_order, write_store
 
 LEAST_MEMORY = 1 << 20
@@ -65,117 +65,29 @@ class BuildOptions:
             checked_count(name, getattr(self, name))
         if self.memory < LEAST_MEMORY:
             raise ValueError(f"counting needs a max_memory of at least {LEAST_MEMORY} bytes, got {self.max_memory!r}")
-        packing_for(self)
+        key_layout_for(self)
 
 
-def packing_for(options: BuildOptions) -> Packing:
+def key_layout_for(options: BuildOptions) -> KeyLayout:
     """One integer for an n-gram where that is enough, else two."""
     bits = options.vocab_size.bit_length()
     if options.order * bits <= KEY_BITS:
-        return Packing(bits, (options.order,))
+        return KeyLayout(bits, (options.order,))
     first = options.order - options.order // 2
     if first * bits > KEY_BITS:
         raise ValueError(
             f"{options.order}-grams of a vocabulary of {options.vocab_size} are too long: with this order it may have "
             f"{2 ** (KEY_BITS // first) - 1} tokens"
         )
-    return Packing(bits, (first, options.order - first))
-
-
-# Chunks
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of the stream to be counted.
-
-    Attributes:
-        shifted: int32, ids plus 1, and 0 behind every document, often enough that no n-gram reaches into the next.
-        num_windows: the n-grams that begin at the first so many places are this chunk's.
-        num_tokens: ids among them.
-    """
-
-    shifted: np.ndarray
-    num_windows: int
-    num_tokens: int
-
-
-def as_ids(document: Any) -> np.ndarray:
-    """A document's ids as a one-dimensional array of integers.
-
-    Raises:
-        ValueError: if it is none.
-    """
-    ids = np.asarray(document.cpu() if isinstance(document, torch.Tensor) else document)
-    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-        raise ValueError(
-            f"a document is a one-dimensional sequence of token ids, got {ids.ndim} dimensions of {ids.dtype}: pass ids, as "
-            "a tokenizer gives them for one text, and of a data set's rows its column (row['input_ids'])"
-        )
-    return ids
-
-
-def shifted_ids(ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
-        wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
-        raise ValueError(
-            f"token id {wrong} is not in a vocabulary of {vocab_size}: pass the vocab_size (or tokenizer) of these ids"
-        )
-    return (ids + 1).astype(np.int32)
-
-
-def chunks_of(stream: Iterable[Any], options: BuildOptions) -> Iterator[Chunk]:
-    """The whole stream as chunks of about `options.chunk_tokens`: documents, one document, or its ids one by one."""
-    if isinstance(stream, (np.ndarray, torch.Tensor)) and stream.ndim == 1 and stream.dtype != object:
-        return document_chunks(iter([stream]), options)
-    items = iter(stream)
-    first = next(items, None)
-    if first is None:
-        return iter(())
-    items = itertools.chain([first], items)
-    is_id = isinstance(first, (int, np.integer)) or (isinstance(first, torch.Tensor) and first.ndim == 0)
-    return id_chunks(items, options) if is_id else document_chunks(items, options)
-
-
-def document_chunks(documents: Iterator[Any], options: BuildOptions) -> Iterator[Chunk]:
-    """Chunks of documents. Where one has to be cut, its first part sees `order - 1` tokens of the next."""
-    reach, capacity = options.order - 1, options.chunk_tokens
-    end = np.zeros(reach, dtype=np.int32)
-    parts, filled, num_tokens = [], 0, 0
-    for document in documents:
-        shifted = shifted_ids(as_ids(document), options.vocab_size)
-        while filled + len(shifted) >= capacity:
-            taken = capacity - filled
-            parts += [shifted[: taken + reach], end]
-            yield Chunk(np.concatenate(parts), capacity, num_tokens + taken)
-            shifted = shifted[taken:]
-            parts, filled, num_tokens = [], 0, 0
-        # Where the end marks alone would overfill it, the chunk is done.
-        if filled + len(shifted) + reach >= capacity:
-            yield Chunk(np.concatenate([*parts, shifted, end]), filled + len(shifted), num_tokens + len(shifted))
-            parts, filled, num_tokens = [], 0, 0
-        elif len(shifted):
-            parts += [shifted, end]
-            filled, num_tokens = filled + len(shifted) + reach, num_tokens + len(shifted)
-    if num_tokens:
-        yield Chunk(np.concatenate(parts), filled - reach, num_tokens)
-
-
-def id_chunks(ids: Iterator[Any], options: BuildOptions) -> Iterator[Chunk]:
-    """Chunks of one long document whose ids come one by one."""
-    reach, tail = options.order - 1, np.empty(0, dtype=np.int32)
-    while len(piece := np.fromiter(itertools.islice(ids, options.chunk_tokens), dtype=np.int64)):
-        joined = np.concatenate([tail, shifted_ids(piece, options.vocab_size)])
-        num_windows = max(0, len(joined) - reach)
-        yield Chunk(joined, num_windows, num_windows)
-        tail = joined[num_windows:]
-    yield Chunk(np.concatenate([tail, np.zeros(reach, dtype=np.int32)]), len(tail), len(tail))
+    return KeyLayout(bits, (first, options.order - first))
 
 
 # Runs
 
 
-def count_runs(chunks: Iterator[Chunk], packing: Packing, folder: Path, options: BuildOptions) -> tuple[list[Run], int]:
+def count_runs(
+    chunks: Iterator[Chunk], layout: KeyLayout, folder: Path, options: BuildOptions
+) -> tuple[list[Run], int]:
     """Count all chunks, in this process or in several; returns the runs and the number of tokens."""
     num_tokens, paths = 0, (folder / f"run{number}" for number in itertools.count())
     with tqdm(desc="counting", unit=" tokens", unit_scale=True, disable=not options.progress) as bar:
@@ -188,17 +100,17 @@ def count_runs(chunks: Iterator[Chunk], packing: Packing, folder: Path, options:
                 bar.update(chunk.num_tokens)
 
         if options.num_proc == 1:
-            runs = [count_windows(chunk.shifted, chunk.num_windows, packing, next(paths)) for chunk in noted()]
+            runs = [count_windows(chunk.shifted, chunk.num_windows, layout, next(paths)) for chunk in noted()]
         else:
-            runs = count_apart(noted(), packing, paths, options.num_proc)
+            runs = count_apart(noted(), layout, paths, options.num_proc)
     return runs, num_tokens
 
 
-def count_apart(chunks: Iterator[Chunk], packing: Packing, paths: Iterator[Path], num_proc: int) -> list[Run]:
+def count_apart(chunks: Iterator[Chunk], layout: KeyLayout, paths: Iterator[Path], num_proc: int) -> list[Run]:
     """Count chunks in processes of their own, `num_proc` at a time."""
 
     def count(shifted: Path, num_windows: int, path: Path) -> Run:
-        job = CountJob(str(shifted), num_windows, packing.bits, list(packing.columns), str(path))
+        job = CountJob(str(shifted), num_windows, layout.bits, list(layout.columns), str(path))
         done = subprocess.run(job.command(), stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode in NO_ROOM:
             raise OSError(done.returncode, os.strerror(done.returncode))
@@ -226,9 +138,9 @@ def count_apart(chunks: Iterator[Chunk], packing: Packing, paths: Iterator[Path]
 # Merging
 
 
-def merged(runs: list[Run], packing: Packing, block_size: int) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
+def merged(runs: list[Run], layout: KeyLayout, block_size: int) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
     """The n-grams of all runs, ascending and each once, in blocks of about `block_size`: columns and counts."""
-    columns, counts = [run.columns(packing) for run in runs], [run.counts for run in runs]
+    columns, counts = [run.columns(layout) for run in runs], [run.counts for run in runs]
     places = [0] * len(runs)
     while active := [i for i, run in enumerate(runs) if places[i] < run.size]:
         share = max(1, block_size // len(active))
@@ -237,7 +149,7 @@ def merged(runs: list[Run], packing: Packing, block_size: int) -> Iterator[tuple
         bound = min(tuple(column[ends[i] - 1] for column in columns[i]) for i in active)
         taken = []
         for i in active:
-            stop = place_behind(columns[i], places[i], ends[i], bound)
+            stop = place_after(columns[i], places[i], ends[i], bound)
             taken.append(([column[places[i] : stop] for column in columns[i]], counts[i][places[i] : stop]))
             places[i] = stop
         yield summed(
@@ -247,7 +159,7 @@ def merged(runs: list[Run], packing: Packing, block_size: int) -> Iterator[tuple
         )
 
 
-def place_behind(columns: list[np.ndarray], start: int, stop: int, bound: tuple) -> int:
+def place_after(columns: list[np.ndarray], start: int, stop: int, bound: tuple) -> int:
     """Where, in sorted n-grams from `start` to `stop`, those up to `bound` end."""
     for column, value in zip(columns[:-1], bound[:-1], strict=True):
         window = column[start:stop]
@@ -269,13 +181,13 @@ def summed(columns: list[np.ndarray], counts: np.ndarray, is_sorted: bool) -> tu
     return [column[starts] for column in columns], np.add.reduceat(counts[order], starts)
 
 
-def merged_down(runs: list[Run], packing: Packing, folder: Path, block_size: int) -> list[Run]:
+def merged_down(runs: list[Run], layout: KeyLayout, folder: Path, block_size: int) -> list[Run]:
     """At most [`MAX_OPEN_RUNS`] runs with the counts of all of them."""
     numbers = itertools.count()
     while len(runs) > MAX_OPEN_RUNS:
         group, runs = runs[:MAX_OPEN_RUNS], runs[MAX_OPEN_RUNS:]
-        writer = RunWriter(folder / f"merged{next(numbers)}", len(packing.columns))
-        for columns, counts in merged(group, packing, block_size):
+        writer = RunWriter(folder / f"merged{next(numbers)}", len(layout.columns))
+        for columns, counts in merged(group, layout, block_size):
             writer.append(columns, counts)
         runs.append(writer.close())
         for run in group:
@@ -325,17 +237,17 @@ class LevelWriter:
 
 
 def write_levels(
-    blocks: Iterator[tuple[list[np.ndarray], np.ndarray]], packing: Packing, vocab_size: int, folder: Path
+    blocks: Iterator[tuple[list[np.ndarray], np.ndarray]], layout: KeyLayout, vocab_size: int, folder: Path
 ) -> tuple[np.ndarray, list[Counts]]:
     """The counts of all lengths, from the sorted longest n-grams: those of the tokens, and the levels from bigrams on."""
     unigrams = np.zeros(vocab_size, dtype=np.int64)
-    writers = [LevelWriter(folder / f"level{length}") for length in range(2, packing.order + 1)]
+    writers = [LevelWriter(folder / f"level{length}") for length in range(2, layout.order + 1)]
     for columns, counts in blocks:
-        parents = packing.token(columns, 0) - 1
+        parents = layout.token(columns, 0) - 1
         starts = first_of_equals([parents])
         unigrams[parents[starts]] += np.add.reduceat(counts, starts)
         for place, writer in enumerate(writers, start=1):
-            tokens = packing.token(columns, place) - 1
+            tokens = layout.token(columns, place) - 1
             goes_on = tokens >= 0
             if not goes_on.all():
                 columns, parents, tokens = [column[goes_on] for column in columns], parents[goes_on], tokens[goes_on]
@@ -373,23 +285,24 @@ def pruned(levels: list[Counts], vocab_size: int, min_count: int, folder: Path) 
 def build_store(documents: Iterable[Any], path: Path, options: BuildOptions, tokenizer_facts: dict[str, Any]) -> None:
     """Count a stream of documents and write the store; see [`NgramModel.from_token_stream`]."""
     options.check()
-    packing = packing_for(options)
+    layout = key_layout_for(options)
     with tempfile.TemporaryDirectory(prefix="runs-", dir=path.parent) as workspace:
         folder = Path(workspace)
-        runs, num_tokens = count_runs(chunks_of(documents, options), packing, folder, options)
+        chunks = chunks_of(documents, options.vocab_size, options.order, options.chunk_tokens)
+        runs, num_tokens = count_runs(chunks, layout, folder, options)
         block_size = options.memory // BYTES_PER_ENTRY
-        runs = merged_down(runs, packing, folder, block_size)
+        runs = merged_down(runs, layout, folder, block_size)
         num_entries = sum(run.size for run in runs)
         with tqdm(
             desc="merging", unit=" n-grams", unit_scale=True, total=num_entries, disable=not options.progress
         ) as bar:
 
             def blocks() -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
-                for columns, counts in merged(runs, packing, block_size):
+                for columns, counts in merged(runs, layout, block_size):
                     yield columns, counts
                     bar.update(len(counts))
 
-            unigrams, levels = write_levels(blocks(), packing, options.vocab_size, folder)
+            unigrams, levels = write_levels(blocks(), layout, options.vocab_size, folder)
         for run in runs:
             run.delete()
         levels = pruned(levels, options.vocab_size, options.min_count, folder)

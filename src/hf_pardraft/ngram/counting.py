@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Packing:
+class KeyLayout:
     """How the tokens of an n-gram share the bits of one or two unsigned integers, the first token highest.
 
     A token is stored as its id plus 1; 0 stands for what comes after the end of a document.
@@ -58,8 +58,8 @@ class Run:
     def size(self) -> int:
         return self.path.with_suffix(".counts").stat().st_size // np.dtype(np.int64).itemsize
 
-    def columns(self, packing: Packing) -> list[np.ndarray]:
-        return [mapped(self.path.with_suffix(f".{i}"), np.uint64) for i in range(len(packing.columns))]
+    def columns(self, layout: KeyLayout) -> list[np.ndarray]:
+        return [mapped(self.path.with_suffix(f".{i}"), np.uint64) for i in range(len(layout.columns))]
 
     @property
     def counts(self) -> np.ndarray:
@@ -116,10 +116,10 @@ def first_of_equals(columns: list[np.ndarray]) -> np.ndarray:
     return np.flatnonzero(is_new)
 
 
-def count_windows(shifted: np.ndarray, num_windows: int, packing: Packing, path: Path) -> Run:
+def count_windows(shifted: np.ndarray, num_windows: int, layout: KeyLayout, path: Path) -> Run:
     """Count the n-grams that begin at the first `num_windows` places of `shifted` (ids plus 1), and write them as a run."""
     shifted = shifted.astype(np.uint64)
-    columns = packing.pack(shifted, num_windows)
+    columns = layout.pack(shifted, num_windows)
     is_ngram = shifted[:num_windows] != 0
     del shifted
     columns = [column[is_ngram] for column in columns]
@@ -152,8 +152,8 @@ class CountJob:
         return [sys.executable, "-c", start, __file__, json.dumps(asdict(self))]
 
     def run(self) -> None:
-        packing = Packing(self.bits, tuple(self.columns))
-        count_windows(np.fromfile(self.shifted, dtype=np.int32), self.num_windows, packing, Path(self.path))
+        layout = KeyLayout(self.bits, tuple(self.columns))
+        count_windows(np.fromfile(self.shifted, dtype=np.int32), self.num_windows, layout, Path(self.path))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .packing import Counts
+from .pairs import Counts
 from .store import check_order, write_store
 
 # Of the file in 32-bit words, little-endian: order and node count (two words each); then for each node its token (1),

@@ -12,18 +12,15 @@ from huggingface_hub import HfApi
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
-from ..checkpoints.atomic_files import explained
-from ..checkpoints.atomic_folders import writing_folder
 from ..pairing.remembered import tokenizer_hash
 from .build import BuildOptions, build_store, checked_count
 from .dart_trie import convert_trie
-from .lookup import Lookup, NgramWalk
-from .packing import NgramTable
-from .smoothing import SMOOTHINGS, checked_smoothing
+from .lookup import SMOOTHINGS, Lookup, NgramWalk, checked_smoothing
+from .pairs import NgramTable
 from .sources import token_documents
-from .store import FILE_NAME, NgramInfo, read_store
+from .store import FILE_NAME, NgramInfo, place_store, read_store
 
-# How much larger a target's vocabulary may be than its tokenizer's: rows that only pad the embeddings.
+# How much larger a target's vocabulary may be than its tokenizer's: rows of the embeddings that only pad them.
 PADDING_SHARE = 0.01
 
 
@@ -87,11 +84,11 @@ class NgramModel:
     # Look-up
 
     def __call__(self, contexts: torch.LongTensor, candidates: torch.LongTensor) -> torch.Tensor:
-        """How probable each candidate is behind each context, by this model's smoothing.
+        """How probable each candidate is after each context, by this model's smoothing.
 
         Args:
             contexts: `(..., contexts, length)`; the last `order - 1` tokens count, and fewer will do.
-            candidates: `(..., candidates)`, the same for all contexts of a row.
+            candidates: `(..., candidates)`, the same for all contexts of a batch item.
 
         Returns:
             `(..., contexts, candidates)` float32, on the device of `contexts`.
@@ -107,7 +104,7 @@ class NgramModel:
         """The look-ups of one tree, each going on from what the one before found; see [`WalkingModel`].
 
         Args:
-            context: `(batch, context)`, the end of the committed text, the root last.
+            context: `(batch, context)`, the end of the committed text, the anchor last.
             candidates: `(batch, depth, k)`, the tokens of all levels.
         """
         return NgramWalk(self.lookup, SMOOTHINGS[self.smoothing], self.smoothing_weight, context, candidates)
@@ -295,9 +292,9 @@ class NgramModel:
             )
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise a `ValueError` unless a target with `vocab_size` rows of logits can share this model's token ids.
+        """Raise a `ValueError` unless a target whose logits have `vocab_size` entries can share this model's token ids.
 
-        A target may have some more rows than its tokenizer has tokens, to pad its embeddings.
+        A target may have some more of them than its tokenizer has tokens, to pad its embeddings.
         """
         if not self.vocab_size <= vocab_size <= self.vocab_size * (1 + PADDING_SHARE):
             raise ValueError(
@@ -321,33 +318,6 @@ class NgramModel:
             "tokenizer": self.info.tokenizer_name,
             "tokenizer hash": self.info.tokenizer_hash,
         }
-
-
-def place_store(folder: Path, make: Callable[[Path], None]) -> None:
-    """Let `make` write a store, in a temporary folder first: `folder` gets a whole one or none.
-
-    Raises:
-        OSError: if somebody else writes the folder, or there is no room.
-    """
-    kept = "nothing was written, and what was there before is as it was. Make room, or choose another folder"
-    with (
-        writing_folder(folder),
-        explained(folder / FILE_NAME, kept),
-        tempfile.TemporaryDirectory(prefix=".ngram-", dir=folder) as workspace,
-    ):
-        written = Path(workspace) / FILE_NAME
-        make(written)
-        written.replace(folder / FILE_NAME)
-
-
-def check_no_store(folder: Path, overwrite: bool) -> None:
-    """Raise a `FileExistsError` if `folder` is a file, or holds a store that may not be lost (`overwrite`)."""
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file: choose the name of a new folder")
-    if (folder / FILE_NAME).exists() and not overwrite:
-        raise FileExistsError(
-            f"{folder} holds an n-gram model: choose another folder, or pass --overwrite to replace it"
-        )
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, str | None]:

@@ -1,14 +1,16 @@
-"""Where the text of an n-gram model comes from: files and data sets, as documents of token ids."""
+"""What an n-gram model counts: files and data sets as documents of token ids, and documents as chunks."""
 
-import importlib.util
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..user_input.data import check_json_files, reading_data
+from ..user_input.data import load_data, reading_data
 from ..user_input.files import not_utf8
 
 # Characters of a file that are read, and texts that are tokenised, at once. A fast tokenizer works on them in parallel.
@@ -82,32 +84,119 @@ def texts_of_dataset(name_or_path: str, config: str | None, split: str, column: 
     """The texts of a data set, streamed.
 
     Args:
-        name_or_path: on the Hub, or a folder, or a .json(l), .csv or .parquet file.
-        config: of the data set, if it has several.
-        split: of it, "train" for a file.
+        name_or_path, config, split: as [`load_data`] takes them.
         column: that holds the text.
 
     Raises:
         ImportError: without the `datasets` package.
         OSError, ValueError: if there is no such data set or column, or it can't be read.
     """
-    if importlib.util.find_spec("datasets") is None:
-        raise ImportError('reading data sets needs the datasets package: pip install "hf-pardraft[train]"')
-    from datasets import load_dataset
-
-    kind = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}.get(Path(name_or_path).suffix)
-    is_file = bool(kind) and Path(name_or_path).is_file()
-    check_json_files([Path(name_or_path)] if is_file else [])
-    with reading_data(name_or_path):
-        if is_file:
-            rows = iter(load_dataset(kind, data_files=name_or_path, split=split, streaming=True))
-        else:
-            rows = iter(load_dataset(name_or_path, config, split=split, streaming=True))
+    examples = iter(load_data(name_or_path, config, split, streaming=True))
     while True:
         with reading_data(name_or_path):
-            row = next(rows, None)
-        if row is None:
+            example = next(examples, None)
+        if example is None:
             return
-        if column not in row:
-            raise ValueError(f"the data set has no column {column!r}: it has {', '.join(row)}")
-        yield row[column]
+        if column not in example:
+            raise ValueError(f"the data set has no column {column!r}: it has {', '.join(example)}")
+        yield example[column]
+
+
+# Chunks: pieces of ids that are counted at once
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of the stream to be counted.
+
+    Attributes:
+        shifted: int32, ids plus 1, and 0 after every document, often enough that no n-gram reaches into the next.
+        num_windows: the n-grams that begin at the first so many places are this chunk's.
+        num_tokens: ids among them.
+    """
+
+    shifted: np.ndarray
+    num_windows: int
+    num_tokens: int
+
+
+def as_ids(document: Any) -> np.ndarray:
+    """A document's ids as a one-dimensional array of integers.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    ids = np.asarray(document.cpu() if isinstance(document, torch.Tensor) else document)
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+        raise ValueError(
+            f"a document is a one-dimensional sequence of token ids, got {ids.ndim} dimensions of {ids.dtype}: pass ids, as "
+            "a tokenizer gives them for one text, and of a data set's rows its column (row['input_ids'])"
+        )
+    return ids
+
+
+def shifted_ids(ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
+        wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
+        raise ValueError(
+            f"token id {wrong} is not in a vocabulary of {vocab_size}: pass the vocab_size (or tokenizer) of these ids"
+        )
+    return (ids + 1).astype(np.int32)
+
+
+def chunks_of(stream: Iterable[Any], vocab_size: int, order: int, num_tokens: int) -> Iterator[Chunk]:
+    """The whole stream as chunks.
+
+    Args:
+        stream: documents, one document, or its ids one by one.
+        vocab_size: ids are below it.
+        order: length of the n-grams to be counted.
+        num_tokens: about as many ids go into a chunk.
+
+    Raises:
+        ValueError: for a document that holds no ids, or an id beyond the vocabulary.
+    """
+    if isinstance(stream, (np.ndarray, torch.Tensor)) and stream.ndim == 1 and stream.dtype != object:
+        return document_chunks(iter([stream]), vocab_size, order - 1, num_tokens)
+    items = iter(stream)
+    first = next(items, None)
+    if first is None:
+        return iter(())
+    items = itertools.chain([first], items)
+    is_id = isinstance(first, (int, np.integer)) or (isinstance(first, torch.Tensor) and first.ndim == 0)
+    make = id_chunks if is_id else document_chunks
+    return make(items, vocab_size, order - 1, num_tokens)
+
+
+def document_chunks(documents: Iterator[Any], vocab_size: int, reach: int, capacity: int) -> Iterator[Chunk]:
+    """Chunks of documents. Where one has to be cut, its first part sees `reach` tokens of the next."""
+    end = np.zeros(reach, dtype=np.int32)
+    parts, filled, num_tokens = [], 0, 0
+    for document in documents:
+        shifted = shifted_ids(as_ids(document), vocab_size)
+        while filled + len(shifted) >= capacity:
+            taken = capacity - filled
+            parts += [shifted[: taken + reach], end]
+            yield Chunk(np.concatenate(parts), capacity, num_tokens + taken)
+            shifted = shifted[taken:]
+            parts, filled, num_tokens = [], 0, 0
+        # Where the end marks alone would overfill it, the chunk is done.
+        if filled + len(shifted) + reach >= capacity:
+            yield Chunk(np.concatenate([*parts, shifted, end]), filled + len(shifted), num_tokens + len(shifted))
+            parts, filled, num_tokens = [], 0, 0
+        elif len(shifted):
+            parts += [shifted, end]
+            filled, num_tokens = filled + len(shifted) + reach, num_tokens + len(shifted)
+    if num_tokens:
+        yield Chunk(np.concatenate(parts), filled - reach, num_tokens)
+
+
+def id_chunks(ids: Iterator[Any], vocab_size: int, reach: int, capacity: int) -> Iterator[Chunk]:
+    """Chunks of one long document whose ids come one by one."""
+    tail = np.empty(0, dtype=np.int32)
+    while len(piece := np.fromiter(itertools.islice(ids, capacity), dtype=np.int64)):
+        joined = np.concatenate([tail, shifted_ids(piece, vocab_size)])
+        num_windows = max(0, len(joined) - reach)
+        yield Chunk(joined, num_windows, num_windows)
+        tail = joined[num_windows:]
+    yield Chunk(np.concatenate([tail, np.zeros(reach, dtype=np.int32)]), len(tail), len(tail))

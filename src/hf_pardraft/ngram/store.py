@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .packing import Counts, NgramTable, blocks_of, layout_for, write_pairs
+from ..checkpoints.atomic_files import explained
+from ..checkpoints.atomic_folders import writing_folder
+from .pairs import Counts, NgramTable, blocks_of, layout_for, write_pairs
 
 FILE_NAME = "ngram.safetensors"
 METADATA_KEY = "hf_pardraft.ngram"
@@ -122,6 +125,33 @@ def _header(tensors: dict[str, tuple[np.dtype, int]], info: NgramInfo, checksums
     header = json.dumps({"__metadata__": metadata, **entries}).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header
+
+
+def place_store(folder: Path, make: Callable[[Path], None]) -> None:
+    """Let `make` write a store, in a temporary folder first: `folder` gets a whole one or none.
+
+    Raises:
+        OSError: if somebody else writes the folder, or there is no room.
+    """
+    kept = "nothing was written, and what was there before is as it was. Make room, or choose another folder"
+    with (
+        writing_folder(folder),
+        explained(folder / FILE_NAME, kept),
+        tempfile.TemporaryDirectory(prefix=".ngram-", dir=folder) as workspace,
+    ):
+        written = Path(workspace) / FILE_NAME
+        make(written)
+        written.replace(folder / FILE_NAME)
+
+
+def check_no_store(folder: Path, overwrite: bool) -> None:
+    """Raise a `FileExistsError` if `folder` is a file, or holds a store that may not be lost (`overwrite`)."""
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file: choose the name of a new folder")
+    if (folder / FILE_NAME).exists() and not overwrite:
+        raise FileExistsError(
+            f"{folder} holds an n-gram model: choose another folder, or pass --overwrite to replace it"
+        )
 
 
 # Reading

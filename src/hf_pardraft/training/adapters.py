@@ -83,7 +83,7 @@ def _train_mask_token(config: Any, drafter: PreTrainedModel) -> None:
         if "trainable_token_indices" in settings:
             config.trainable_token_indices = {EMBEDDING: drafter.config.mask_token_ids}
         else:
-            # Not every method can train single rows.
+            # Not every method can train single rows of a matrix.
             saved.append(EMBEDDING)
     config.modules_to_save = saved or None
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import TrainingArguments
+from transformers import TrainerState, TrainingArguments
 
 from .checks import EVERY, check_settings
-from .losses.objectives import OBJECTIVES
-from .losses.sums import REDUCTIONS
+from .losses.objectives import OBJECTIVES, ObjectiveSettings
+from .losses.sums import REDUCTIONS, gamma_after_epochs, linear_gamma
 
 
 @dataclass
@@ -25,10 +25,10 @@ class DraftTrainingArguments(TrainingArguments):
         },
     )
     cod_retention: float = field(
-        default=0.7, metadata={"help": "PARD: retention decay r of conditional drop-token; 1 keeps every row."}
+        default=0.7, metadata={"help": "PARD: retention decay r of conditional drop-token; 1 keeps every mask."}
     )
     cod_min_retention: float = field(
-        default=0.2, metadata={"help": "PARD: least share of rows that a subtask keeps (r_min)."}
+        default=0.2, metadata={"help": "PARD: least share of positions that a subtask keeps (r_min)."}
     )
     objective: dict[str, float] | str | None = field(
         default=None,
@@ -49,7 +49,8 @@ class DraftTrainingArguments(TrainingArguments):
     loss_chunk_rows: int = field(
         default=512,
         metadata={
-            "help": "How many supervised rows go through the lm_head at a time: their logits are the largest tensors of a step."
+            "help": "How many supervised positions go through the lm_head at a time: their logits are the largest tensors of a "
+            "step."
         },
     )
     kl_temperature: float = field(
@@ -71,16 +72,17 @@ class DraftTrainingArguments(TrainingArguments):
     num_anchors: int | str = field(
         default=512,
         metadata={
-            "help": "DFlash, DFlare, DART: most blocks per row of a batch, packed or not, chosen anew in each epoch; all: behind "
+            "help": "DFlash, DFlare, DART: most blocks per batch item, packed or not, chosen anew in each epoch; all: after "
             "every token that one can begin with."
         },
     )
     max_length: int | None = field(
         default=3072,
-        metadata={"help": "Tokens at which texts are cut off, and length of packed rows; None cuts nothing."},
+        metadata={"help": "Tokens at which texts are cut off, and length of packed examples; None cuts nothing."},
     )
     packing: bool = field(
-        default=False, metadata={"help": "Put several texts in a row of at most max_length tokens; none sees another."}
+        default=False,
+        metadata={"help": "Put several texts into an example of at most max_length tokens; none sees another."},
     )
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None,
@@ -150,6 +152,27 @@ class DraftTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self)
+
+    def objective_settings(self, gamma: float | None) -> ObjectiveSettings:
+        """The numbers that objectives share.
+
+        Args:
+            gamma: decay constant of the position weights.
+        """
+        return ObjectiveSettings(gamma, self.kl_gamma, self.dpace_alpha, self.loss_reduction)
+
+    @property
+    def gamma_grows(self) -> bool:
+        """Whether gamma is another one later."""
+        return self.loss_gamma_end is not None or self.loss_gamma_epoch_step is not None
+
+    def gamma_after(self, state: TrainerState) -> float | None:
+        """The decay constant of the next step's position weights, from the steps or epochs that are done."""
+        if self.loss_gamma_end is not None:
+            return linear_gamma(state.global_step, max(state.max_steps, 1), self.loss_gamma, self.loss_gamma_end)
+        if self.loss_gamma_epoch_step is not None:
+            return gamma_after_epochs(state.epoch or 0, self.loss_gamma, self.loss_gamma_epoch_step)
+        return self.loss_gamma
 
     @property
     def most_anchors(self) -> int | None:

@@ -6,10 +6,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from .arguments import DraftTrainingArguments
+from .checks import check_asks_no_target
 from .data.documents import PADDING
-from .layouts.attention import attending_with
+from .layouts import layout_of
+from .layouts.attention import attending_with, training_attention
 from .layouts.base import UNKNOWN, Layout, SupervisedPositions, example_generator, some_of
-from .losses.objectives import OBJECTIVES, BlockScores, reads_logits
+from .losses.objectives import OBJECTIVES, BlockScores, parse_objective, reads_logits
 from .losses.scoring import PositionScorer, label_log_probs
 from .losses.sums import confidence_weights
 from .target.continuations import sample_continuations
@@ -45,6 +48,26 @@ class BatchScorer:
     seed: int = 0
     epoch: int = 0
     attention: str = "sdpa"
+
+    @classmethod
+    def for_training(
+        cls, drafter: PreTrainedModel, target: PreTrainedModel | None, args: DraftTrainingArguments
+    ) -> "BatchScorer":
+        """One that is set up from the drafter and the training arguments; a `ValueError` if they don't fit together."""
+        coefficients = parse_objective(args.objective or drafter.training_objective)
+        check_asks_no_target(coefficients, target)
+        return cls(
+            layout=layout_of(drafter),
+            drafter=drafter,
+            target=target,
+            coefficients=coefficients,
+            depth=drafter.taught_depth(args.draft_tokens),
+            chunk_size=args.loss_chunk_rows,
+            temperature=args.kl_temperature,
+            streak_prefixes=args.streak_prefixes,
+            seed=args.seed,
+            attention=training_attention(drafter, args.training_attention, args.device),
+        )
 
     @property
     def reads(self) -> set[str]:

@@ -84,7 +84,7 @@ def _check_data(args: "DraftTrainingArguments") -> None:
     if args.max_length is not None and args.max_length < 2:
         raise ValueError(f"max_length must be at least 2 (a token and one to learn), or None, got {args.max_length}")
     if args.packing and args.max_length is None:
-        raise ValueError("packing needs the length of a row, got max_length=None: set max_length, too")
+        raise ValueError("packing needs the length of a packed example, got max_length=None: set max_length, too")
     if args.training_attention not in ATTENTIONS:
         raise ValueError(f"training_attention must be one of {ATTENTIONS}, got {args.training_attention!r}")
     if not isinstance(args.chat_template_kwargs, dict | None):
@@ -124,7 +124,7 @@ def is_tau(metric: str | None) -> bool:
     return metric is not None and metric.split("_")[-1] == "tau" and not metric.endswith("expected_tau")
 
 
-def check_run(options: "RunOptions", drafter: "DrafterOptions", recipes: list[str]) -> None:
+def check_run(options: RunOptions, drafter: DrafterOptions, recipes: list[str]) -> None:
     """Raise a `ValueError` if something is missing, or contradicts the kind of drafter."""
     missing = [f"--{name}" for name in ("target", "dataset", "output") if getattr(options, name) is None]
     if missing:
@@ -157,7 +157,7 @@ def check_run(options: "RunOptions", drafter: "DrafterOptions", recipes: list[st
         )
 
 
-def check_adapter(options: "AdapterOptions", keep_adapter: bool) -> None:
+def check_adapter(options: AdapterOptions, keep_adapter: bool) -> None:
     """Raise a `ValueError` for an adapter that can't be, or settings of one where there is none."""
     if options.lora_rank is None:
         said = [f"--{name.replace('_', '-')}" for name, value in vars(options).items() if value is not None]

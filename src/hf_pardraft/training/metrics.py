@@ -1,4 +1,4 @@
-"""How well a drafter drafts while it trains: accuracies, counted on the device, and the true tau on held-out prompts."""
+"""How well a drafter drafts while it trains: objectives and accuracies, counted on the device, and the true tau."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sized
@@ -8,6 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from .data.documents import IGNORED, checked
+from .losses.objectives import OBJECTIVES, BlockScores
+from .losses.sums import Sums, added, mean_of
 
 # Processes that have seen fewer positions than others exchange as many counts.
 MOST_POSITIONS = 256
@@ -16,27 +18,46 @@ PROMPT_SHARE = 0.5
 
 
 class DraftMetrics:
-    """Counts right drafts per position, without waiting for the device."""
+    """What batches were worth since this was last asked: objectives, and right drafts per position. Waits for no device."""
 
     def __init__(self) -> None:
+        self._sums: dict[str, Sums] = {}
         self._right: torch.Tensor | None = None
         self._seen: torch.Tensor | None = None
 
     @torch.no_grad()
-    def add(self, is_right: torch.BoolTensor, valid: torch.BoolTensor) -> None:
-        """Count drafts: which are right and which count, `(blocks, positions)` each."""
+    def add(self, sums: dict[str, Sums], scores: BlockScores) -> None:
+        """Count a batch: the sums of its objectives, and which drafts are right of those that count."""
+        self._sums = added(self._sums, sums)
+        is_right, valid = scores.is_right, scores.valid
         counts = torch.stack([(is_right & valid).sum(dim=0), valid.sum(dim=0)]).double()
         counted, seen = torch.nn.functional.pad(counts, (0, MOST_POSITIONS - counts.shape[1]))
         self._right = counted if self._right is None else self._right + counted
         self._seen = seen if self._seen is None else self._seen + seen
 
-    def pop(self, total: Callable[[torch.Tensor], torch.Tensor] = lambda counts: counts) -> dict[str, float]:
+    def pop_objectives(self, total: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
+        """What each objective was, over all batches and processes as one; starts anew.
+
+        Args:
+            total: sums over processes, each of which has to call this then.
+        """
+        sums, self._sums = self._sums, {}
+        if not sums:
+            return {}
+        # Numerators first, then denominators, in one exchange.
+        sizes = [len(part.denominators) for part in sums.values()]
+        both = [torch.cat([part[field] for part in sums.values()]) for field in range(2)]
+        numerators, denominators = total(torch.stack(both))
+        quotients = zip(sums, numerators.split(sizes), denominators.split(sizes), strict=True)
+        return {name: mean_of(*parts, OBJECTIVES[name].epsilon).item() for name, *parts in quotients}
+
+    def pop_accuracies(self, total: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
         """`accuracy_k` for each position seen, and `expected_tau`; starts counting anew.
 
         `expected_tau` is 1 + the expected length of a chain whose positions are right independently, at these rates.
 
         Args:
-            total: sums counts over processes, each of which has to call this then.
+            total: see [`pop_objectives`].
         """
         counts = (
             torch.zeros(2, MOST_POSITIONS, dtype=torch.float64)

@@ -18,6 +18,7 @@ from ..models.modeling_dart import DartDrafter
 from ..models.modeling_dflare import DFlareDrafter
 from ..models.modeling_dflash import DFlashDrafter
 from ..models.modeling_pard import PardDrafter
+from ..user_input.data import load_data
 from ..user_input.models import load_drafter, load_model, load_tokenizer
 from ..user_input.options import checked_dtype
 from .adapters import lora_config
@@ -25,7 +26,7 @@ from .arguments import DraftTrainingArguments
 from .checkpointing import check_no_other_run, checkpoint_to_resume, tidy
 from .checks import check_reporting
 from .data.dataset import prepare_for_training
-from .data.sources import load_data, split_off
+from .data.sources import split_off
 from .losses.objectives import parse_objective, reads_logits
 from .recipe import TrainingRun, config_fields, training_run
 from .run_options import DrafterOptions

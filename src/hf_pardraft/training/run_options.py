@@ -40,7 +40,7 @@ class DrafterOptions:
     num_layers: int | None = option(None, "dflash, dflare: its depth.")
     block_size: int | None = option(None, "dflash, dflare: tokens a block, the anchor counted.")
     draft_length: int | None = option(
-        None, "dart: masks behind a prefix, as config.json counts them. Say draft_tokens, the tokens that they draft."
+        None, "dart: masks after a prefix, as config.json counts them. Say draft_tokens, the tokens that they draft."
     )
     mask_token_id: list[int] | None = field(
         default=None,

@@ -1,4 +1,18 @@
-"""DraftTrainer: a `Trainer` for drafters, with the target frozen beside it."""
+"""DraftTrainer: a `Trainer` for drafters, with the target frozen beside it.
+
+One training step is this list of functions:
+
+    DraftTrainer.get_batch_samples      accumulated batches, and the objectives' denominators over all of them
+        Layout.__call__                 examples -> batch, in the data loader                         layouts/
+    DraftTrainer.compute_loss           batch -> loss
+        BatchScorer.scores              batch -> scores of the supervised positions, in blocks        batch_scorer
+            Layout.supervised           what is learned
+            target_reading              the target's forward, or its stored states                    target/
+            Layout.forward              the drafter's forward, with the layout's mask
+            PositionScorer.__call__     hidden states -> log-probabilities, divergences, by chunks    losses/scoring
+        objective_sums                  scores -> numerators and denominators                         losses/objectives
+        total_loss                      numerators, all denominators -> loss
+"""
 
 from typing import Any
 
@@ -12,7 +26,6 @@ from .arguments import DraftTrainingArguments
 from .batch_scorer import BatchScorer
 from .checks import (
     check_arguments,
-    check_asks_no_target,
     check_base_is_named,
     check_in_one_place,
     check_one_device,
@@ -22,26 +35,8 @@ from .checks import (
 )
 from .data.dataset import chat_arguments, prepare_all, prepare_for_training, tokenizer_of
 from .drafter_files import DrafterFilesTrainer
-from .layouts import layout_of
-from .layouts.attention import training_attention
-from .losses.objectives import (
-    OBJECTIVES,
-    BlockScores,
-    ObjectiveSettings,
-    combined,
-    objective_sums,
-    parse_objective,
-    total_loss,
-)
-from .losses.sums import (
-    Sums,
-    added,
-    denominators_of,
-    gamma_after_epochs,
-    linear_gamma,
-    mean_of,
-    with_denominators,
-)
+from .losses.objectives import BlockScores, combined, objective_sums, total_loss
+from .losses.sums import Sums, denominators_of, with_denominators
 from .metrics import DraftMetrics, held_out_prompts, tokens_and_rounds, whole_copy
 from .run_identity import identity_of
 from .target.feature_store import StoredStatesCollator, store_for
@@ -96,7 +91,6 @@ class DraftTrainer(DrafterFilesTrainer):
             )
         trained, model = model, base_drafter(model)
         check_pair(model, target, args)
-        depth = model.taught_depth(args.draft_tokens)
         check_arguments(args, kwargs)
         if target is not None:
             check_in_one_place(target)
@@ -105,29 +99,15 @@ class DraftTrainer(DrafterFilesTrainer):
         self.target = target
         self.drafter = model
         self._peft_config = peft_config
-        layout = layout_of(model)
-        data_collator = data_collator or layout.for_drafter(model, args)
-        coefficients = parse_objective(args.objective or model.training_objective)
-        check_asks_no_target(coefficients, target)
-        self.scorer = BatchScorer(
-            layout=layout,
-            drafter=model,
-            target=target,
-            coefficients=coefficients,
-            depth=depth,
-            chunk_size=args.loss_chunk_rows,
-            temperature=args.kl_temperature,
-            streak_prefixes=args.streak_prefixes,
-            seed=args.seed,
-            attention=training_attention(model, args.training_attention, args.device),
-        )
+        self.scorer = BatchScorer.for_training(model, target, args)
+        data_collator = data_collator or self.scorer.layout.for_drafter(model, args)
         check_one_device(args)
         raw_data, kwargs = kwargs.get("train_dataset"), prepare_all(model, args, kwargs)
         if target is not None:
             model.note_target(target, tokenizer_of(kwargs.get("processing_class")), chat_arguments(raw_data, args))
         if args.features_folder is not None:
             store = store_for(model, target, args.features_folder, with_logits=self.scorer.reads_logits)
-            data_collator = StoredStatesCollator(data_collator, store, layout)
+            data_collator = StoredStatesCollator(data_collator, store, self.scorer.layout)
         if peft_config is not None:
             trained = adapted(model, peft_config)
         if is_adapted(trained) and args.keep_adapter:
@@ -139,13 +119,35 @@ class DraftTrainer(DrafterFilesTrainer):
         # Numerators are divided by the denominators of all accumulated batches.
         self.loss_is_scaled_for_ga = True
         self.model_accepts_loss_kwargs = False
-        self._sums: dict[str, dict[str, Sums]] = {"train": {}, "eval": {}}
         self.metrics = {"train": DraftMetrics(), "eval": DraftMetrics()}
         if self.splits_weights:
             plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
             check_spreading(is_adapted(trained), plugin and plugin.zero3_save_16bit_model)
         self.add_callback(_TellTheEpoch([self.data_collator, self.scorer]))
         model.adopt_training(args.draft_tokens)
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """As in `Trainer`; the batches come with the objectives' denominators over all of them and all processes.
+
+        Where these depend on what the drafter says (its first errors, say), it is asked beforehand, without gradients. What the
+        target writes for a batch goes with it.
+        """
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if len(batches) < 2 and not self.scorer.known_before:
+            # Its own forward will tell.
+            return batches, None
+        gamma, parts, known = self.args.gamma_after(self.state), [], self.scorer.known_before
+        devices = [self.args.device] if self.args.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(devices), self.compute_loss_context_manager():
+            # With the dropout of training, and the random numbers that it will draw again.
+            self.model_wrapped.train()
+            for index, batch in enumerate(map(self._prepare_inputs, batches)):
+                if not known:
+                    sampled = self.scorer.sampled(batch)
+                    batch, batches[index] = {**batch, **sampled}, {**batches[index], **sampled}
+                scores = self.scorer.blank_scores(batch) if known else self.scorer.scores(self.model_wrapped, batch)
+                parts.append(denominators_of(self.draft_sums(scores, gamma)))
+        return batches, self.over_processes(torch.stack(parts).sum(dim=0)) if parts else None
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """What target and drafter say, the sums of the objectives, the loss, metrics.
@@ -156,12 +158,10 @@ class DraftTrainer(DrafterFilesTrainer):
         """
         training = model.training
         # Evaluation losses are compared with each other, so their weights stay what they are before the first step.
-        gamma = self.current_gamma() if training else self.args.loss_gamma
+        gamma = self.args.gamma_after(self.state) if training else self.args.loss_gamma
         scores = self.scorer.scores(model, inputs, None if training else self._num_counted(inputs))
         sums = self.draft_sums(scores, gamma)
-        mode = "train" if training else "eval"
-        self.metrics[mode].add(scores.is_right, scores.valid)
-        self._sums[mode] = added(self._sums[mode], sums)
+        self.metrics["train" if training else "eval"].add(sums, scores)
         if num_items_in_batch is None:
             num_items_in_batch = self.over_processes(denominators_of(sums))
         loss = total_loss(self.scorer.coefficients, with_denominators(sums, num_items_in_batch))
@@ -176,32 +176,7 @@ class DraftTrainer(DrafterFilesTrainer):
             scores: see [`BlockScores`].
             gamma: decay constant of the position weights.
         """
-        args = self.args
-        settings = ObjectiveSettings(gamma, args.kl_gamma, args.dpace_alpha, args.loss_reduction)
-        return objective_sums(self.scorer.coefficients, scores, settings)
-
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """As in `Trainer`; the batches come with the objectives' denominators over all of them and all processes.
-
-        Where these depend on what the drafter says (its first errors, say), it is asked beforehand, without gradients. What the
-        target writes for a batch goes with it.
-        """
-        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if len(batches) < 2 and not self.scorer.known_before:
-            # Its own forward will tell.
-            return batches, None
-        gamma, parts, known = self.current_gamma(), [], self.scorer.known_before
-        devices = [self.args.device] if self.args.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(devices), self.compute_loss_context_manager():
-            # With the dropout of training, and the random numbers that it will draw again.
-            self.model_wrapped.train()
-            for index, batch in enumerate(map(self._prepare_inputs, batches)):
-                if not known:
-                    sampled = self.scorer.sampled(batch)
-                    batch, batches[index] = {**batch, **sampled}, {**batches[index], **sampled}
-                scores = self.scorer.blank_scores(batch) if known else self.scorer.scores(self.model_wrapped, batch)
-                parts.append(denominators_of(self.draft_sums(scores, gamma)))
-        return batches, self.over_processes(torch.stack(parts).sum(dim=0)) if parts else None
+        return objective_sums(self.scorer.coefficients, scores, self.args.objective_settings(gamma))
 
     def over_processes(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor that each process has."""
@@ -216,15 +191,6 @@ class DraftTrainer(DrafterFilesTrainer):
             return None
         size = len(inputs["input_ids"])
         return min(max(state.remainder - self.accelerator.process_index * size, 0), size)
-
-    def current_gamma(self) -> float | None:
-        """The decay constant of the next step's position weights, from the steps or epochs that are done."""
-        args, state = self.args, self.state
-        if args.loss_gamma_end is not None:
-            return linear_gamma(state.global_step, max(state.max_steps, 1), args.loss_gamma, args.loss_gamma_end)
-        if args.loss_gamma_epoch_step is not None:
-            return gamma_after_epochs(state.epoch or 0, args.loss_gamma, args.loss_gamma_epoch_step)
-        return args.loss_gamma
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
         """As in `Trainer`; the target is frozen and in evaluation mode throughout, whatever was done to it before.
@@ -265,31 +231,16 @@ class DraftTrainer(DrafterFilesTrainer):
 
     def evaluation_loop(self, dataloader, description, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
         """As in `Trainer`, and the metrics of drafting: see the class. The loss is that of all batches as one."""
-        self._sums["eval"] = {}
-        self.metrics["eval"].pop()
+        self.metrics["eval"] = DraftMetrics()
         output = super().evaluation_loop(dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        found: dict[str, float] = {}
-        if self._sums["eval"]:
-            values = self._pop_values("eval")
-            found = {"loss": combined(self.scorer.coefficients, values)}
-            found |= values if len(values) > 1 else {}
-        found |= self.metrics["eval"].pop(self.over_processes)
+        values = self.metrics["eval"].pop_objectives(self.over_processes)
+        found = {"loss": combined(self.scorer.coefficients, values)} if values else {}
+        found |= values if len(values) > 1 else {}
+        found |= self.metrics["eval"].pop_accuracies(self.over_processes)
         if self.args.tau_prompts and self.target is not None:
             found["tau"] = round(self.measured_tau(dataloader.dataset), 4)
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
-
-    def _pop_values(self, mode: str) -> dict[str, float]:
-        """What each objective was since this was last asked, over all batches and processes as one."""
-        sums, self._sums[mode] = self._sums[mode], {}
-        if not sums:
-            return {}
-        # Numerators first, then denominators, in one exchange.
-        sizes = [len(part.denominators) for part in sums.values()]
-        both = [torch.cat([part[field] for part in sums.values()]) for field in range(2)]
-        numerators, denominators = self.over_processes(torch.stack(both))
-        quotients = zip(sums, numerators.split(sizes), denominators.split(sizes), strict=True)
-        return {name: mean_of(*parts, OBJECTIVES[name].epsilon).item() for name, *parts in quotients}
 
     def measured_tau(self, examples: Any) -> float:
         """Tau over prompts of `examples`, see [`DraftTrainer`]; processes that hold the drafter share them.
@@ -318,13 +269,12 @@ class DraftTrainer(DrafterFilesTrainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the draft metrics that were gathered since the last log, and gamma if it grows."""
-        grows = self.args.loss_gamma_end is not None or self.args.loss_gamma_epoch_step is not None
-        if "loss" in logs and grows:
-            logs["loss_gamma"] = self.current_gamma()
+        if "loss" in logs and self.args.gamma_grows:
+            logs["loss_gamma"] = self.args.gamma_after(self.state)
         if "loss" in logs:
-            values = self._pop_values("train")
+            values = self.metrics["train"].pop_objectives(self.over_processes)
             logs.update(values if len(values) > 1 else {})
-            logs.update(self.metrics["train"].pop(self.over_processes))
+            logs.update(self.metrics["train"].pop_accuracies(self.over_processes))
         super().log(logs, *args, **kwargs)
 
 

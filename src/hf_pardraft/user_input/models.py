@@ -53,6 +53,11 @@ def load_config(name: str, trust_remote_code: bool = False) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
+def context_length(config: PreTrainedConfig) -> int | None:
+    """How many tokens a text of the model may have; `None` if there is no end."""
+    return config.get_text_config(decoder=True).to_dict().get("max_position_embeddings")
+
+
 def load_model(name: str, trust_remote_code: bool = False, **options: Any) -> PreTrainedModel:
     """A causal language model; `options` are those of `from_pretrained`."""
     with naming(name):

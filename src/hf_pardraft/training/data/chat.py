@@ -86,7 +86,7 @@ def encode_chat(
         example = by_generation_blocks(chat, text)
     if example is None:
         example = encode_spans(tokenizer, text, assistant_spans(chat, text, num_given))
-        example["labels"] = without_space_behind_the_end(tokenizer, example)
+        example["labels"] = without_space_after_the_end(tokenizer, example)
     is_learned = len(messages) > num_given and messages[-1]["role"] == "assistant"
     if is_learned and has_no_end(chat, text, example):
         return ending_in_eos(tokenizer, example)
@@ -149,27 +149,27 @@ def _turn_span(chat: Conversation, text: str, index: int) -> Span | None:
     follows_prompt = prompt is not None and text.startswith(prompt)
     if follows_prompt and so_far is not None and text.startswith(so_far) and len(prompt) <= len(so_far):
         return len(prompt), len(so_far)
-    # The template shows the turn otherwise once others follow: look for its content, and the end behind it.
+    # The template shows the turn otherwise once others follow: look for its content, and the end after it.
     given, stands_at = what_is_given(chat, text, index)
     prompted = stands_at + len(given) if given and text.startswith(given, stands_at) else None
     content = content_span(chat, text, chat.messages, index)
     if content is None:
         return None if prompted is None else up_to_the_end_of_text(chat, text, index, prompted)
-    start, behind = content
+    start, end_of_content = content
     if follows_prompt and len(prompt) <= start:
         start = len(prompt)
     elif prompted is not None and prompted <= start:
         start = prompted
     ends = [end_of_turn(chat, index, text, left_out=left_out) for left_out in (SAID_ELSEWHERE, ())]
-    return start, behind + max(len(common_end(chat, text[behind:], end, given)) for end in ends)
+    return start, end_of_content + max(len(common_end(chat, text[end_of_content:], end, given)) for end in ends)
 
 
 def up_to_the_end_of_text(chat: Conversation, text: str, index: int, start: int) -> Span | None:
     """From where the prompt of an answer ends to the tokenizer's end of text, if that comes before the next message."""
     is_last = index + 1 == len(chat.messages)
-    behind = (len(text), 0) if is_last else content_span(chat, text, chat.messages, index + 1)
+    following = (len(text), 0) if is_last else content_span(chat, text, chat.messages, index + 1)
     eos = chat.tokenizer.eos_token
-    place = -1 if behind is None or not eos else text.find(eos, start, behind[0])
+    place = -1 if following is None or not eos else text.find(eos, start, following[0])
     return None if place < 0 else (start, place + len(eos))
 
 
@@ -188,17 +188,17 @@ def content_span(chat: Conversation, text: str, messages: list[Message], index: 
         replaced = chat.can_render(with_content(messages, index, mark, left_out))
         if replaced is None or mark not in replaced:
             continue
-        before, behind = replaced.split(mark, 1)
+        before, after = replaced.split(mark, 1)
         start = len(common_prefix(text, before))
-        if text.endswith(behind) and start <= len(text) - len(behind):
-            return start, len(text) - len(behind)
+        if text.endswith(after) and start <= len(text) - len(after):
+            return start, len(text) - len(after)
     return None
 
 
 def end_of_turn(
     chat: Conversation, index: int, text: str, add_generation_prompt: bool = False, left_out: tuple[str, ...] = ()
 ) -> str:
-    """What the template writes behind the content of a message that is the last one, `left_out` what else it says."""
+    """What the template writes after the content of a message that is the last one, `left_out` what else it says."""
     mark = unused_character(text)
     messages = with_content(chat.messages[: index + 1], index, mark, left_out)
     replaced = chat.can_render(messages, add_generation_prompt)
@@ -246,7 +246,7 @@ def unused_character(text: str) -> str:
     return next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in text)
 
 
-def without_space_behind_the_end(tokenizer: PreTrainedTokenizerBase, example: dict[str, list[int]]) -> list[int]:
+def without_space_after_the_end(tokenizer: PreTrainedTokenizerBase, example: dict[str, list[int]]) -> list[int]:
     """Labels without those of blanks between an end-of-turn token and the end of a turn: the target stops at that token."""
     labels, special = list(example["labels"]), special_tokens(tokenizer)
     for place in reversed(range(len(labels))):

@@ -10,13 +10,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 from transformers.utils import logging as transformers_logging
 
+from ...user_input.data import load_data, one_split, require_datasets
 from ..arguments import DraftTrainingArguments
 from ..layouts import DroppedMasks, Layout, layout_of
 from .documents import IGNORED, TOKEN_MASKS, labels_of, packed_examples
 from .encoding import check_tokenizer
-from .examples import KINDS, ExampleEncoder, check_kind, example_kind
-from .sources import first_row, load_data, one_split, require_datasets
-from .token_ids import check_tokens, with_checked_tokens
+from .formats import KINDS, ExampleEncoder, check_kind, check_tokens, example_kind, with_checked_tokens
+from .sources import first_row
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ EXAMPLES_PER_PACKING = 1000
 
 
 def has_something_to_learn(labels: Any, run: int, num_before: int) -> bool:
-    """Whether `run` labels stand in a row, the last of them behind `num_before` tokens; `labels (length,)`, or `None` of an
+    """Whether `run` labels follow each other, the last of them after `num_before` tokens; `labels (length,)`, or `None` of an
     example that has none: it learns all its tokens."""
     if labels is None:
         return True
@@ -71,7 +71,7 @@ def prepare_data(
         ValueError: for columns or rows that are none of the above, a tokenizer that is missing, slow or without a chat
             template, for token ids that are none, and if there is nothing to learn in any example.
     """
-    require_datasets()
+    require_datasets("preparing training data")
     from datasets import Dataset, IterableDataset
 
     if isinstance(data, list | tuple):
@@ -224,7 +224,7 @@ def _with_something_to_learn(data: Any, column: str, layout: type[Layout], optio
     dropped = len(data) - len(kept)
     if not len(kept):
         raise ValueError(
-            f"none of {len(data)} examples has something to learn: expected labels other than {IGNORED} behind a first "
+            f"none of {len(data)} examples has something to learn: expected labels other than {IGNORED} after a first "
             "token, such as an assistant's answer within max_length"
         )
     if dropped:

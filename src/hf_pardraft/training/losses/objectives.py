@@ -25,10 +25,10 @@ from .sums import (
 
 @dataclass(frozen=True)
 class BlockScores:
-    """What the rows of a batch scored, as `(blocks, positions)` each, positions counted from the first drafted token.
+    """What the supervised positions of a batch scored, `(blocks, positions)` each, counted from the first drafted token.
 
     Attributes:
-        valid: which positions have a row.
+        valid: which positions are supervised.
         known: and a label that the drafter can write.
         unbroken: and no label before it that the drafter can't. Where there is one, a chain ends for sure.
         is_right: whether the label is the likeliest token.
@@ -101,7 +101,7 @@ OBJECTIVES = {
     ),
     "subtask_cross_entropy": Objective(
         lambda s, c: subtask_sums(s.log_probs, c.decay(s), s.known),
-        "PARD's: cross-entropy, each position averaged by itself, and the averages weighted as cross_entropy's rows",
+        "PARD's: cross-entropy, each position averaged by itself, and the averages weighted as cross_entropy's positions",
     ),
     "first_error": Objective(
         lambda s, c: first_error_sums(s.log_probs, s.is_right, c.decay(s), s.unbroken),
@@ -152,7 +152,7 @@ OBJECTIVES = {
 
 
 def reads_logits(names: Iterable[str]) -> bool:
-    """Whether any of these objectives reads the target's logits behind the text itself."""
+    """Whether any of these objectives reads the target's logits after the text itself."""
     return any({"divergences", "confidences"} & set(OBJECTIVES[name].reads) for name in names)
 
 

@@ -96,19 +96,19 @@ def annealing_weights(
 def confidence_weights(
     token_probabilities: torch.Tensor, block: torch.LongTensor, index: torch.LongTensor, num_tokens: int
 ) -> torch.Tensor:
-    """How likely the target is to accept a PARD row's predecessors: the weight of the row's loss (PARD-2, AMD).
+    """How likely the target is to accept what stands before a PARD label: the weight of its loss (PARD-2, AMD).
 
-    Row (j, p) drafts the token at p + 1 behind the prefix that ends at p - j, so its weight is the product of the target's
+    Query (j, p) drafts the token at p + 1 after the prefix that ends at p - j, so its weight is the product of the target's
     probabilities of the tokens in between, at p - j + 1 to p; 1 for block 0.
 
     Args:
         token_probabilities: `(batch, length)`, the target's probability of each token of the text, given those before it.
-        block: `(batch, rows)`, number of masks up to and including the row, below `num_tokens`.
-        index: `(batch, rows)`, the row's place p in the text.
+        block: `(batch, queries)`, number of masks up to and including the query, below `num_tokens`.
+        index: `(batch, queries)`, the query's place p in the text.
         num_tokens: K.
 
     Returns:
-        `(batch, rows)`.
+        `(batch, queries)`.
     """
     weights = torch.ones(block.shape, dtype=token_probabilities.dtype, device=block.device)
     for back in range(num_tokens - 1):
@@ -164,7 +164,7 @@ def weighted_sums(
 
 
 def subtask_sums(log_probs: torch.Tensor, weights: torch.Tensor, valid: torch.BoolTensor) -> Sums:
-    """Cross-entropy of each position by itself, over the rows that it has (arXiv 2504.18583, eq. 8).
+    """Cross-entropy of each position by itself, over the blocks that have it (arXiv 2504.18583, eq. 8).
 
     Args:
         log_probs, valid: `(blocks, positions)`.

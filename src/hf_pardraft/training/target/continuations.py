@@ -1,4 +1,4 @@
-"""How the target itself goes on behind prefixes of a text: what streak distillation learns from."""
+"""How the target itself goes on after prefixes of a text: what streak distillation learns from."""
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
@@ -9,10 +9,10 @@ from ..layouts.base import UNKNOWN
 class DrawnByUniforms(LogitsProcessor):
     """Leaves one token, drawn from the softmax of the scores with numbers that are given beforehand.
 
-    So a draw depends on its row alone, not on what else is in the batch, and not on any global state.
+    So a draw depends on its prefix alone, not on what else is in the batch, and not on any global state.
 
     Args:
-        uniforms: `(rows, steps)`, in [0, 1).
+        uniforms: `(prefixes, steps)`, in [0, 1).
     """
 
     def __init__(self, uniforms: torch.Tensor) -> None:
@@ -32,14 +32,14 @@ class DrawnByUniforms(LogitsProcessor):
 def sample_continuations(
     target: PreTrainedModel, prefixes: list[torch.LongTensor], uniforms: torch.Tensor
 ) -> torch.LongTensor:
-    """The tokens that the target writes behind each prefix at temperature 1, up to and including its end of text.
+    """The tokens that the target writes after each prefix at temperature 1, up to and including its end of text.
 
     Args:
         prefixes: token ids, `(length,)` each.
         uniforms: `(prefixes, num_tokens)`, in [0, 1), where the randomness comes from.
 
     Returns:
-        `(prefixes, num_tokens)`, `UNKNOWN` behind an end of text.
+        `(prefixes, num_tokens)`, `UNKNOWN` after an end of text.
     """
     num_tokens = uniforms.shape[1]
     lengths = torch.tensor([len(prefix) for prefix in prefixes])

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ...checkpoints.atomic_files import explained, free_bytes, told_size
+from ...checkpoints.atomic_files import free_bytes, told_size, write_whole
 from ...checkpoints.atomic_folders import writing_folder
 from ...pairing.remembered import public_name, target_fingerprint
 from ...user_input.files import read_json
@@ -73,13 +73,13 @@ def check_head(target: PreTrainedModel, input_ids: Sequence[int]) -> None:
 
 def shards_of(texts: list[list[int]], tokens_per_shard: int) -> list[list[list[int]]]:
     """Texts in groups of about so many tokens, in their order: the same groups whenever they are asked for."""
-    shards, room = [], 0
+    shards, tokens_left = [], 0
     for text in texts:
-        if room < len(text) or not shards:
+        if tokens_left < len(text) or not shards:
             shards.append([])
-            room = max(tokens_per_shard, len(text))
+            tokens_left = max(tokens_per_shard, len(text))
         shards[-1].append(text)
-        room -= len(text)
+        tokens_left -= len(text)
     return shards
 
 
@@ -134,7 +134,7 @@ def cache_features(
         for index in tqdm(missing, desc="shards", disable=not progress):
             name = f"{index:05d}"
             tables[name] = _write_shard(folder, name, shards[index], target, source, batch_size)
-        _write_json(folder / INDEX, {**asdict(source), "complete": True, "shards": dict(sorted(tables.items()))})
+        _write_index(folder, {**asdict(source), "complete": True, "shards": dict(sorted(tables.items()))})
         return FeatureStore(folder)
 
 
@@ -160,7 +160,7 @@ def _begin(folder: Path, source: FeatureSource, shards: list[list[list[int]]]) -
     for left in folder.glob("*.part"):
         left.unlink()
     if not index.exists():
-        _write_json(index, {**asdict(source), "complete": False})
+        _write_index(folder, {**asdict(source), "complete": False})
     expected_keys = {f"{number:05d}": [text_key(text) for text in shard] for number, shard in enumerate(shards)}
     tables = {}
     for path in folder.glob("*.safetensors"):
@@ -194,11 +194,9 @@ def check_own_folder(folder: Path) -> None:
         )
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    part = path.with_suffix(".part")
-    with explained(path, "the shards are intact; make room, and run it again, which goes on there"):
-        part.write_text(json.dumps(content, indent=2) + "\n")
-        os.replace(part, path)
+def _write_index(folder: Path, content: dict[str, Any]) -> None:
+    kept = "the shards are intact; make room, and run it again, which goes on there"
+    write_whole(folder / INDEX, json.dumps(content, indent=2) + "\n", kept)
 
 
 def _write_shard(
@@ -206,7 +204,7 @@ def _write_shard(
 ) -> int:
     """All texts of a shard through the target, into a file that is there whole or not at all; the checksum of its table."""
     taps = [*source.taps, -1] if source.with_last else source.taps
-    rows = []
+    written = []
     for first in range(0, len(texts), batch_size):
         ids = [torch.tensor(text) for text in texts[first : first + batch_size]]
         padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(target.device)
@@ -215,13 +213,13 @@ def _write_shard(
         states = read_target(target, taps, padded, real).features.to(DTYPES[source.dtype]).cpu()
         if not states.isfinite().all():
             raise ValueError(f"the target has hidden states beyond the range of {source.dtype}: store them as bfloat16")
-        rows += [row[: len(text)] for row, text in zip(states, ids, strict=True)]
-    table = ShardTable([text_key(text) for text in texts], list(map(len, texts)), list(map(checksum_of, rows)))
+        written += [own[: len(text)] for own, text in zip(states, ids, strict=True)]
+    table = ShardTable([text_key(text) for text in texts], list(map(len, texts)), list(map(checksum_of, written)))
     part = folder / f"{name}.part"
     columns = {"lengths": torch.tensor(table.lengths), "checksums": torch.tensor(table.checksums)}
     try:
         save_file(
-            {"states": torch.cat(rows), **columns}, part, metadata={"format": "pt", "keys": json.dumps(table.keys)}
+            {"states": torch.cat(written), **columns}, part, metadata={"format": "pt", "keys": json.dumps(table.keys)}
         )
     except (OSError, SafetensorError) as error:
         part.unlink(missing_ok=True)

@@ -44,7 +44,7 @@ def watching_base(target: PreTrainedModel) -> Iterator[SeenBase]:
 
 
 class TargetHead:
-    """From the last hidden states of a causal LM to its logits: what it does behind its base model, scales and caps included.
+    """From the last hidden states of a causal LM to its logits: what it does after its base model, scales and caps included.
 
     Architectures differ in this (softcapped, multiplied, divided logits), so their own code is run: the causal LM's forward,
     with a base model that returns the given states.
@@ -63,7 +63,7 @@ class TargetHead:
     @torch.compiler.disable
     @torch.no_grad()
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """`(rows, vocab)`, from last hidden states `(rows, hidden)`."""
+        """`(positions, vocab)`, from last hidden states `(positions, hidden)`."""
         target, base = self._target(), self._base()
         output = self.output_class(last_hidden_state=states[None])
         own = vars(base).get("forward")

@@ -1,4 +1,4 @@
-"""How an n-gram model packs its n-grams: two to 12 bytes, sorted, so that one search finds n-grams of all lengths."""
+"""How an n-gram model packs its n-grams: two to a pair of 12 bytes, sorted, so that one search finds n-grams of all lengths."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -121,7 +121,7 @@ def layout_for(levels: list[Counts], vocab_size: int) -> PairLayout:
     values = np.concatenate([frequent, [0], rare]) if len(rare) else frequent
     code_bits = max(1, (len(values) - 1).bit_length())
     num_slots = slots_before(vocab_size) + 2 * (sum(len(level.keys) for level in levels) + 1)
-    # The last slot is one behind all others, and the last key that of a token which was never seen.
+    # The last slot is one after all others, and the last key that of a token which was never seen.
     key_bits = ((num_slots + 1) * (vocab_size + 1)).bit_length()
     if key_bits + code_bits > 62:
         raise ValueError(
@@ -153,7 +153,7 @@ class PairWriter:
         """Pack some more n-grams; returns their slots."""
         num_open = len(self.open_key)
         keys, codes = np.concatenate([self.open_key, keys]), np.concatenate([self.open_code, codes])
-        # An n-gram can be a rest if it is frequent enough and near the one before. In a row of those every other one is.
+        # An n-gram can be a rest if it is frequent enough and near the one before. Of several such, every other one is.
         follows = np.zeros(len(keys), dtype=bool)
         follows[1:] = np.diff(keys) < 1 << (REST_DISTANCE_BITS - self.layout.rest_bits)
         follows &= codes >> self.layout.rest_bits == 0

@@ -5,23 +5,20 @@ import json
 import re
 import sys
 import tracemalloc
-import zlib
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from conftest import tiny_tokenizer
 from hf_pardraft import NgramModel
-from hf_pardraft.generation.tree.scoring import WalkByCalls
 from hf_pardraft.ngram import build as ngram_build
-from hf_pardraft.ngram import model as ngram_module
-from hf_pardraft.ngram.smoothing import SMOOTHINGS
 from hf_pardraft.ngram.sources import texts_of_dataset, texts_of_files
-from hf_pardraft.ngram.store import CHECKSUM_KEY, FILE_NAME, METADATA_KEY
+from hf_pardraft.ngram.store import FILE_NAME
+from ngram_cases import assert_counts, counted, random_documents, store_of
 
 TREES = Path(__file__).parent.parent / "fixtures" / "trees"
 TABLES = load_file(TREES / "ngram.safetensors")
@@ -32,41 +29,6 @@ LARGE_VOCABULARY = 151_936
 def published_documents(name):
     tokens, offsets = TABLES[f"{name}.tokens"], TABLES[f"{name}.doc_offsets"].tolist()
     return [tokens[start:end] for start, end in itertools.pairwise(offsets)]
-
-
-def random_documents(num_documents=40, longest=60, vocab_size=12, seed=0):
-    """Documents of all lengths from 0 on, some tokens much more frequent than others."""
-    generator = np.random.default_rng(seed)
-    lengths = [0, 1, 2, 3, 4, *generator.integers(0, longest, num_documents)]
-    return [(generator.zipf(1.3, length) * 7919 % vocab_size).tolist() for length in lengths]
-
-
-def counted(documents, order):
-    """What an n-gram model is to hold: `{ngram: count}` of all lengths."""
-    return Counter(
-        tuple(document[start : start + n])
-        for document in documents
-        for n in range(1, order + 1)
-        for start in range(len(document) - n + 1)
-    )
-
-
-def assert_counts(model, expected):
-    for n in range(1, model.order + 1):
-        ngrams = [ngram for ngram in expected if len(ngram) == n]
-        assert model.info.num_ngrams[n - 1] == len(ngrams)
-        found = model.count(torch.tensor(ngrams, dtype=torch.long).reshape(-1, n)).tolist()
-        assert found == [expected[ngram] for ngram in ngrams]
-
-
-def store_of(documents, folder, **options):
-    """The bytes of the store that is built in `folder`."""
-    NgramModel.from_token_stream(documents, save_directory=folder, **options)
-    assert [path.name for path in folder.iterdir()] == [FILE_NAME]
-    return (folder / FILE_NAME).read_bytes()
-
-
-# Counting
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -242,223 +204,6 @@ def test_a_trigram_takes_twelve_bytes_at_most(exponent, vocab_size, num_tokens):
     assert model.path.stat().st_size <= 12 * model.info.num_ngrams[2]
 
 
-# Look-up
-
-
-def loop_frequencies(counts, context, token, length, num_tokens):
-    """The count of a context's last `length` tokens, and the share of `token` behind them."""
-    suffix = tuple(context[len(context) - length :])
-    seen = counts[suffix] if length else num_tokens
-    return seen, counts[(*suffix, token)] / seen if seen else 0.0
-
-
-def loop_probability(smoothing, weight, counts, context, token, order, num_tokens):
-    found = [
-        loop_frequencies(counts, context, token, length, num_tokens)
-        for length in range(min(order - 1, len(context)) + 1)
-    ]
-    if smoothing == "longest_match":
-        return next((share for _, share in reversed(found[1:]) if share), 0.0)
-    if smoothing == "stupid_backoff":
-        return next((share * weight**lost for lost, (_, share) in enumerate(reversed(found)) if share), 0.0)
-    probability = found[0][1]
-    for seen, share in found[1:]:
-        probability = weight * share + (1 - weight) * probability if seen else probability
-    return probability
-
-
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
-@pytest.mark.parametrize("order", [2, 3, 5])
-def test_a_whole_level_is_looked_up_as_one_by_one(smoothing, order):
-    documents = random_documents(num_documents=80)
-    counts, num_tokens = counted(documents, order), sum(map(len, documents))
-    model = NgramModel.from_token_stream(documents, vocab_size=12, order=order)
-    generator = torch.Generator().manual_seed(order)
-    for weight, length in ((None, 6), (0.25, 1), (None, 0)):
-        level = model.smoothed(smoothing, weight)
-        used = SMOOTHINGS[smoothing].default_weight if weight is None else weight
-        # Some tokens are beyond the vocabulary, as a target's padding is.
-        contexts = torch.randint(0, 14, (2, 7, length), generator=generator)
-        candidates = torch.randint(0, 14, (2, 9), generator=generator)
-        found = level(contexts, candidates)
-        assert found.shape == (2, 7, 9)
-        expected = [
-            [
-                [
-                    loop_probability(smoothing, used, counts, context, token, order, num_tokens)
-                    for token in candidates[row].tolist()
-                ]
-                for context in contexts[row].tolist()
-            ]
-            for row in range(2)
-        ]
-        torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-6, atol=1e-7)
-
-
-def test_interpolation_sums_to_one():
-    documents = [np.random.default_rng(3).integers(0, 6, 4000)]
-    model = NgramModel.from_token_stream(documents, vocab_size=6).smoothed("interpolated")
-    contexts = torch.cartesian_prod(torch.arange(6), torch.arange(6))
-    total = model(contexts, torch.arange(6)).sum(dim=-1)
-    # The document's last two tokens were seen once more than anything behind them.
-    torch.testing.assert_close(total, torch.ones(36), rtol=0, atol=0.02)
-
-
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
-@pytest.mark.parametrize("order", [2, 3, 5])
-@pytest.mark.parametrize("length", [0, 1, 6])
-def test_a_walk_finds_what_whole_prefixes_do(order, smoothing, length):
-    documents = random_documents(num_documents=80)
-    model = NgramModel.from_token_stream(documents, vocab_size=12, order=order).smoothed(smoothing)
-    generator = torch.Generator().manual_seed(order)
-    context = torch.randint(0, 12, (3, length), generator=generator)
-    # Some tokens are beyond the vocabulary, as a target's padding is.
-    candidates = torch.randint(0, 14, (3, 6, 5), generator=generator)
-    walk, whole = model.walk(context, candidates), WalkByCalls(model, context, candidates)
-    num_prefixes = 1
-    for level in range(6):
-        # A level need not be asked for.
-        if level != 2:
-            assert torch.equal(walk.probabilities(), whole.probabilities())
-        extensions = torch.randint(0, num_prefixes * 5, (3, 4 + level), generator=generator)
-        num_prefixes = 4 + level
-        walk.step(extensions)
-        whole.step(extensions)
-
-
-# Storage
-
-
-@pytest.fixture
-def store(tmp_path):
-    documents = random_documents(num_documents=300)
-    NgramModel.from_token_stream(documents, vocab_size=12, order=3, save_directory=tmp_path / "store")
-    return tmp_path / "store" / FILE_NAME
-
-
-def test_what_is_saved_is_loaded(store, tmp_path):
-    model = NgramModel.from_pretrained(store.parent)
-    model.save_pretrained(tmp_path / "copy")
-    assert (tmp_path / "copy" / FILE_NAME).read_bytes() == store.read_bytes()
-    copy = NgramModel.from_pretrained(tmp_path / "copy", verify=True, smoothing="stupid_backoff", smoothing_weight=0.3)
-    assert copy.info == model.info
-    contexts, candidates = torch.randint(0, 12, (4, 2)), torch.arange(12)
-    assert torch.equal(copy(contexts, candidates), model.smoothed("stupid_backoff", 0.3)(contexts, candidates))
-    assert load_file(store).keys() == {"unigrams", "heads", "rests", "values"}
-
-
-def test_a_model_without_a_folder_cleans_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(ngram_module.tempfile, "tempdir", str(tmp_path))
-    model = NgramModel.from_token_stream([[1, 2, 3]], vocab_size=4)
-    assert model.path.is_file()
-    model.save_pretrained(tmp_path / "kept")
-    del model
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_loaded_model_is_memory_mapped(store):
-    model = NgramModel.from_pretrained(store.parent)
-    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(store) in line]
-    ranges = [tuple(int(end, 16) for end in line.split()[0].split("-")) for line in mapped]
-    for tensor in (model.table.heads, model.table.rests):
-        assert any(start <= tensor.data_ptr() < end for start, end in ranges)
-
-
-def test_a_failed_build_leaves_the_old_store_alone(store):
-    before = store.read_bytes()
-
-    def documents():
-        yield [1] * 100_000
-        raise RuntimeError("the disk with the text is gone")
-
-    with pytest.raises(RuntimeError, match="gone"):
-        NgramModel.from_token_stream(documents(), vocab_size=12, max_memory="1MiB", save_directory=store.parent)
-    assert store.read_bytes() == before
-    assert [path.name for path in store.parent.iterdir()] == [FILE_NAME]
-
-
-def test_every_truncation_is_found(store):
-    whole = store.read_bytes()
-    for length in [*range(0, len(whole), 97), len(whole) - 1]:
-        store.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"damaged|holds no n-gram model"):
-            NgramModel.from_pretrained(store.parent)
-
-
-def test_every_changed_byte_is_found(store):
-    whole = store.read_bytes()
-    header_end = 8 + int.from_bytes(whole[:8], "little")
-    places = [*range(header_end), *range(header_end, len(whole), 101), len(whole) - 1]
-    for place in places:
-        changed = bytearray(whole)
-        changed[place] ^= 1 << (place % 7)
-        store.write_bytes(changed)
-        with pytest.raises(ValueError, match=r"damaged|holds no n-gram model"):
-            NgramModel.from_pretrained(store.parent)
-
-
-def test_another_safetensors_file_is_no_model(tmp_path):
-    save_file({"weight": torch.zeros(3)}, tmp_path / FILE_NAME)
-    with pytest.raises(ValueError, match="holds no n-gram model"):
-        NgramModel.from_pretrained(tmp_path)
-    with pytest.raises(OSError, match=FILE_NAME):
-        NgramModel.from_pretrained(tmp_path.parent)
-
-
-def test_a_model_is_uploaded_as_one_file(store, monkeypatch):
-    calls = []
-
-    class Api:
-        def __init__(self, token=None):
-            calls.append(token)
-
-        def create_repo(self, repo_id, **kwargs):
-            calls.append((repo_id, kwargs))
-            return type("Repo", (), {"repo_id": f"someone/{repo_id}"})
-
-        def upload_file(self, **kwargs):
-            calls.append(kwargs)
-            return "address"
-
-    monkeypatch.setattr(ngram_module, "HfApi", Api)
-    NgramModel.from_pretrained(store.parent).save_pretrained(store.parent / "mine", push_to_hub=True, private=True)
-    assert calls[1] == ("mine", {"private": True, "exist_ok": True})
-    assert calls[2] == {"path_or_fileobj": store, "path_in_repo": FILE_NAME, "repo_id": "someone/mine"}
-
-
-def test_a_model_is_loaded_from_a_hub_repository(store, tmp_path):
-    # A repository as the Hub's client keeps it, which is all that it looks at offline.
-    repository = tmp_path / "hub" / "models--someone--ngrams"
-    for revision, commit in (("main", "1" * 40), ("v2", "2" * 40)):
-        (repository / "refs").mkdir(parents=True, exist_ok=True)
-        (repository / "refs" / revision).write_text(commit)
-        folder = repository / "snapshots" / commit / ("inner" if revision == "v2" else "")
-        folder.mkdir(parents=True)
-        (folder / FILE_NAME).write_bytes(store.read_bytes())
-    model = NgramModel.from_pretrained("someone/ngrams", cache_dir=tmp_path / "hub")
-    assert model.info == NgramModel.from_pretrained(store.parent).info
-    options = {"cache_dir": tmp_path / "hub", "revision": "v2"}
-    assert NgramModel.from_pretrained("someone/ngrams", subfolder="inner", **options).path.parent.name == "inner"
-    with pytest.raises(OSError, match="no n-gram model at someone/ngrams"):
-        NgramModel.from_pretrained("someone/ngrams", **options)
-
-
-@pytest.mark.parametrize(
-    ("facts", "message"), [({"order": 9}, "order.*2 to 5, got 9"), ({"format": 1}, "another format")]
-)
-def test_a_store_of_another_kind_is_refused(store, facts, message):
-    whole = store.read_bytes()
-    header_end = 8 + int.from_bytes(whole[:8], "little")
-    header = json.loads(whole[8:header_end])
-    text = json.dumps({**json.loads(header["__metadata__"][METADATA_KEY]), **facts})
-    header["__metadata__"] = {METADATA_KEY: text, CHECKSUM_KEY: f"{zlib.crc32(text.encode()):08x}"}
-    encoded = json.dumps(header).encode()
-    store.write_bytes(len(encoded).to_bytes(8, "little") + encoded + whole[header_end:])
-    with pytest.raises(ValueError, match=message):
-        NgramModel.from_pretrained(store.parent)
-
-
 # Refusals
 
 
@@ -487,13 +232,6 @@ def test_bad_input_is_refused(documents, options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         NgramModel.from_token_stream(documents, save_directory=tmp_path, **{"vocab_size": 10, **options})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_ngram_longer_than_the_order_can_not_be_looked_up(store):
-    with pytest.raises(ValueError, match="1 to 3 tokens, got 4"):
-        NgramModel.from_pretrained(store.parent).count(torch.zeros(1, 4, dtype=torch.long))
-    with pytest.raises(ValueError, match="smoothing"):
-        NgramModel.from_pretrained(store.parent, smoothing="kneser_ney")
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "longer", "order", "child", "text"])

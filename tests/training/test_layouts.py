@@ -1,4 +1,4 @@
-"""What a batch holds: which rows COD keeps, where anchors lie, and that training sees what inference sees."""
+"""What a batch holds: which masks COD keeps, where anchors lie, and that training sees what inference sees."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ EOS = 2
 
 
 def all_logits(head, states):
-    """Reads the logits of all supervised rows at once."""
+    """Reads the logits of all supervised positions at once."""
     return head(states)
 
 
@@ -27,26 +27,26 @@ def example(prompt: int, answer: int, seed: int = 0, **extra) -> dict:
     return {"input_ids": ids.tolist(), "labels": labels.tolist(), **extra}
 
 
-def kept_per_block(rows: dict, num_tokens: int) -> list[set[int]]:
-    """Per block, the indices of the rows that have a label."""
-    supervised = rows["labels"] != -100
-    return [set(rows["query_index"][supervised & (rows["query_block"] == j)].tolist()) for j in range(num_tokens)]
+def kept_per_block(queries: dict, num_tokens: int) -> list[set[int]]:
+    """Per block, the indices of the queries that have a label."""
+    supervised = queries["labels"] != -100
+    return [set(queries["query_index"][supervised & (queries["query_block"] == j)].tolist()) for j in range(num_tokens)]
 
 
-def test_cod_keeps_the_papers_share_of_the_supervised_rows():
-    rows = DroppedMasks(MASK_TOKEN_ID, num_tokens=8).lay_out(example(prompt=40, answer=101))
-    counts = [len(kept) for kept in kept_per_block(rows, 8)]
+def test_cod_keeps_the_papers_share_of_the_supervised_positions():
+    queries = DroppedMasks(MASK_TOKEN_ID, num_tokens=8).lay_out(example(prompt=40, answer=101))
+    counts = [len(kept) for kept in kept_per_block(queries, 8)]
     # N max(r^j, r_min) with N = 101: a share of what is supervised, so the prompt takes nothing from it.
     expected = [int(101 * max(0.7**j, 0.2)) for j in range(8)]
     # A nested subset may run out of candidates near its end, never the other way.
     assert counts[:4] == expected[:4]
     assert all(found <= quota for found, quota in zip(counts, expected, strict=True))
-    assert (rows["query_block"] == 0).sum() == 141
+    assert (queries["query_block"] == 0).sum() == 141
 
 
-def test_kept_rows_are_nested_and_never_reach_into_the_prompt():
-    rows = DroppedMasks(MASK_TOKEN_ID, num_tokens=6, retention=0.5).lay_out(example(prompt=9, answer=60))
-    kept = kept_per_block(rows, 6)
+def test_kept_masks_are_nested_and_never_reach_into_the_prompt():
+    queries = DroppedMasks(MASK_TOKEN_ID, num_tokens=6, retention=0.5).lay_out(example(prompt=9, answer=60))
+    kept = kept_per_block(queries, 6)
     for block in range(1, 6):
         assert {index - 1 for index in kept[block]} <= kept[block - 1]
         # The anchor, the last real token a row sees, is the prompt's last token or later.
@@ -67,11 +67,11 @@ def test_nothing_is_learned_across_packed_documents():
         "labels": one["labels"] + two["labels"],
         "document_ids": [0] * 8 + [1] * 5,
     }
-    rows = DroppedMasks(MASK_TOKEN_ID, num_tokens=4, retention=1.0).lay_out(packed)
-    supervised = rows["labels"] != -100
-    for index, block in zip(rows["query_index"][supervised], rows["query_block"][supervised], strict=True):
+    queries = DroppedMasks(MASK_TOKEN_ID, num_tokens=4, retention=1.0).lay_out(packed)
+    supervised = queries["labels"] != -100
+    for index, block in zip(queries["query_index"][supervised], queries["query_block"][supervised], strict=True):
         assert (index - block >= 8) == (index + 1 >= 8)
-    second = rows["position_ids"][(rows["query_block"] == 0) & (rows["query_document"] == 1)]
+    second = queries["position_ids"][(queries["query_block"] == 0) & (queries["query_document"] == 1)]
     assert second.tolist() == list(range(5))
 
 
@@ -86,8 +86,8 @@ def test_every_sample_and_every_epoch_has_a_pattern_of_its_own():
 
 
 def test_full_masks_are_never_built_before_dropping():
-    rows = DroppedMasks(MASK_TOKEN_ID, num_tokens=16).lay_out(example(0, 400))
-    assert rows["input_ids"].shape[0] < 400 * 6
+    queries = DroppedMasks(MASK_TOKEN_ID, num_tokens=16).lay_out(example(0, 400))
+    assert queries["input_ids"].shape[0] < 400 * 6
 
 
 def test_anchors_lie_in_the_response_and_tails_are_kept():
@@ -97,7 +97,7 @@ def test_anchors_lie_in_the_response_and_tails_are_kept():
     assert (blocks["block_ids"][:, 1:] == MASK_TOKEN_ID).all()
 
 
-def test_a_block_is_not_trained_behind_a_token_that_the_target_did_not_write():
+def test_a_block_is_not_trained_after_a_token_that_the_target_did_not_write():
     sample = example(0, 8)
     sample["labels"][4] = -100
     blocks = AnchoredBlocks(MASK_TOKEN_ID, block_size=5, num_anchors=100).lay_out(sample)
@@ -112,12 +112,12 @@ def test_padding_that_an_attention_mask_marks_is_no_text(side):
     ids, padding = [5, 6, 7, 8, 2], [2, 2, 2]
     plain = {"input_ids": ids, "labels": [-100, 6, 7, 8, 2]}
     for given in (plain, {"input_ids": ids}):
-        rows = [{**given, "attention_mask": [1] * 5}]
+        padded = [{**given, "attention_mask": [1] * 5}]
         for name, filled in (("input_ids", padding), ("labels", padding), ("attention_mask", [0] * 3)):
-            if name in rows[0]:
-                rows[0][name] = filled + rows[0][name] if side == "left" else rows[0][name] + filled
+            if name in padded[0]:
+                padded[0][name] = filled + padded[0][name] if side == "left" else padded[0][name] + filled
         for collator in (DroppedMasks(63, 4), AnchoredBlocks(63, 4), SharedPrefixes(4)):
-            found, expected = collator(rows), collator([given])
+            found, expected = collator(padded), collator([given])
             assert found.keys() == expected.keys()
             assert all(torch.equal(found[name], expected[name]) for name in expected)
 
@@ -136,7 +136,7 @@ def test_bad_examples_are_refused():
 
 
 @pytest.mark.parametrize("shifted", [True, False])
-def test_shared_prefixes_teach_every_draft_behind_every_anchor_once(shifted):
+def test_shared_prefixes_teach_every_draft_after_every_anchor_once(shifted):
     """Anchor a, which the target writes itself, and position t: the token a + t, as far as the answer goes."""
     examples = [example(5, 7), example(0, 9, seed=2), example(3, 4, seed=3)]
     examples[1]["labels"][4] = -100
@@ -165,7 +165,7 @@ def test_few_prefixes_get_masks_and_all_predict_their_first_token():
     batch = SharedPrefixes(num_tokens=4, num_anchors=3)([example(4, 30)])
     positions = batch["draft_positions"][batch["labels"] != -100].tolist()
     assert positions.count(1) == 29
-    # The last anchor has one token behind it, and so needs no mask.
+    # The last anchor has one token after it, and so needs no mask.
     assert 2 <= positions.count(2) <= 3
     again = SharedPrefixes(num_tokens=4, num_anchors=3, seed=1)([example(4, 30)])
     assert again["query_index"].tolist() != batch["query_index"].tolist()
@@ -173,7 +173,7 @@ def test_few_prefixes_get_masks_and_all_predict_their_first_token():
 
 @torch.no_grad()
 @pytest.mark.parametrize("retention", [1.0, 0.6])
-def test_pard_training_rows_equal_inference_with_the_same_prefix(retention):
+def test_pard_training_equals_inference_with_the_same_prefix(retention):
     target = tiny_target("qwen3")
     drafter = tiny_drafter("pard", target)
     collator = DroppedMasks(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)
@@ -183,8 +183,8 @@ def test_pard_training_rows_equal_inference_with_the_same_prefix(retention):
     logits = DroppedMasks.forward(drafter, drafter, target, batch, None, all_logits)
     where = (batch["labels"] != -100).nonzero().tolist()
     assert len(where) == len(supervised.labels)
-    for position, (item, row) in enumerate(where):
-        block, index = int(batch["query_block"][item, row]), int(batch["query_index"][item, row])
+    for position, (item, query) in enumerate(where):
+        block, index = int(batch["query_block"][item, query]), int(batch["query_index"][item, query])
         prefix = torch.tensor([examples[item]["input_ids"][: index - block + 1]])
         context = DraftInputs(prefix, torch.arange(prefix.shape[1])[None])
         drafted = drafter.draft(context, drafter.new_draft_state(target), 5)
@@ -195,7 +195,7 @@ def test_pard_training_rows_equal_inference_with_the_same_prefix(retention):
 
 @torch.no_grad()
 @pytest.mark.parametrize("num_full", [0, 2])
-def test_pard_rows_see_the_windows_that_they_see_at_inference(num_full):
+def test_pard_sees_the_windows_that_it_sees_at_inference(num_full):
     """Windows of 6 tokens, in every layer or every layer but two."""
     windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": num_full}
     drafter = PardDrafter.from_causal_lm(tiny_target("qwen2", **windows), mask_token_id=MASK_TOKEN_ID)
@@ -213,7 +213,7 @@ def test_pard_rows_see_the_windows_that_they_see_at_inference(num_full):
 
 @torch.no_grad()
 @pytest.mark.parametrize("retention", [1.0, 0.6])
-def test_pard2_training_rows_equal_inference_with_the_same_prefix(retention):
+def test_pard2_training_equals_inference_with_the_same_prefix(retention):
     target = tiny_target("gemma3")
     drafter = tiny_drafter("pard2", target)
     collator = DroppedMasks(MASK_TOKEN_ID, num_tokens=5, retention=retention, min_retention=0.1)
@@ -224,8 +224,8 @@ def test_pard2_training_rows_equal_inference_with_the_same_prefix(retention):
     logits = DroppedMasks.forward(drafter, drafter, target, batch, features, all_logits)
     where = (batch["labels"] != -100).nonzero().tolist()
     assert len(where) == len(supervised.labels) > 20
-    for position, (item, row) in enumerate(where):
-        block, index = int(batch["query_block"][item, row]), int(batch["query_index"][item, row])
+    for position, (item, query) in enumerate(where):
+        block, index = int(batch["query_block"][item, query]), int(batch["query_index"][item, query])
         prefix = torch.tensor([examples[item]["input_ids"][: index - block + 1]])
         positions = torch.arange(prefix.shape[1])[None]
         # What the target has read: all but the anchor.
@@ -271,7 +271,7 @@ def test_anchored_training_blocks_equal_inference_with_the_same_prefix(architect
 @pytest.mark.parametrize("draft_token_ids", [None, range(3, 50)])
 @pytest.mark.parametrize("shifted", [True, False])
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
-def test_dart_training_rows_equal_inference_with_the_same_prefix(architecture, shifted, draft_token_ids):
+def test_dart_training_equals_inference_with_the_same_prefix(architecture, shifted, draft_token_ids):
     target = tiny_target(architecture)
     torch.manual_seed(1)
     fields = {"draft_length": 4, "shifted": shifted, "initializer_range": 0.2}
@@ -286,9 +286,9 @@ def test_dart_training_rows_equal_inference_with_the_same_prefix(architecture, s
     where = (batch["labels"] != -100).nonzero().tolist()
     assert len(where) == len(supervised.labels) >= 60
     assert logits.shape[1] == drafter.config.draft_vocab_size
-    for position, (item, row) in enumerate(where):
+    for position, (item, query) in enumerate(where):
         t = int(supervised.draft_positions[position])
-        anchor = int(batch["query_index"][item, row]) - int(batch["query_block"][item, row]) + 1
+        anchor = int(batch["query_index"][item, query]) - int(batch["query_block"][item, query]) + 1
         text = torch.tensor([examples[item]["input_ids"]])
         prefix, positions = text[:, : anchor + 1], torch.arange(anchor + 1)[None]
         read = prefix[:, :-1]
@@ -304,13 +304,13 @@ def test_dart_training_rows_equal_inference_with_the_same_prefix(architecture, s
             assert (
                 label == UNKNOWN if truth not in supervised.vocabulary else int(supervised.vocabulary[label]) == truth
             )
-        # The teacher is the target behind the true text before the drafted token.
+        # The teacher is the target after the true text before the drafted token.
         teacher = target(text[:, : anchor + t]).logits[0, -1]
         torch.testing.assert_close(teachers[position], teacher, rtol=1e-3, atol=1e-3)
 
 
 @torch.no_grad()
-def test_rows_that_cod_keeps_are_the_undropped_rows():
+def test_what_cod_keeps_is_as_without_dropping():
     target = tiny_target("qwen3")
     drafter = tiny_drafter("pard", target)
     examples = [example(2, 14)]

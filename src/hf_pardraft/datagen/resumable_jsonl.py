@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.atomic_files import explained
+from ..checkpoints.atomic_files import explained, write_whole
 from ..checkpoints.locks import locked
 from ..user_input.files import parse_json, read_json
 
@@ -28,11 +28,11 @@ def as_line(row: dict[str, Any]) -> bytes:
         ) from error
 
 
-class Journal:
+class ResumableJsonl:
     """Rows with an `index` each, appended to a file.
 
     A hidden file beside it holds the settings that the rows were made with, so that a later run goes on with the same ones
-    only; another is locked while the journal is open.
+    only; another is locked while the file is open.
 
     Args:
         path: of the file; its folder is made if need be.
@@ -57,7 +57,7 @@ class Journal:
             self._file = stack.enter_context(self.path.open("ab", buffering=0))
             self._held = stack.pop_all()
 
-    def __enter__(self) -> "Journal":
+    def __enter__(self) -> "ResumableJsonl":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -93,10 +93,7 @@ class Journal:
                 raise ValueError(
                     f"{self.path} exists, but {file.name}, which says how it was made, does not: choose another output"
                 )
-            written = file.with_name(file.name + ".part")
-            with explained(self.path, KEPT):
-                written.write_text(json.dumps(settings, indent=2), encoding="utf-8")
-                written.replace(file)
+            write_whole(file, json.dumps(settings, indent=2), KEPT)
             return
         begun = read_json(file)
         if not isinstance(begun, dict):

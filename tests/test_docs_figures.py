@@ -1,0 +1,176 @@
+"""The figures in docs/ are those of the results files that they name."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+KINDS = ("PARD", "DFlash", "DFlare", "DART")
+
+
+def results(name: str) -> dict:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+def tables(page: str) -> list[list[list[str]]]:
+    """The tables of a page of docs/, as cells, without the line below their heads."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    found = re.findall(r"(?:^\|.*\|\n)+", text, flags=re.MULTILINE)
+    rows = [[[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()] for table in found]
+    return [[row for row in table if not set("".join(row)) <= set("-")] for table in rows]
+
+
+def table_of(page: str, *head: str) -> dict[str, list[str]]:
+    """The rows of the table whose head begins so, by their first cells."""
+    (table,) = [rows[1:] for rows in tables(page) if tuple(rows[0][: len(head)]) == head]
+    return {row[0]: row[1:] for row in table}
+
+
+def numbers(cells: list[str]) -> list[float]:
+    return [float(number.replace(",", "")) for cell in cells for number in re.findall(r"\d[\d,]*\.?\d*", cell)]
+
+
+def test_the_shipped_family():
+    rows = {row["name"]: row for row in results("demo_family")["rows"]}
+    shown = table_of("performance.md", "", "PARD", "DFlash", "DFlare", "DART")
+    endings = (
+        "",
+        ", chains of full depth (adaptive_depth off)",
+        ", the prompts in one batch",
+        ", a file that the target does not know",
+    )
+    for cells, ending in zip(shown.values(), endings, strict=True):
+        expected = [rows[kind + ending][name] for kind in KINDS for name in ("speedup", "tau")]
+        assert numbers(cells) == expected
+
+
+def test_stories260k():
+    rows = {(row["name"], row["temperature"]): row for row in results("stories260k")["rows"]}
+    shown = table_of("performance.md", "", "chain of 7 or 8")
+    for kind in KINDS:
+        measured = [rows[kind + way, t] for t in (0.0, 1.0) for way in ("", ", tree", ", tree + n-gram")]
+        assert numbers(shown[kind]) == [round(row[name], 2) for row in measured for name in ("speedup", "tau")]
+
+
+def decode_rows(target: str) -> dict[str, dict]:
+    (run,) = [run for run in results("decode")["runs"] if run["target"] == target]
+    return {row["name"]: row for row in run["rows"]}
+
+
+def test_compiled_rounds():
+    shown = [
+        {row[0]: row[1:] for row in table[1:]}
+        for table in tables("performance.md")
+        if table[0][1:2] == ["chain: eager"]
+    ]
+    for target, table in zip(("demo", "stories260k"), shown, strict=True):
+        rows = decode_rows(target)
+        for kind in KINDS:
+            expected = []
+            for shape in ("", ", tree 16"):
+                eager, compiled = rows[f"{kind}, ours{shape}"], rows[f"{kind}, ours compiled{shape}"]
+                expected += [round(eager["tokens_per_second"]), round(compiled["tokens_per_second"])]
+                expected += [round(compiled["speedup"], 2), round(compiled["speedup_over_compiled"], 2)]
+            assert numbers(table[kind]) == pytest.approx(expected, abs=0.0051)
+
+
+def test_efficiency():
+    shown = table_of("performance.md", "efficiency, chain / tree")
+    for name, target in (("stories260K", "stories260k"), ("demo target", "demo")):
+        rows = decode_rows(target)
+        for way, ours in (("compiled", "ours compiled"), ("uncompiled", "ours")):
+            found = [rows[f"{kind}, {ours}{shape}"]["efficiency"] for kind in KINDS for shape in ("", ", tree 16")]
+            assert numbers(shown[f"{name}, {way}"]) == pytest.approx(found, abs=0.0051)
+
+
+def test_speed_by_batch_size():
+    found = {
+        run["batch_size"]: row["speedup"]
+        for run in results("decode_batches")["runs"]
+        for row in run["rows"]
+        if row["name"] == "DFlash, ours compiled"
+    }
+    shown = table_of("performance.md", "batch", "1", "2")["compiled chain"]
+    assert numbers(shown) == pytest.approx([found[size] for size in sorted(found)], abs=0.0051)
+
+
+def test_tuning():
+    shown = table_of("performance.md", "batch", "1", "4", "16")
+    for way, cells in shown.items():
+        choices = results("tuning_stories260k")[way]["tuning"]["choices"]
+        for cell, choice in zip(cells, choices, strict=True):
+            speeds = {name: speed / choice["measured"]["plain"] for name, speed in choice["measured"].items()}
+            draft = choice["draft"]
+            sizes = [draft["tree_budget"] or draft["depth"]] if draft["depth"] else []
+            assert cell.startswith("tree" if draft["tree_budget"] else "chain" if draft["depth"] else "no drafting")
+            expected = [*sizes, speeds[choice["written"]], speeds["default"]]
+            assert numbers([cell]) == pytest.approx(expected, abs=0.0051)
+
+
+def test_what_a_round_costs_besides_its_models():
+    rows = {(row["loop"], row["target"], row["setting"]): row for row in results("loop_overhead")["rows"]}
+    (table,) = [rows for rows in tables("performance.md") if rows[0][1:2] == ["operations"]]
+    measured = (
+        ("ours", "greedy chain 8, rate 0.8"),
+        ("stock DFlash", "greedy chain 8, rate 0.8"),
+        ("ours", "temperature + top-p chain 8, rate 0.8"),
+        ("stock DFlash", "temperature + top-p chain 8, rate 0.8"),
+        ("ours", "greedy tree 60x8, rate 0.8"),
+    )
+    for cells, (loop, setting) in zip(table[1:], measured, strict=True):
+        row = rows[loop, "stories260K", setting]
+        shown = numbers(cells[1:])
+        assert shown[0] == round(row["ops_per_round"])
+        assert shown[1:] == pytest.approx([row["syncs_per_round"], row["efficiency"]], abs=0.051)
+
+
+def test_ngram_models():
+    built = {
+        row["order"]: row
+        for row in results("ngram")["building"]["rows"]
+        if (row["max_memory"], row["min_count"]) == ("1GB", 1)
+    }
+    searched = {row["order"]: row for row in results("ngram")["looking_up"]["rows"]}
+    for order, cells in table_of("performance.md", "order").items():
+        row, found = built[int(order)], searched[int(order)]
+        expected = [
+            row["tokens_per_core_second"] / 1e6,
+            row["bytes_per_longest_ngram"],
+            found["walk_median_us_a_level"],
+        ]
+        assert numbers(cells) == pytest.approx(expected, abs=0.051)
+
+
+def test_fresh_drafters():
+    settings = results("training_defaults")["settings"]
+    (table,) = [rows[1:] for rows in tables("experiments.md") if rows[0][1:2] == ["loss at the start"]]
+    for cells, name in zip(table, ("DFlash", "DFlash, before", "DFlare", "DFlare, before"), strict=True):
+        found = [settings[name][what]["mean"] for what in ("loss 0", "tau 100", "tau 300", "tau 1000")]
+        assert numbers(cells[1:]) == pytest.approx(found, abs=0.0051)
+
+
+def test_claims():
+    settings = results("evidence")["settings"]
+
+    def tau(name: str) -> float:
+        return round(settings[name]["tau"]["mean"], 2)
+
+    shown = {row[0]: row[2] for rows in tables("experiments.md") if rows[0][0] == "claim" for row in rows[1:]}
+    losses = [tau(f"DFlash {name}") for name in ("uniform", "decay", "decay + focal", "decay + focal + chain")]
+    assert numbers([shown["decay, focal loss, chain reward add up"]]) == losses
+    gammas = [tau(f"DART gamma {gamma / 10}") for gamma in range(5, 11)]
+    assert numbers([shown["DART: gamma 0.6 is best"]]) == [0.5, 1.0, *gammas]
+    growing = [tau("DFlare gamma 4.5 to 9.5"), tau("DFlare gamma 4.5")]
+    assert numbers([shown["a growing gamma beats a fixed one"]]) == growing
+    other = [round(settings["PARD COD"]["tau on the other"]["mean"], 2), tau("PARD COD")]
+    assert numbers([shown["one PARD drafter serves another target"]]) == other
+    assert numbers([shown["COD loses no tau (K = 4)"]])[0] == round(settings["PARD COD, K = 4"]["tau 4"]["mean"], 2)
+
+
+def test_the_shipped_familys_tau_on_held_out_text():
+    facts = json.loads((ROOT / "src/hf_pardraft/demo/family/family.json").read_text())
+    shown = table_of("experiments.md", "", "shipped")
+    for kind in KINDS:
+        assert float(shown[kind][1]) == pytest.approx(facts[kind.lower()]["held_out_expected_tau"], abs=0.0051)
