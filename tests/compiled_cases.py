@@ -21,9 +21,9 @@ def batch_of(lengths) -> dict[str, torch.Tensor]:
 
 
 def texts_of(target, batch, longest: int = LONGEST) -> list[torch.LongTensor]:
-    """What the target writes greedily, row by row and without padding."""
+    """What the target writes greedily, item by item and without padding."""
     out = target.generate(**batch, do_sample=False, max_new_tokens=longest)
-    return [row[int((mask == 0).sum()) :] for row, mask in zip(out, batch["attention_mask"], strict=True)]
+    return [item[int((mask == 0).sum()) :] for item, mask in zip(out, batch["attention_mask"], strict=True)]
 
 
 def oracle(kind, target, batch, rates=RATES, runner_up=0.7, settings=None, longest=LONGEST, **overrides):

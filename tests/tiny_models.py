@@ -130,7 +130,7 @@ def make_oracle(drafter, continuation, rates: list[float], seed: int = 0, runner
     Args:
         drafter: the drafter to change in place.
         continuation: the whole text that the target will write, prompt included and padding not: `(length,)`, or a list of
-            one such tensor per row of the batch.
+            one such tensor per item of the batch.
         rates: one probability per draft position.
         runner_up: the share of wrong positions whose second choice is right, which a tree can make use of.
     """
@@ -145,10 +145,10 @@ def make_oracle(drafter, continuation, rates: list[float], seed: int = 0, runner
 
     def draft(context, state, depth):
         logits = real_draft(context, state, depth)
-        assert logits.shape[0] == len(state.oracle_rows)
+        assert logits.shape[0] == len(state.oracle_items)
         logits.zero_()
-        for index, row in enumerate(state.oracle_rows):
-            anchor, text = int(context.new_positions[index, -1]), texts[row]
+        for index, item in enumerate(state.oracle_items):
+            anchor, text = int(context.new_positions[index, -1]), texts[item]
             for k in range(depth):
                 truth = int(text[anchor + 1 + k]) if anchor + 1 + k < len(text) else 0
                 is_right = torch.rand((), generator=generator) < rates[k]
@@ -173,7 +173,7 @@ def make_lasting_oracle(
 
     Args:
         drafter: the drafter to change in place.
-        texts: one per row, see [`make_oracle`].
+        texts: one per item, see [`make_oracle`].
         rates: one probability per draft position.
         runner_up: the share of the other positions where it has an inkling, which a tree can make use of.
     """
@@ -183,7 +183,7 @@ def make_lasting_oracle(
     truth = torch.stack([padded[:, 1 + k : 1 + k + longest] for k in range(depth)], dim=2)
     chances = torch.rand(2, *truth.shape, generator=generator)
     lift = torch.where(chances[0] < torch.tensor(rates), 40.0, torch.where(chances[1] < runner_up, 3.0, 0.0))
-    real_draft, real_draft_news, real_new_state = drafter.draft, drafter.draft_static, drafter.new_draft_state
+    real_draft, real_draft_static, real_new_state = drafter.draft, drafter.draft_static, drafter.new_draft_state
 
     def new_draft_state(target):
         state = real_new_state(target)
@@ -191,37 +191,37 @@ def make_lasting_oracle(
         return state
 
     def lifted(logits, state, anchors):
-        rows, anchors = torch.tensor(state.oracle_rows), anchors.clamp(max=longest - 1)
+        items, anchors = torch.tensor(state.oracle_items), anchors.clamp(max=longest - 1)
         known = slice(0, logits.shape[1])
         return logits.scatter_add(
-            2, truth[rows, anchors, known, None], lift[rows, anchors, known, None].to(logits.dtype)
+            2, truth[items, anchors, known, None], lift[items, anchors, known, None].to(logits.dtype)
         )
 
     drafter.new_draft_state = new_draft_state
     drafter.draft = lambda context, state, depth: lifted(
         real_draft(context, state, depth), state, context.new_positions[:, -1]
     )
-    drafter.draft_static = lambda news, state, lengths, depth: lifted(
-        real_draft_news(news, state, lengths, depth), state, news.last(news.positions)[:, 0]
+    drafter.draft_static = lambda inputs, state, lengths, depth: lifted(
+        real_draft_static(inputs, state, lengths, depth), state, inputs.last(inputs.positions)[:, 0]
     )
     return drafter
 
 
 def follow_rows(state, batch: int) -> None:
-    """Let a draft state remember which rows of the batch it still holds."""
-    state.oracle_rows = list(range(batch))
+    """Let a draft state remember which items of the batch it still holds."""
+    state.oracle_items = list(range(batch))
     select_items = state.cache.select_items
 
-    def select_and_note(rows):
-        state.oracle_rows = [state.oracle_rows[row] for row in rows]
-        select_items(rows)
+    def select_and_note(items):
+        state.oracle_items = [state.oracle_items[item] for item in items]
+        select_items(items)
 
     state.cache.select_items = select_and_note
 
 
 def batch_oracle(kind: str, target: PreTrainedModel, texts: torch.LongTensor, mask: torch.LongTensor, budget: int = 0):
     """A drafter that is mostly right about `texts (batch, length)`, which continue prompts padded on the left as `mask` says."""
-    unpadded = [text[len(row) - int(row.sum()) :] for text, row in zip(texts, mask, strict=True)]
+    unpadded = [text[len(item) - int(item.sum()) :] for text, item in zip(texts, mask, strict=True)]
     drafter = make_oracle(tiny_drafter(kind, target), unpadded, [0.9, 0.8, 0.8, 0.8], runner_up=0.6)
     drafter.generation_config.tree_budget = budget
     return drafter

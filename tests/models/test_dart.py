@@ -33,7 +33,7 @@ def fixture_files(name: str) -> tuple[dict, dict]:
 
 
 def call_context(inputs: dict, call: str) -> DraftInputs:
-    """A call of the fixtures as our contract has it: the features of what was read, and the tokens behind each."""
+    """A call of the fixtures as our contract has it: the features of what was read, and the tokens after each."""
     features, next_ids = inputs[f"{call}.aux_hidden"], inputs[f"{call}.next_ids"]
     start = 0 if call == "full" else int(inputs[f"{call}.cache_len"])
     positions = torch.arange(start, start + features.shape[1])[None]
@@ -84,13 +84,13 @@ def random_context(lengths: list[int], first: int, target, seed: int = 0) -> Dra
     return DraftInputs(ids, positions + 1, features, positions, counts, counts)
 
 
-def one_row(context: DraftInputs, row: int, length: int) -> DraftInputs:
+def one_item(context: DraftInputs, item: int, length: int) -> DraftInputs:
     tensors = (context.new_ids, context.new_positions, context.features, context.feature_positions)
-    return DraftInputs(*(tensor[row : row + 1, -length:] for tensor in tensors))
+    return DraftInputs(*(tensor[item : item + 1, -length:] for tensor in tensors))
 
 
 def by_hand(drafter, target, features, next_ids, depth: int) -> torch.Tensor:
-    """The draft logits `(depth, draft vocab)` behind one prefix, row by row, written from the README of the fixtures."""
+    """The draft logits `(depth, draft vocab)` after one prefix, position by position, written from the README of the fixtures."""
     config, layer = drafter.config, drafter.midlayer
     size, heads, kv_heads, head_dim = (
         config.hidden_size,
@@ -108,25 +108,25 @@ def by_hand(drafter, target, features, next_ids, depth: int) -> torch.Tensor:
         halves = torch.cat([-x[head_dim // 2 :], x[: head_dim // 2]])
         return x * angle.cos() + halves * angle.sin()
 
-    rows, residuals = [], []
+    inputs, residuals = [], []
     for state, token in zip(features, next_ids, strict=True):
         fused, embedding = drafter.fc.weight @ state, target.get_input_embeddings().weight[token]
-        rows.append(torch.cat([rms(embedding, layer.input_layernorm.weight), rms(fused, layer.hidden_norm.weight)]))
+        inputs.append(torch.cat([rms(embedding, layer.input_layernorm.weight), rms(fused, layer.hidden_norm.weight)]))
         residuals.append(fused)
     for _ in range(depth - 1 if config.shifted else depth):
-        rows.append(layer.mask_rep)
+        inputs.append(layer.mask_rep)
         residuals.append(layer.mask_rep[:size])
     attention, logits = layer.self_attn, []
-    for q in range(len(rows)):
-        query = (attention.q_proj.weight @ rows[q]).view(heads, head_dim)
+    for q in range(len(inputs)):
+        query = (attention.q_proj.weight @ inputs[q]).view(heads, head_dim)
         outputs = []
         for head in range(heads):
             group = head * kv_heads // heads
             scores, values = [], []
             for k in range(q + 1):
-                key = (attention.k_proj.weight @ rows[k]).view(kv_heads, head_dim)[group]
+                key = (attention.k_proj.weight @ inputs[k]).view(kv_heads, head_dim)[group]
                 scores.append(rotate(query[head], q) @ rotate(key, k) / math.sqrt(head_dim))
-                values.append((attention.v_proj.weight @ rows[k]).view(kv_heads, head_dim)[group])
+                values.append((attention.v_proj.weight @ inputs[k]).view(kv_heads, head_dim)[group])
             outputs.append(torch.stack(scores).softmax(0) @ torch.stack(values))
         hidden = residuals[q] + attention.o_proj.weight @ torch.cat(outputs)
         normed = rms(hidden, layer.post_attention_layernorm.weight)
@@ -176,9 +176,9 @@ def test_rows_of_different_lengths_are_drafted_as_if_alone(attention):
             context.feature_positions + shift,
         )
         logits = drafter.draft(context, together, 4)
-        for row, length in enumerate(lengths):
-            expected = drafter.draft(one_row(context, row, length), alone[row], 4)
-            torch.testing.assert_close(logits[row : row + 1], expected, rtol=1e-4, atol=1e-4)
+        for item, length in enumerate(lengths):
+            expected = drafter.draft(one_item(context, item, length), alone[item], 4)
+            torch.testing.assert_close(logits[item : item + 1], expected, rtol=1e-4, atol=1e-4)
     assert together.cache.item_lengths == [8, 7, 8]
 
 
@@ -203,7 +203,7 @@ def test_rounds_without_a_draft_and_a_prompt_join_to_one_call():
 
 
 def record_forwards(drafter) -> list[tuple[list[int], dict]]:
-    """What the drafter's forward gets, and how many of its prefix rows are real, call by call."""
+    """What the drafter's forward gets, and how many of its prefix positions are real, call by call."""
     told, real_draft, real_forward = [], drafter.draft, drafter.forward
 
     def draft(context, state, depth):
@@ -220,22 +220,22 @@ def record_forwards(drafter) -> list[tuple[list[int], dict]]:
 
 
 def assert_rows_pair_features_with_next_tokens(told, drafter, target, texts) -> list[set[int]]:
-    """Every real prefix row of a call without selected rows; returns the places that each row of the batch was told of."""
+    """Every real prefix position of a call without selected items; returns the places that each item of the batch was told of."""
     states = [target(text, output_hidden_states=True).hidden_states for text in texts]
     places = [set() for _ in texts]
     for counts, inputs in told:
         num_read = inputs["target_hidden_states"].shape[1]
-        for row, (count, text) in enumerate(zip(counts, texts, strict=True)):
-            positions = inputs["position_ids"][row, num_read - count :]
+        for item, (count, text) in enumerate(zip(counts, texts, strict=True)):
+            positions = inputs["position_ids"][item, num_read - count :]
             assert torch.equal(positions, positions[0] + torch.arange(count + inputs["num_masks"]))
             at = positions[:count]
-            features = torch.cat([states[row][tap] for tap in drafter.tapped_hidden_states], dim=-1)[0, at]
-            found = inputs["target_hidden_states"][row, num_read - count :]
+            features = torch.cat([states[item][tap] for tap in drafter.tapped_hidden_states], dim=-1)[0, at]
+            found = inputs["target_hidden_states"][item, num_read - count :]
             torch.testing.assert_close(found, features, rtol=1e-3, atol=1e-4)
             expected = target.get_input_embeddings()(text[0, at + 1])
-            torch.testing.assert_close(inputs["next_embeds"][row, num_read - count :], expected)
-            assert not places[row] & set(at.tolist()), "a place was told twice"
-            places[row] |= set(at.tolist())
+            torch.testing.assert_close(inputs["next_embeds"][item, num_read - count :], expected)
+            assert not places[item] & set(at.tolist()), "a place was told twice"
+            places[item] |= set(at.tolist())
     return places
 
 
@@ -254,7 +254,7 @@ def test_each_feature_meets_the_next_token_behind_a_prompt_and_in_a_later_turn(b
     drafter = make_oracle(tiny_drafter("dart", target), whole[0], [0.6] * 4, runner_up=0.6)
     drafter.generation_config.tree_budget = budget
     cache = DynamicCache(config=target.config)
-    # The first turn leaves its newest token unread, so the second has six tokens to read.
+    # The first turn leaves its anchor pending, so the second has six tokens to read.
     for text, expected, first in ((prompt, ids, range(6)), (later, whole, range(17, 23))):
         told = record_forwards(drafter)
         assert torch.equal(greedy(target, text, past_key_values=cache, assistant_model=drafter), expected)
@@ -267,7 +267,7 @@ def test_each_feature_meets_the_next_token_behind_a_prompt_and_in_a_later_turn(b
 @pytest.mark.parametrize("budget", [0, 8])
 def test_each_feature_meets_the_next_token_in_a_batch(budget):
     target, prompts = tiny_target("qwen3"), [random_prompt(length, seed=length) for length in (7, 3, 5)]
-    # A row that is ahead of the others goes on until they are done too.
+    # An item that is ahead of the others goes on until they are done too.
     texts = [greedy(target, prompt, max_new_tokens=24) for prompt in prompts]
     ids = torch.cat([nn.functional.pad(prompt, (7 - prompt.shape[1], 0)) for prompt in prompts])
     mask = torch.cat([nn.functional.pad(torch.ones_like(p), (7 - p.shape[1], 0)) for p in prompts])

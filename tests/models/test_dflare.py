@@ -52,7 +52,7 @@ def shaken(drafter, scale=0.3):
 
 
 def draft_in_rounds(drafter, target, dtype=torch.float32, batch=2):
-    """Logits of three rounds, of which the second has rows of different lengths."""
+    """Logits of three rounds, of which the second has items of different lengths."""
     generator = torch.Generator().manual_seed(5)
     state, logits = drafter.new_draft_state(target), []
     lengths = torch.zeros(batch, 1, dtype=torch.long)
@@ -128,9 +128,9 @@ def contexts_by_loops(drafter, features):
     config, weights = drafter.config, {name: w.double() for name, w in drafter.state_dict().items()}
     batch, new, _ = features.shape
     result = torch.zeros(batch, new, config.num_hidden_layers, config.hidden_size, dtype=torch.float64)
-    for row in range(batch):
+    for item in range(batch):
         for position in range(new):
-            taps = features[row, position].double().split(config.hidden_size)
+            taps = features[item, position].double().split(config.hidden_size)
             for layer in range(config.num_hidden_layers):
                 if config.fusion == "fc":
                     fused = weights["fc.weight"] @ torch.cat(taps)
@@ -142,7 +142,7 @@ def contexts_by_loops(drafter, features):
                 if config.fusion_fc:
                     fused = weights["fusion_fc.weight"] @ fused
                 name = "hidden_norm.weight" if config.fusion_norm == "shared" else f"hidden_norm.{layer}.weight"
-                result[row, position, layer] = rms_norm(fused, weights[name], config.rms_norm_eps)
+                result[item, position, layer] = rms_norm(fused, weights[name], config.rms_norm_eps)
     return result
 
 
@@ -197,17 +197,19 @@ def test_every_ablation_leaves_the_text_as_it_is(target, name):
 
 
 def test_each_position_of_the_context_is_projected_once(target):
-    drafter, rows, positions = dflare(target), [], []
-    drafter.layers[1].self_attn.k_proj_target.register_forward_hook(lambda _m, args, _o: rows.append(args[0].shape[1]))
+    drafter, widths, positions = dflare(target), [], []
+    drafter.layers[1].self_attn.k_proj_target.register_forward_hook(
+        lambda _m, args, _o: widths.append(args[0].shape[1])
+    )
     drafter.register_forward_pre_hook(
         lambda _m, _a, kwargs: positions.append(kwargs["position_ids"][0, :-5].tolist()), with_kwargs=True
     )
     length = generate(target, drafter).shape[1]
-    assert len(rows) > 5
-    assert rows == [len(new) for new in positions]
+    assert len(widths) > 5
+    assert widths == [len(new) for new in positions]
     # All of the text, but what was committed after the last draft.
-    assert [position for new in positions for position in new] == list(range(sum(rows)))
-    assert sum(rows) >= length - 3
+    assert [position for new in positions for position in new] == list(range(sum(widths)))
+    assert sum(widths) >= length - 3
 
 
 def test_fusion_weights_are_computed_once_a_call_and_follow_training(target, monkeypatch):

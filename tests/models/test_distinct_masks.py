@@ -62,10 +62,10 @@ def test_the_order_of_the_masks_matters():
 
 
 @pytest.mark.parametrize("options", [{}, {"tree_budget": 6}])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_greedy_text_is_the_targets_own(rows, options):
+@pytest.mark.parametrize("batch", [1, 3])
+def test_greedy_text_is_the_targets_own(batch, options):
     target = tiny_target("qwen3")
-    drafter, prompt = distinct(), torch.cat([random_prompt(7, seed) for seed in range(rows)])
+    drafter, prompt = distinct(), torch.cat([random_prompt(7, seed) for seed in range(batch)])
     for name, value in options.items():
         setattr(drafter.generation_config, name, value)
     arguments = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 20, "do_sample": False}

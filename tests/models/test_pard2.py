@@ -157,7 +157,7 @@ def test_both_modes_write_the_targets_text_and_read_what_they_say(target, loop):
             ),
         )
         assert torch.equal(found, expected)
-        # Without features it drafts behind the bare prompt; with them it waits until the target has read it.
+        # Without features it drafts after the bare prompt; with them it waits until the target has read it.
         assert drafter.last_stats.drafted_per_round[0] == (0 if reads else 4)
         assert {bool(taps) for taps in asked} == {reads}
     handle.remove()
@@ -205,7 +205,7 @@ def test_each_round_drafts_what_a_single_forward_over_the_text_drafts(architectu
     """Rows are accepted unevenly and leave the batch; each draft must equal one made from scratch, with shifted features."""
     target = tiny_target(architecture)
     prompts = [random_prompt(length, seed=seed) for seed, length in enumerate(lengths)]
-    # Longer than what is asked for: a row may run ahead until all are done.
+    # Longer than what is asked for: an item may run ahead until all are done.
     texts = [plain(target, prompt, max_new_tokens=2 * LONGEST)[0] for prompt in prompts]
     drafter = tiny_drafter("pard2", target)
     taps, drafts, states = drafter.tapped_hidden_states, [], []
@@ -216,7 +216,7 @@ def test_each_round_drafts_what_a_single_forward_over_the_text_drafts(architectu
 
     def noting(context, state, depth):
         logits = real_draft(context, state, depth)
-        drafts.append((list(state.oracle_rows), context.new_positions[:, -1].tolist(), logits.clone()))
+        drafts.append((list(state.oracle_items), context.new_positions[:, -1].tolist(), logits.clone()))
         return logits
 
     drafter.draft = noting
@@ -229,14 +229,14 @@ def test_each_round_drafts_what_a_single_forward_over_the_text_drafts(architectu
     out = target.generate(
         ids, attention_mask=mask, assistant_model=drafter, do_sample=False, max_new_tokens=LONGEST, use_cache=True
     )
-    assert all(torch.equal(out[row, widest:], text[lengths[row] :][:LONGEST]) for row, text in enumerate(texts))
+    assert all(torch.equal(out[item, widest:], text[lengths[item] :][:LONGEST]) for item, text in enumerate(texts))
     assert len(drafts) > 3
-    for rows, anchors, logits in drafts:
-        for index, (row, anchor) in enumerate(zip(rows, anchors, strict=True)):
+    for items, anchors, logits in drafts:
+        for index, (item, anchor) in enumerate(zip(items, anchors, strict=True)):
             context = DraftInputs(
-                texts[row][None, : anchor + 1],
+                texts[item][None, : anchor + 1],
                 torch.arange(anchor + 1)[None],
-                states[row][:, :anchor],
+                states[item][:, :anchor],
                 torch.arange(anchor)[None],
             )
             alone = real_draft(context, DraftState(GrowingCache()), logits.shape[1])
@@ -313,7 +313,7 @@ def test_a_checkpoint_without_its_projection_is_a_pard_drafter(published, publis
 
 
 def test_a_checkpoint_of_the_authors_trainer_is_the_same_drafter(published, tmp_path):
-    """One file: the base's weights behind `base_model.`, the projection beside them (the fixture's README)."""
+    """One file: the base's weights under `base_model.`, the projection beside them (the fixture's README)."""
     _, _, drafter = published
     folder = published_folder(tmp_path / "trained", warp_model=False) / "pard_model"
     base, projection = (load_file(FIXTURES / name) for name in ("model.safetensors", "warp_model.safetensors"))

@@ -270,7 +270,7 @@ def test_other_architectures_are_refused():
 
 
 def test_a_real_tokenizer_gives_the_published_choice():
-    """The first id behind the last token: for this tokenizer 151669, which the published DFlash drafters use."""
+    """The first id after the last token: for this tokenizer 151669, which the published DFlash drafters use."""
     folder = Path(__file__).parents[3] / "shared" / "tokenizers" / "qwen2.5"
     if not folder.exists():
         pytest.skip("the Qwen2.5 tokenizer is not part of the repository")

@@ -122,7 +122,7 @@ def test_the_stock_assisted_loop_gets_its_tokens_from_one_forward(elsewhere, nam
     _, found, _, _ = elsewhere
     stock = found[name]["stock"]
     assert stock["same"]
-    # One forward of the drafter for one of the target, each for four rows, but for the end of the text.
+    # One forward of the drafter for one of the target, each for four positions, but for the end of the text.
     assert len(stock["drafter_rows"]) <= stock["target_forwards"]
     assert stock["drafter_rows"][:3] == [DEPTH] * 3
     assert found[name]["sampled"] == 7 + 8

@@ -194,7 +194,7 @@ def main(work: Path) -> None:
     for folder in sorted(path for path in work.iterdir() if path.is_dir() and path.name not in ("target", "modules")):
         examine(folder, target, inputs, found, drafts)
     found["loaded"] = [name for name in sys.modules if name.split(".")[0] == "hf_pardraft"]
-    save_file({name: rows.contiguous() for name, rows in drafts.items()}, work / "drafts.safetensors")
+    save_file({name: logits.contiguous() for name, logits in drafts.items()}, work / "drafts.safetensors")
     (work / "found.json").write_text(json.dumps(found))
 
 
