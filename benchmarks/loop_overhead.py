@@ -16,6 +16,9 @@ that the host knows: an accelerator gets them by a copy that the host may have t
 Efficiency is measured speed / (tau / (target forward + draft forward)). The forwards are those of a round from the middle
 of our own loop's run, repeated apart: same shapes, same length of the cache, our cache. The same divisor serves all loops
 of a setting. Runs and forwards take turns, and each counts with its fastest repeat.
+
+With --static-steps a fourth loop takes part: compiled rounds whose step functions run as they are, without a compiler. It is
+what one engine for both kinds of rounds would cost where nothing is compiled.
 """
 
 import argparse
@@ -23,7 +26,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,6 +34,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 from transformers.utils import logging
 
 from hf_pardraft import DFlashDrafter
+from hf_pardraft.generation.compiled.compiler import Compiler
 from loop_probe import LoopCounter, Mark, Probe, prescribe
 from result_files import save, this_machine
 
@@ -41,20 +45,26 @@ LOOPS = {
     "stock": ("stock", {}),
     "stock DFlash": ("native", {"speculation_type": "dflash"}),
 }
+STATIC_STEPS = "static steps"
+ALL_LOOPS = {**LOOPS, STATIC_STEPS: ("native", {"cache_implementation": "static"})}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How to decode: the oracle's rate, arguments of `generate`, and the nodes of the tree (0 for a chain)."""
+    """How to decode: the oracle's rate, arguments of `generate`, and the nodes of the tree (0 for a chain).
+
+    `has_static_steps` lets [`STATIC_STEPS`] take part."""
 
     name: str
     rate: float
     sampling: dict
     tree_budget: int = 0
+    has_static_steps: bool = False
 
     @property
     def loops(self) -> list[str]:
-        return ["ours"] if self.tree_budget else list(LOOPS)
+        loops = ["ours"] if self.tree_budget else list(LOOPS)
+        return [*loops, STATIC_STEPS] if self.has_static_steps else loops
 
 
 GREEDY = {"do_sample": False}
@@ -90,7 +100,7 @@ class Bench:
         max_length = PROMPT_LENGTH + self.max_new_tokens
         script = prescribe(self.target.config.vocab_size, max_length, DEPTH, setting.rate, setting.tree_budget > 0)
         self.probe.start(script, capture_at)
-        decode_loop, arguments = LOOPS[loop]
+        decode_loop, arguments = ALL_LOOPS[loop]
         self.drafter.generation_config.decode_loop = decode_loop
         self.drafter.generation_config.tree_budget = setting.tree_budget
         prompt = script.text[None, :PROMPT_LENGTH]
@@ -122,7 +132,8 @@ class Bench:
             "views_per_round": round((last.views - first.views) / rounds, 1),
             "syncs_per_round": round((last.waits - first.waits) / rounds, 2),
             "uploads_per_round": round((last.uploads - first.uploads) / rounds, 2),
-            "tau": round((last.num_cached - first.num_cached) / rounds, 3),
+            # A static cache does not say how much of it is in use.
+            "tau": None if loop == STATIC_STEPS else round((last.num_cached - first.num_cached) / rounds, 3),
             "rounds": rounds,
         }
         return row, counter.sites
@@ -206,6 +217,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="short runs; a tiny random target in place of the large one"
     )
+    parser.add_argument("--static-steps", action="store_true", help="compiled rounds without a compiler take part, too")
     parser.add_argument("--cpu-clock", action="store_true", help="processor time of one thread, for a busy machine")
     parser.add_argument(
         "--sites", action="store_true", help="list where our loop's operations come from, and time nothing"
@@ -230,7 +242,13 @@ def benches(arguments: argparse.Namespace):
 def main() -> None:
     arguments = parse_arguments()
     logging.set_verbosity_error()
-    settings = [setting for setting in SETTINGS if (arguments.only or "") in setting.name]
+    settings = [
+        replace(setting, has_static_steps=arguments.static_steps)
+        for setting in SETTINGS
+        if (arguments.only or "") in setting.name
+    ]
+    if arguments.static_steps:
+        Compiler.__call__ = lambda compiler, step, shape, *step_arguments: step(*step_arguments)
     rows = []
     for bench in benches(arguments):
         for setting in settings:

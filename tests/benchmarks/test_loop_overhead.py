@@ -3,6 +3,7 @@
 import json
 
 import loop_overhead
+from hf_pardraft.generation.compiled.compiler import Compiler
 from in_process import run_main
 
 
@@ -19,3 +20,12 @@ def test_a_round_of_our_loop_stays_within_its_operations_and_waits_once():
         assert row["syncs_per_round"] == 1
         assert row["tau"] > 2
         assert row["efficiency"] > 0
+
+
+def test_compiled_rounds_without_a_compiler_take_part_if_asked(monkeypatch):
+    monkeypatch.setattr(Compiler, "__call__", Compiler.__call__)
+    options = ("--quick", "--json", "--only", "greedy chain 8, rate 0.8", "--static-steps")
+    rows = {row["loop"]: row for row in json.loads(run_main(loop_overhead.main, *options).out)}
+    assert {*rows} == {"ours", "stock", "stock DFlash", "static steps"}
+    assert rows["static steps"]["rounds"] >= rows["ours"]["rounds"]
+    assert rows["static steps"]["ops_per_round"] > rows["ours"]["ops_per_round"]
