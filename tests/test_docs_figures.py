@@ -126,6 +126,15 @@ def test_what_a_round_costs_besides_its_models():
         assert shown[1:] == pytest.approx([row["syncs_per_round"], row["efficiency"]], abs=0.051)
 
 
+def test_what_one_set_of_steps_would_cost():
+    rows = {(row["target"], row["loop"], row["setting"]): row for row in results("static_steps")["rows"]}
+    (table,) = [rows[1:] for rows in tables("architecture.md") if rows[0][1:2] == ["operations a round"]]
+    measured = [(target, loop) for target in ("stories260K", "random 100M") for loop in ("ours", "static steps")]
+    for cells, (target, loop) in zip(table, measured, strict=True):
+        row = rows[target, loop, "greedy chain 8, rate 0.8"]
+        assert numbers(cells[1:]) == pytest.approx([round(row["ops_per_round"]), row["efficiency"]], abs=0.0051)
+
+
 def test_ngram_models():
     built = {
         row["order"]: row
