@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
+from tqdm.std import tqdm
 
 # What the interpreter reports before it is done; `os.replace` is called a rename, too.
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink"}
@@ -160,10 +162,19 @@ def _let_accelerate_use_deepspeed_on_the_cpu() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
+def _take_own_progress_lock() -> None:
+    """Progress bars share a lock with forked processes: one that is killed while it holds it would stop its parent for good."""
+    lock, classes = threading.RLock(), [tqdm]
+    for bar in classes:
+        classes += bar.__subclasses__()
+        bar.set_lock(lock)
+
+
 def _run(work: Callable[[], Any]) -> None:
     """Run `work` and leave the process without what pytest does when one ends."""
     code = 1
     try:
+        _take_own_progress_lock()
         work()
         code = 0
     except BaseException:  # noqa: BLE001 - whatever it is, the parent's test run must not go on in here

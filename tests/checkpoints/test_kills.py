@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tqdm.std import tqdm
 
 from datagen.test_regenerate import conversations, read
 from hf_pardraft import AutoDrafter, NgramModel
@@ -21,7 +22,7 @@ from hf_pardraft.datagen.regenerate import regenerate
 from hf_pardraft.training.checkpointing import checkpoints_in, incompleteness
 from hf_pardraft.training.target.feature_store import FeatureStore
 from hf_pardraft.training.target.feature_writing import cache_features
-from processes import kill_before_change, num_changes
+from processes import in_a_process, kill_before_change, num_changes
 from published_checkpoints import LAYOUTS
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
@@ -238,3 +239,16 @@ def test_a_kill_at_any_time_loses_nothing_and_mixes_nothing(name, operations, tm
         operation.work(folder)
         assert operation.found(folder) == after
         assert left_behind(folder) == []
+
+
+def test_a_process_that_is_killed_while_it_shows_progress_does_not_stop_its_parent():
+    def doomed() -> None:
+        tqdm.get_lock().acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    # It is made when it is first asked for, and inherited from then on.
+    tqdm.get_lock()
+    assert in_a_process(doomed) == -signal.SIGKILL
+    # Without the lock, releasing it raises.
+    tqdm.get_lock().acquire(timeout=5)
+    tqdm.get_lock().release()
