@@ -18,7 +18,6 @@ from transformers.utils import cached_file
 
 SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
 PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-INDEX_SUFFIX = ".index.json"
 SAFETENSORS_SUFFIX = ".safetensors"
 # safetensors' names of what torch can hold; others (8-bit floats and less) are kept as they are called.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

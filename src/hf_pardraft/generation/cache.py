@@ -59,8 +59,8 @@ class TargetCache(GrowingCache):
             new_layer(layer_type, kwargs) for layer_type, kwargs in zip(self.layer_types, layer_kwargs, strict=True)
         ]
 
-    def columns_by_type(self) -> dict[str, HeldColumns]:
-        """Where the layers of each type hold the committed text."""
+    def held_columns(self) -> dict[str, HeldColumns]:
+        """Where the layers of each type hold the committed text: they may have different windows."""
         return {
             layer_type: layer.held_columns(self.item_lengths)
             for layer_type, layer in zip(self.layer_types, self.layers, strict=True)

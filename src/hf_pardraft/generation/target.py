@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.inputs import are_real, input_device, last_columns
-from ..models.masks import additive_masks, attention_windows, causal_masks
+from ..models.masks import additive_masks, attention_windows, padded_masks
 from .cache import Entries, TargetCache, is_hybrid
 from .sequences import FinishedItems
 from .tree.token_tree import TokenTree
@@ -222,19 +222,16 @@ class TargetReader:
         is_chain = tree is None or tree.is_chain
         if is_chain and batch == 1:
             return None
-        num_cached = self.cache.get_seq_length()
-        if length > 1 or num_cached == 0:
+        if length > 1 or self.cache.get_seq_length() == 0:
             # Prompts, which are read without a draft, maybe after what an earlier call has read.
             real = are_real(pending.counts, batch, length, self.device)
-            if num_cached == 0:
-                return real.long()
-            return causal_masks(real, self.windows, self.cache.columns_by_type(), self.target.dtype)
+            return padded_masks(real, self.windows, self.cache, self.target.dtype)
         within = anchor_and_nodes(tree, batch, self.device)
         depths = within.new_zeros(1, dtype=torch.long)
         if tree is not None and self.has_windows:
             depths = tree.slot_depths.to(depths.device)
         depths = depths.expand(batch, -1)
-        return additive_masks(within, depths, self.windows, self.cache.columns_by_type(), self.target.dtype)
+        return additive_masks(within, depths, self.windows, self.cache.held_columns(), self.target.dtype)
 
     def select_items(self, items: list[int]) -> None:
         """Go on with only some items of the batch."""

@@ -4,7 +4,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from .cache import HeldColumns, StaticColumns
+from .cache import GrowingCache, HeldColumns, StaticColumns
 
 
 def attention_windows(config: PreTrainedConfig) -> dict[str, int | None]:
@@ -76,6 +76,18 @@ def causal_masks(
     own = torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
     within = (own.new_ones(own.shape).tril() & real[:, None]) | own
     return additive_masks(within, real.cumsum(dim=1) - 1, windows, columns, dtype)
+
+
+def padded_masks(
+    real: torch.BoolTensor, windows: dict[str, int | None], cache: GrowingCache, dtype: torch.dtype
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """[`causal_masks`] for a forward on a cache that grows, with the new tokens padded on the left.
+
+    On an empty cache it is `real` as ones and zeros, of which a model makes its own masks with less memory than these take.
+    """
+    if cache.get_seq_length() == 0:
+        return real.long()
+    return causal_masks(real, windows, cache.held_columns(), dtype)
 
 
 def additive(visible: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:

@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import (
 from .cache import GrowingCache, StaticColumns
 from .configuration_dart import DartConfig, published_tapped_hidden_states
 from .inputs import DraftInputs, DraftState, StaticDraftInputs, are_real, cached_arange, last_columns, scoring
-from .masks import causal_masks
+from .masks import causal_masks, padded_masks
 from .target_bound import TargetBoundDrafter
 
 
@@ -293,10 +293,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         batch, num_read = inputs.features.shape[:2]
         real = are_real(inputs.feature_counts, batch, num_read, self.device)
         real = nn.functional.pad(real, (0, num_masks), value=True)
-        if state.cache.get_seq_length() == 0:
-            # What is made of these for a padded prompt costs less memory.
-            return real.long()
-        return causal_masks(real, {"full_attention": None}, state.cache.held_columns(), self.dtype)
+        return padded_masks(real, {"full_attention": None}, state.cache, self.dtype)
 
     def forward(
         self,

@@ -35,7 +35,7 @@ from .inputs import (
     scoring,
     take_positions,
 )
-from .masks import attention_windows, causal_masks
+from .masks import attention_windows, causal_masks, padded_masks
 from .stock_assistant import draft_as_assistant
 from .target_projection import (
     PROJECTION,
@@ -341,11 +341,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         real = torch.nn.functional.pad(
             are_real(inputs.new_counts, batch, num_new, self.device), (0, depth - 1), value=True
         )
-        if state.cache.get_seq_length() == 0:
-            # The model's own masks for a padded prompt cost less memory than these.
-            return real.long()
-        windows = attention_windows(self.config)
-        return causal_masks(real, windows, state.cache.held_columns(), self.dtype)
+        return padded_masks(real, attention_windows(self.config), state.cache, self.dtype)
 
 
 class PardLlama(PardDrafter, LlamaForCausalLM):
