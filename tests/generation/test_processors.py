@@ -7,7 +7,7 @@ import torch
 from transformers import SynthIDTextWatermarkingConfig, WatermarkingConfig
 from transformers.generation import logits_process
 
-from hf_pardraft.generation import sampling as selection
+from hf_pardraft.generation.processors import PREFIX_FREE
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 LONGEST = 24
@@ -140,5 +140,5 @@ def test_no_processor_that_transformers_ships_is_left_out():
 
 def test_only_warpers_and_the_like_are_run_for_all_nodes_at_once():
     """What reads no prefix, by the text of its own implementation, is known, and nothing else is."""
-    names = {short_name(processor.__name__) for processor in selection.PREFIX_FREE}
+    names = {short_name(processor.__name__) for processor in PREFIX_FREE}
     assert names == {*WARPERS, "InfNanRemove", "LogitNormalization", "SuppressTokens"}

@@ -18,7 +18,8 @@ from transformers.generation.logits_process import (
 )
 
 from hf_pardraft import DartDrafter, NgramModel
-from hf_pardraft.generation.sampling import choose_everywhere
+from hf_pardraft.generation.choice import draw_with
+from hf_pardraft.generation.noise import StepNoise
 from hf_pardraft.generation.tree.verify import accept
 from tiny_models import make_oracle, published_tree, tiny_drafter, tiny_target
 
@@ -178,7 +179,7 @@ def test_the_stock_loop_has_the_target_law_too(target):
 
 
 def test_a_forgotten_residual_is_noticed(target, monkeypatch):
-    from hf_pardraft.generation import sampling as selection
+    from hf_pardraft.generation import choice as selection
 
     def wrong(scores, drawn):
         law = scores.softmax(dim=-1)
@@ -236,7 +237,10 @@ def rounds_on(tree, law: str, prefixes: torch.LongTensor) -> tuple[list[int], li
         parent = texts[int(tree.parents[0, slot - 1])]
         texts.append(torch.cat([parent, tree.tokens[:, slot - 1 : slot]], dim=1))
     logits = torch.stack([law_behind(law, text) for text in texts], dim=1).log()
-    choices, _ = choose_everywhere(logits, LogitsProcessorList(), True, prefixes)
+    noise = StepNoise(rows, logits.device, 1 + int(tree.depths.max())).ahead(
+        1 + int(tree.depths.max()), logits.shape[2]
+    )
+    choices = draw_with(logits.softmax(-1), noise[torch.arange(rows)[:, None], tree.slot_depths])
     acceptance = accept(tree, choices)
     num_accepted = acceptance.num_accepted.tolist()
     return num_accepted, [row[: n + 1] for row, n in zip(acceptance.tokens.tolist(), num_accepted, strict=True)]

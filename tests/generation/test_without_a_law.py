@@ -15,9 +15,11 @@ from transformers.generation.logits_process import (
 
 from compiled_cases import settle
 from hf_pardraft import NgramModel
-from hf_pardraft.generation.sampling import DrawnChain, choose_everywhere, draw, draw_chain, keep_or_redraw
+from hf_pardraft.generation.choice import PlainDraw, RejectionSampling
+from hf_pardraft.generation.noise import StepNoise
+from hf_pardraft.generation.rejection import DrawnChain, draw, draw_chain, keep_or_redraw
 from hf_pardraft.generation.tree.scoring import DART_SCORING
-from hf_pardraft.generation.tree.token_tree import build_tree
+from hf_pardraft.generation.tree.token_tree import build_tree, draft_chain
 from hf_pardraft.generation.tree.verify import NO_LAW, check_has_law
 from hf_pardraft.models.stock_assistant import draft_as_assistant
 from tiny_models import make_lasting_oracle, make_oracle, random_prompt, tiny_drafter, tiny_target
@@ -70,7 +72,7 @@ def test_a_draft_without_a_law_leaves_the_target_s(bad, warper):
     text = torch.zeros(1, 1, dtype=torch.long)
     scores = warpers(text, torch.randn(1, VOCAB, generator=generator))
     torch.manual_seed(2)
-    drawn = draw_chain(draft_logits.repeat(num, 1, 1), warpers, text)
+    drawn = draw_chain(draft_logits.repeat(num, 1, 1), warpers)
     assert torch.allclose(drawn.law.sum(-1), torch.ones(num, 1))
     choices = keep_or_redraw(scores.expand(num, 1, -1), drawn)
     counts, law = choices.flatten().bincount(minlength=VOCAB), scores.softmax(-1)[0]
@@ -83,7 +85,7 @@ def test_a_draft_without_a_law_leaves_the_target_s(bad, warper):
 def test_an_infinite_draft_is_as_sure_as_it_says():
     logits = torch.randn(3, 2, VOCAB)
     logits[:, 1, 4] = torch.inf
-    drawn = draw_chain(logits, LogitsProcessorList([TemperatureLogitsWarper(0.01)]), torch.zeros(3, 1))
+    drawn = draw_chain(logits, LogitsProcessorList([TemperatureLogitsWarper(0.01)]))
     assert drawn.tokens[:, 1].tolist() == [4] * 3
     assert torch.equal(drawn.law[:, 1, 4], torch.ones(3))
 
@@ -91,19 +93,23 @@ def test_an_infinite_draft_is_as_sure_as_it_says():
 def test_a_processor_may_leave_none_of_the_tokens_that_a_drafter_knows():
     logits = torch.full((2, 1, VOCAB), -torch.inf)
     logits[..., :2] = 1.0
-    drawn = draw_chain(logits, LogitsProcessorList([SuppressTokensLogitsProcessor([0, 1])]), torch.zeros(2, 1))
+    drawn = draw_chain(logits, LogitsProcessorList([SuppressTokensLogitsProcessor([0, 1])]))
     assert torch.allclose(drawn.law, torch.tensor(1 / VOCAB))
 
 
 @pytest.mark.parametrize("bad", BAD_ROWS)
 def test_a_target_without_a_law_is_not_drawn_from(bad):
     scores = torch.randn(2, 3, VOCAB)
-    draft = draw_chain(torch.randn(2, 2, VOCAB), LogitsProcessorList(), torch.zeros(2, 1))
+    plain, rejection = (
+        PlainDraw(LogitsProcessorList(), StepNoise(2, scores.device, 3), False),
+        RejectionSampling(LogitsProcessorList()),
+    )
     scores[1, 1, BAD_ROWS[bad][0]] = BAD_ROWS[bad][1]
     with pytest.raises(RuntimeError, match=MESSAGE):
         torch.multinomial(scores[1, 1].softmax(-1), 1)
-    for drawn in (None, draft):
-        choices, _ = choose_everywhere(scores.clone(), LogitsProcessorList(), True, torch.zeros(2, 1), drawn)
+    for choice in (plain, rejection):
+        tree = choice.propose(torch.randn(2, 2, VOCAB), draft_chain)
+        choices = choice.everywhere(scores, tree)
         assert (choices == NO_LAW).nonzero().tolist() == [[1, 1]]
     with pytest.raises(RuntimeError, match=MESSAGE):
         check_has_law(choices[1].tolist())

@@ -6,8 +6,9 @@ import torch
 from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
+from .choice import children_of
 from .decoder import SpeculativeDecoding
-from .sampling import BY_ITEM, PREFIX_FREE, TEXT_ONLY, DrawnChain, children_of, choose_at
+from .processors import BY_ITEM, PREFIX_FREE, TEXT_ONLY
 from .sequences import StopChecks
 from .tree.token_tree import TokenTree, draft_chain
 from .tree.verify import NO_CHOICE
@@ -52,9 +53,7 @@ class AlignedDecoding(SpeculativeDecoding):
             self.recorder.keep_first(item, self.sequences.lengths[index] - self.prompt_length)
         return [self.num_steps] * len(new_tokens)
 
-    def _choices(
-        self, logits: torch.Tensor, tree: TokenTree | None, drawn: DrawnChain | None
-    ) -> tuple[torch.LongTensor, torch.Tensor]:
+    def _choices(self, logits: torch.Tensor, tree: TokenTree | None) -> tuple[torch.LongTensor, torch.Tensor]:
         """Walk down all trees together, one level at a time, while no item is without a child to go on to."""
         batch, device = len(logits), logits.device
         choices = torch.full(logits.shape[:2], NO_CHOICE, dtype=torch.long, device=device)
@@ -65,7 +64,7 @@ class AlignedDecoding(SpeculativeDecoding):
         while None not in slots and not all(self.over):
             here = (items, torch.tensor(slots, device=device))
             processed = self.processors(text, logits[here])
-            choice = choose_at(processed, self.do_sample, drawn, self.num_steps)
+            choice = self.choice.at(processed, slice(None), self.num_steps)
             if self.pads:
                 choice = choice.masked_fill(torch.tensor(self.over, device=device), self.finished.padding)
             choices[here], scores[here] = choice, processed
@@ -82,13 +81,23 @@ class AlignedDecoding(SpeculativeDecoding):
         self.step_scores.append(processed)
         return tuple(self.step_scores)
 
-    def _proposal(self, draft_logits: torch.Tensor | None) -> tuple[TokenTree | None, DrawnChain | None]:
+    def _chooses_in_plain_order(self) -> bool:
+        return True
+
+    def _proposal(self, draft_logits: torch.Tensor | None) -> TokenTree | None:
         """As ever while no item is over; then chains, in which padding comes for those that are."""
-        if draft_logits is None or not (self.pads and any(self.over)):
-            return super()._proposal(draft_logits)
-        chain = draft_chain(draft_logits.to(self.sequences.device))
-        over = torch.tensor(self.over, device=chain.tokens.device)[:, None]
-        return replace(chain, tokens=chain.tokens.masked_fill(over, self.finished.padding)), None
+        tree = super()._proposal(draft_logits)
+        if tree is None or not self._pads_now:
+            return tree
+        over = torch.tensor(self.over, device=tree.tokens.device)[:, None]
+        return replace(tree, tokens=tree.tokens.masked_fill(over, self.finished.padding))
+
+    def _search(self, draft_logits: torch.Tensor) -> TokenTree:
+        return draft_chain(draft_logits) if self._pads_now else super()._search(draft_logits)
+
+    @property
+    def _pads_now(self) -> bool:
+        return self.pads and any(self.over)
 
     def _noted_items(self) -> list[int]:
         return [item for item, was_over in enumerate(self.was_over) if not was_over]

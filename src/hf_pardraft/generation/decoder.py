@@ -11,22 +11,17 @@ from transformers.generation.streamers import BaseStreamer
 from ..models.inputs import DraftInputs, cached_arange, last_columns
 from .cache import Entries, Snapshot, attended_layers
 from .candidate_generator import ParallelCandidateGenerator
+from .choice import LikeliestToken, PlainDraw, RejectionSampling, choose_along_the_path
+from .noise import StepNoise
 from .outputs import ItemRead, OutputRecorder
+from .processors import ItemProcessors, is_prefix_free, prefix_free_ones, process_everywhere
 from .rope import longest_text
-from .sampling import (
-    DrawnChain,
-    ItemProcessors,
-    choose_along_the_path,
-    choose_everywhere,
-    draw_chain,
-    is_prefix_free,
-)
 from .schedule import DepthSchedule
 from .sequences import FinishedItems, StopChecks, TokenBuffer
 from .stats import Proposal, Stopwatch, synchronizer
 from .step_inputs import SLICED_INPUTS, StepInputs
 from .target import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, read_prompt
-from .tree.token_tree import TokenTree, chain_tree, draft_chain
+from .tree.token_tree import TokenTree, draft_chain
 from .tree.verify import Acceptance, accept, paths_on_host, plain_step
 from .tree_search import TreeSearch
 
@@ -64,6 +59,7 @@ class SpeculativeDecoding:
         self.process_item = ItemProcessors(logits_processor, batch)
         self.processes_in_bulk = is_prefix_free(logits_processor)
         self.do_sample = bool(generation_config.do_sample)
+        self.batch = batch
         self.stop = StopChecks(stopping_criteria, batch)
         self.streamer = streamer
         padding = generation_config._pad_token_tensor
@@ -88,6 +84,7 @@ class SpeculativeDecoding:
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""
         self.prompt_length = input_ids.shape[1]
         self.sequences = TokenBuffer(input_ids)
+        self.choice = self._choice()
         self._read_prompt(input_ids)
         while self.items:
             self.round()
@@ -102,12 +99,12 @@ class SpeculativeDecoding:
         with self.stopwatch.part("draft"):
             draft_logits = self.candidates.draft_logits(self._depth())
         with self.stopwatch.part("tree"):
-            tree, drawn = self._proposal(draft_logits)
+            tree = self._proposal(draft_logits)
         with self.stopwatch.part("verify"):
             start, anchor = self.reader.cache.get_seq_length(), self.pending
             snapshot = self.reader.cache.snapshot() if self.reader.is_hybrid and tree is not None else None
             outputs = self._read(tree)
-            acceptance, scores, logits = self.verify(outputs.logits, tree, drawn)
+            acceptance, scores, logits = self.verify(outputs.logits, tree)
             paths, new_tokens = paths_on_host(acceptance)
         with self.stopwatch.part("commit"):
             for index, item in enumerate(self.items):
@@ -121,27 +118,40 @@ class SpeculativeDecoding:
             self._drop_finished_items()
 
     def verify(
-        self, logits: torch.Tensor, tree: TokenTree | None, drawn: DrawnChain | None
+        self, logits: torch.Tensor, tree: TokenTree | None
     ) -> tuple[Acceptance, torch.Tensor, torch.Tensor | None]:
         """Choose a token at every slot and accept; also the processed scores and, if they were asked for, raw logits."""
-        choices, scores, raw_logits = self.choose(logits, tree, drawn)
+        choices, scores, raw_logits = self.choose(logits, tree)
         return (plain_step(choices) if tree is None else accept(tree, choices)), scores, raw_logits
 
     def choose(
-        self, logits: torch.Tensor, tree: TokenTree | None, drawn: DrawnChain | None
+        self, logits: torch.Tensor, tree: TokenTree | None
     ) -> tuple[torch.LongTensor, torch.Tensor, torch.Tensor | None]:
         """The target's choices `(batch, slots)`; also the processed scores and, if they were asked for, raw logits."""
         logits = logits.to(device=self.sequences.device, dtype=torch.float32)
         raw_logits = logits.clone() if self.recorder.logits is not None else None
-        return *self._choices(logits, tree, drawn), raw_logits
+        return *self._choices(logits, tree), raw_logits
 
-    def _choices(
-        self, logits: torch.Tensor, tree: TokenTree | None, drawn: DrawnChain | None
-    ) -> tuple[torch.LongTensor, torch.Tensor]:
+    def _choices(self, logits: torch.Tensor, tree: TokenTree | None) -> tuple[torch.LongTensor, torch.Tensor]:
         """The choices and processed scores of [`choose`], from logits in float32."""
         if self.processes_in_bulk:
-            return choose_everywhere(logits, self.processors, self.do_sample, self.sequences.ids, drawn)
-        return choose_along_the_path(logits, self.process_item, self.do_sample, self.items, self.sequences, tree, drawn)
+            scores = process_everywhere(logits, self.processors, self.sequences.ids)
+            return self.choice.everywhere(scores, tree), scores
+        return choose_along_the_path(logits, self.process_item, self.choice, self.items, self.sequences, tree)
+
+    def _choice(self) -> LikeliestToken:
+        """How this call chooses its tokens."""
+        if not self.do_sample:
+            return LikeliestToken()
+        warpers = prefix_free_ones(self.processors)
+        if self.settings.verification == "rejection":
+            return RejectionSampling(warpers)
+        noise = StepNoise(self.batch, self.sequences.device, self.schedule.deepest + 1)
+        return PlainDraw(warpers, noise, self._chooses_in_plain_order())
+
+    def _chooses_in_plain_order(self) -> bool:
+        """Whether tokens are chosen one by one, each for all items: then other users of random numbers may come between."""
+        return self.batch == 1 and not self.processes_in_bulk
 
     def cut(self, new_tokens: list[list[int]]) -> list[int]:
         """Append the new tokens of each item, up to those at which generation stops; returns how many each item got."""
@@ -271,22 +281,23 @@ class SpeculativeDecoding:
         """
         return len(self.items) == 1 and not self.reader.is_hybrid and not (self.prompt and self.prompt.extra)
 
-    def _proposal(self, draft_logits: torch.Tensor | None) -> tuple[TokenTree | None, DrawnChain | None]:
-        """What to propose, from marginal logits `(batch, depth, vocab)`; and the law that it was drawn from, if it was."""
+    def _proposal(self, draft_logits: torch.Tensor | None) -> TokenTree | None:
+        """What to propose, from marginal logits `(batch, depth, vocab)`."""
         if draft_logits is None:
-            return None, None
-        draft_logits, settings = draft_logits.to(self.sequences.device), self.settings
-        if self.do_sample and settings.verification == "rejection":
-            drawn = draw_chain(draft_logits, self.processors, self.sequences.ids)
-            return chain_tree(drawn.tokens), drawn
+            return None
+        return self.choice.propose(draft_logits.to(self.sequences.device), self._search)
+
+    def _search(self, draft_logits: torch.Tensor) -> TokenTree:
+        """The chain or tree in logits `(batch, depth, vocab)`."""
         # A text is read with the target's own mask, which has no room for branches.
         reads_text = self.prompt or self.pending.ids.shape[1] > 1
-        if settings.tree_budget and not reads_text and not self.reader.is_hybrid:
-            return self.search.tree(draft_logits, self.sequences), None
-        return draft_chain(draft_logits), None
+        if self.settings.tree_budget and not reads_text and not self.reader.is_hybrid:
+            return self.search.tree(draft_logits, self.sequences)
+        return draft_chain(draft_logits)
 
     def _note(self, tree: TokenTree | None, paths: list[list[int]], counts: list[int]) -> None:
-        """Tell the statistics and the depth schedule how the round went."""
+        """Tell the choice, the statistics and the depth schedule how the round went."""
+        self.choice.advance(counts)
         num_drafted, items = tree.num_nodes if tree else 0, self._noted_items()
         accepted = [min(len(path) - 1, count) for path, count in zip(paths, counts, strict=True)]
         noted = [accepted[item] for item in items]
@@ -347,6 +358,7 @@ class SpeculativeDecoding:
         self.items = [self.items[index] for index in kept]
         if self.items:
             self.sequences.select_items(kept)
+            self.choice.select_items(kept)
             self.select_items(kept)
 
     def _are_over(self) -> list[bool]:
@@ -371,6 +383,7 @@ class SpeculativeDecoding:
         """What `generate` returns, items in the caller's order; its cache is the kind that plain `generate` leaves."""
         length = self.stop.common_length()
         text, cache = self.finished.text(length), None
+        self.choice.finish(text.shape[1] - self.prompt_length)
         if self._returns_cache():
             missing = self.finished.missing(self.prompt_length, length)
             if any(missing):

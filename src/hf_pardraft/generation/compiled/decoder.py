@@ -11,8 +11,8 @@ from transformers import CompileConfig
 
 from ...models.inputs import DraftInputs
 from ..cache import Entries
+from ..choice import RejectionSampling
 from ..decoder import SpeculativeDecoding
-from ..sampling import DrawnChain
 from ..tree.token_tree import TokenTree, chain_tree, items_of_tree, number_of_levels
 from ..tree.verify import paths_of
 from . import steps
@@ -68,10 +68,10 @@ class CompiledDecoding(SpeculativeDecoding):
         with self.stopwatch.part("draft"):
             draft = self._first_draft(depth) if self.decode_state is None else self._draft(depth)
         with self.stopwatch.part("tree"):
-            tree, drawn = self._compiled_proposal(draft, depth)
+            tree = self._compiled_proposal(draft, depth)
             shown = self._shown(tree)
         with self.stopwatch.part("verify"):
-            outcome, scores, logits = self._read_and_commit(tree, drawn, shown)
+            outcome, scores, logits = self._read_and_commit(tree, shown)
             on_host = outcome.tolist()
             paths, new_tokens = paths_of([on_host[index] for index in self.live], shown.num_nodes + 1)
         with self.stopwatch.part("commit"):
@@ -176,18 +176,29 @@ class CompiledDecoding(SpeculativeDecoding):
     def _run_draft(self) -> Draft:
         return self.compiler(steps.draft, self.draft_shape, self.drafter_side, self.decode_state)
 
-    def _compiled_proposal(self, draft: Draft | None, depth: int) -> tuple[TokenTree | None, DrawnChain | None]:
+    def _compiled_proposal(self, draft: Draft | None, depth: int) -> TokenTree | None:
         """See [`SpeculativeDecoding._proposal`]; for the items that go on."""
         if draft is None:
-            return None, None
-        settings = self.settings
+            return None
+        if isinstance(self.choice, RejectionSampling):
+            return self._proposal(self._of_live(draft.logits)[:, :depth])
+        if self.choice.couples:
+            draft = self._coupled(draft)
         tree = self._grown_tree(draft, depth) if self.grows_trees else None
         if tree is not None:
-            return (tree if self._all_live else items_of_tree(tree, self.live_index)), None
-        if settings.tree_budget or (self.do_sample and settings.verification == "rejection"):
-            return self._proposal(self._of_live(draft.logits)[:, :depth])
+            return tree if self._all_live else items_of_tree(tree, self.live_index)
+        if self.settings.tree_budget:
+            return self._search(self._of_live(draft.logits)[:, :depth])
         chain = self._of_live(draft.chain)
-        return chain_tree(chain if depth == self.full_depth else packed(chain[:, :depth])), None
+        return chain_tree(chain if depth == self.full_depth else packed(chain[:, :depth]))
+
+    def _coupled(self, draft: Draft) -> Draft:
+        """A draft made with the noise of the draws that it guesses; of items that are over it says nothing."""
+        logits = self.choice.coupled(self._of_live(draft.logits))
+        if not self._all_live:
+            whole_batch = torch.zeros_like(draft.logits, dtype=logits.dtype)
+            logits = whole_batch.index_copy_(0, self.live_index, logits)
+        return Draft(logits, logits.argmax(dim=-1))
 
     def _grown_tree(self, draft: Draft, depth: int) -> TokenTree | None:
         """The tree of the first levels of a draft; `None` if that isn't compiled."""
@@ -231,7 +242,7 @@ class CompiledDecoding(SpeculativeDecoding):
         return shown
 
     def _read_and_commit(
-        self, tree: TokenTree | None, drawn: DrawnChain | None, shown: TokenTree
+        self, tree: TokenTree | None, shown: TokenTree
     ) -> tuple[torch.LongTensor, torch.Tensor | None, torch.Tensor | None]:
         """The target's forward and what follows from it: what the host reads (see [`steps.commit`]), scores and logits."""
         target, inputs = self.target_side, self.draft_inputs
@@ -257,7 +268,7 @@ class CompiledDecoding(SpeculativeDecoding):
         if self.recorder.scores is not None:
             # They outlast the round, unlike what compiled steps leave.
             logits = logits.clone()
-        choices, scores, raw_logits = self.choose(logits, tree, drawn)
+        choices, scores, raw_logits = self.choose(logits, tree)
         if choices.shape != (len(self.lengths), shown.num_nodes + 1):
             own, choices = choices, choices.new_zeros(len(self.lengths), shown.num_nodes + 1)
             choices[self.live_index, :num_slots] = own

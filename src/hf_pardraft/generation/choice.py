@@ -1,0 +1,234 @@
+"""How a token is chosen at a slot: the likeliest, the one that plain `generate` would draw, or one by rejection sampling.
+
+A choice also says what a drafter's marginals become before a chain or a tree is searched in them.
+"""
+
+from collections.abc import Callable
+
+import torch
+from transformers import LogitsProcessorList
+
+from .noise import StepNoise
+from .processors import ItemProcessors, warped_law
+from .rejection import DrawnChain, draw, draw_chain, keep_or_redraw
+from .sequences import TokenBuffer
+from .tree.token_tree import TokenTree, chain_tree
+from .tree.verify import NO_CHOICE, NO_LAW, check_has_law
+
+Search = Callable[[torch.Tensor], TokenTree]
+
+
+class LikeliestToken:
+    """Greedy decoding.
+
+    Attributes:
+        couples: whether drafts are made with the noise of the draws that they guess.
+    """
+
+    couples = False
+
+    def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree:
+        """A chain or tree from the drafter's marginal logits `(items, depth, vocab)`, searched by `search`."""
+        return search(draft_logits)
+
+    def everywhere(self, scores: torch.Tensor, tree: TokenTree | None) -> torch.LongTensor:
+        """One token at each slot.
+
+        Args:
+            scores: `(items, slots, vocab)`, the target's processed scores.
+            tree: what was proposed; `None` for the anchor alone.
+
+        Returns:
+            `(items, slots)`; `NO_LAW` where there is nothing to draw from.
+        """
+        return scores.argmax(dim=-1)
+
+    def at(self, scores: torch.Tensor, items: slice, depth: int) -> torch.LongTensor:
+        """One token for each of some items of this round, at one depth of what was proposed.
+
+        Args:
+            scores: `(items, vocab)`, the target's processed scores there.
+            items: which items of the round they are.
+            depth: of the slot; that of the anchor is 0.
+
+        Returns:
+            `(items,)`.
+
+        Raises:
+            RuntimeError: where there is no law to draw from.
+        """
+        return scores.argmax(dim=-1)
+
+    def advance(self, counts: list[int]) -> None:
+        """The items of this round got so many tokens each."""
+
+    def select_items(self, kept: list[int]) -> None:
+        """Go on with only some items."""
+
+    def finish(self, num_steps: int) -> None:
+        """The call is over, after which plain `generate` would have made so many steps."""
+
+
+class PlainDraw(LikeliestToken):
+    """The token that plain `generate` draws from the same law, by the same random numbers: see [`StepNoise`].
+
+    These numbers don't depend on what was drafted, so the text doesn't either. And since they are known before the draft is made,
+    drafts are made with them: with p the drafter's law of a position and q its noise, the drafted token is the argmax of p / q,
+    which is what the target would choose if it thought as the drafter does (Gumbel coupling, arXiv 2408.07978). It is what the
+    target chooses with probability (1 - TV) / (1 + TV) at least, TV being the total variation distance of the two laws.
+
+    Args:
+        warpers: those of the caller's processors that the drafter's law goes through as well.
+        noise: of the call.
+        follows: whether all items are at one step all the time and their tokens are chosen one by one: then the generator itself
+            stands where it would in plain `generate` whenever a processor is called, and is drawn from in its way.
+    """
+
+    couples = True
+
+    def __init__(self, warpers: LogitsProcessorList, noise: StepNoise, follows: bool) -> None:
+        self.warpers, self.noise, self.follows = warpers, noise, follows
+        # This round's, `(items, depths, vocab)`.
+        self.ahead: torch.Tensor | None = None
+
+    def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree:
+        return search(self.coupled(draft_logits))
+
+    def coupled(self, draft_logits: torch.Tensor) -> torch.Tensor:
+        """log(p / q) at each position, with p the drafter's law there: logits `(items, depth, vocab)` of the coming draws."""
+        depth, vocab = draft_logits.shape[1:]
+        self._look_ahead(depth + 1, vocab)
+        return coupled_logits(warped_law(draft_logits, self.warpers), self.ahead[:, :depth])
+
+    def everywhere(self, scores: torch.Tensor, tree: TokenTree | None) -> torch.LongTensor:
+        if self.ahead is None:
+            self._look_ahead(1, scores.shape[2])
+        noise = self.ahead[:, : scores.shape[1]]
+        if tree is not None and not tree.is_chain:
+            items = torch.arange(len(scores), device=scores.device)[:, None]
+            noise = self.ahead[items, tree.slot_depths]
+        return draw_with(scores.softmax(dim=-1), noise)
+
+    def at(self, scores: torch.Tensor, items: slice, depth: int) -> torch.LongTensor:
+        if self.follows:
+            choice = torch.multinomial(scores.softmax(dim=-1), num_samples=1).squeeze(1)
+            self.noise.found_before(self.noise.steps[0] + depth + 1)
+            return choice
+        if self.ahead is None:
+            self._look_ahead(1, scores.shape[1])
+        choice = draw_with(scores.softmax(dim=-1), self.ahead[items, depth])
+        check_has_law(choice.tolist())
+        return choice
+
+    def advance(self, counts: list[int]) -> None:
+        self.noise.advance(counts)
+        self.ahead = None
+
+    def select_items(self, kept: list[int]) -> None:
+        self.noise.select_items(kept)
+
+    def finish(self, num_steps: int) -> None:
+        self.noise.go_to(num_steps)
+
+    def _look_ahead(self, count: int, vocab: int) -> None:
+        if self.follows:
+            self.noise.found_before(self.noise.steps[0])
+        self.ahead = self.noise.ahead(count, vocab)
+        if self.follows:
+            self.noise.go_to(self.noise.steps[0])
+
+
+def coupled_logits(law: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """log(p / q), for laws p and noise q of one shape; its argmax is the token that q draws from p."""
+    return (law / noise).log()
+
+
+def draw_with(law: torch.Tensor, noise: torch.Tensor) -> torch.LongTensor:
+    """What `torch.multinomial` draws from `law (..., vocab)` where `noise`, of the same shape, is what its generator gives.
+
+    `NO_LAW` where the law is NaN: softmax leaves a whole row of NaN where there is one, or an infinity, or nothing above -inf.
+    """
+    return (law / noise).argmax(dim=-1).masked_fill(law[..., 0].isnan(), NO_LAW)
+
+
+class RejectionSampling(LikeliestToken):
+    """Speculative sampling: drafts are drawn from the drafter's law, and kept with the odds of the target's.
+
+    See [`keep_or_redraw`]. The text follows the target's law, but is another one than plain `generate` writes, and depends on
+    what was drafted.
+
+    Args:
+        warpers: those of the caller's processors that the drafter's law goes through as well.
+    """
+
+    def __init__(self, warpers: LogitsProcessorList) -> None:
+        self.warpers = warpers
+        self.drawn: DrawnChain | None = None
+
+    def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree:
+        self.drawn = draw_chain(draft_logits, self.warpers)
+        return chain_tree(self.drawn.tokens)
+
+    def everywhere(self, scores: torch.Tensor, tree: TokenTree | None) -> torch.LongTensor:
+        choices = draw(scores.softmax(dim=-1).flatten(0, 1)).view(scores.shape[:2])
+        if self.drawn is None:
+            return choices
+        return torch.cat([keep_or_redraw(scores[:, :-1], self.drawn), choices[:, -1:]], dim=1)
+
+    def at(self, scores: torch.Tensor, items: slice, depth: int) -> torch.LongTensor:
+        if self.drawn is None or depth == self.drawn.tokens.shape[1]:
+            return torch.multinomial(scores.softmax(dim=-1), num_samples=1).squeeze(1)
+        here = (items, slice(depth, depth + 1))
+        choice = keep_or_redraw(scores[:, None], DrawnChain(self.drawn.tokens[here], self.drawn.law[here]))[:, 0]
+        check_has_law(choice.tolist())
+        return choice
+
+    def advance(self, counts: list[int]) -> None:
+        self.drawn = None
+
+
+def choose_along_the_path(
+    logits: torch.Tensor,
+    process: ItemProcessors,
+    choice: LikeliestToken,
+    items: list[int],
+    texts: TokenBuffer,
+    tree: TokenTree | None,
+) -> tuple[torch.LongTensor, torch.Tensor]:
+    """Walk down from the anchor: process a slot with its true prefix, choose, go on to the child that carries the choice.
+
+    Processors are called once per committed token, in order, as plain `generate` calls them, so those that keep a state of
+    their own (guidance, watermarks, a caller's) stay right. It costs a host round trip per committed token.
+
+    Args:
+        logits: `(batch, slots, vocab)` in float32.
+        process: the processors.
+        choice: how to choose.
+        items: for each item of `logits`, which item of the caller's batch it is.
+        texts: what is committed.
+        tree: what was proposed.
+
+    Returns:
+        choices `(batch, slots)` and processed scores `(batch, slots, vocab)`; off the path slots are left at `NO_CHOICE` and 0.
+    """
+    choices = torch.full(logits.shape[:2], NO_CHOICE, dtype=torch.long, device=logits.device)
+    scores = torch.zeros_like(logits)
+    for index, item in enumerate(items):
+        text, slot, depth, children = texts.item(index), 0, 0, children_of(tree, index)
+        own = slice(index, index + 1)
+        while slot is not None:
+            processed = process(item, text, logits[own, slot])
+            scores[index, slot] = processed[0]
+            token = choice.at(processed, own, depth)
+            choices[index, slot] = token[0]
+            text = torch.cat([text, token[:, None]], dim=1)
+            slot, depth = children.get((slot, token.item())), depth + 1
+    return choices, scores
+
+
+def children_of(tree: TokenTree | None, item: int) -> dict[tuple[int, int], int]:
+    """The slot of each child of an item's tree, by its parent's slot and its token."""
+    if tree is None:
+        return {}
+    tokens, parents = tree.tokens[item].tolist(), tree.parents[item].tolist()
+    return {(parent, token): node + 1 for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}

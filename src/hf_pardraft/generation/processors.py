@@ -1,0 +1,136 @@
+"""What the caller's logits processors make of the target's logits at every slot, and of a drafter's marginals."""
+
+import torch
+from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+    WatermarkLogitsProcessor,
+)
+
+from ..models.stock_assistant import with_a_law
+
+# They look at the logits of one position and at nothing else, so all slots can be processed as one batch. Exact
+# types: a subclass may read the prefix.
+PREFIX_FREE = {
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    MinPLogitsWarper,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+}
+
+# They read the text, treat every item of a batch alike, and remember nothing.
+TEXT_ONLY = {
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    WatermarkLogitsProcessor,
+}
+# The same, but they hold something for each item of the batch, and so must see it at its place.
+BY_ITEM = {
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+}
+
+
+# What processors are given that don't read the text.
+NO_TEXT = torch.empty(1, 0, dtype=torch.long)
+
+
+def is_prefix_free(processors: LogitsProcessorList) -> bool:
+    """Whether no processor reads the text before the position that it processes."""
+    return all(type(processor) in PREFIX_FREE for processor in processors)
+
+
+def warped_law(draft_logits: torch.Tensor, warpers: LogitsProcessorList) -> torch.Tensor:
+    """The drafter's law at each position `(items, depth, vocab)`, of marginal logits, warped as the target's law is.
+
+    Logits that have no law (NaN, or none above -inf, be it that a warper leaves none of the tokens that a drafter knows) are
+    given one.
+
+    Args:
+        draft_logits: `(items, depth, vocab)`.
+        warpers: the prefix-free ones of the caller's processors: the others would have to read drafted texts.
+    """
+    scores = with_a_law(draft_logits.float().flatten(0, 1))
+    for warper in warpers:
+        scores = warper(NO_TEXT, scores)
+    return with_a_law(scores).softmax(dim=-1).view(draft_logits.shape)
+
+
+def prefix_free_ones(processors: LogitsProcessorList) -> LogitsProcessorList:
+    """Those of the caller's processors that look at the logits of one position and at nothing else."""
+    return LogitsProcessorList(processor for processor in processors if type(processor) in PREFIX_FREE)
+
+
+def process_everywhere(logits: torch.Tensor, processors: LogitsProcessorList, text: torch.LongTensor) -> torch.Tensor:
+    """Processed scores of all slots at once, by prefix-free processors; shapes `(items, slots, vocab)`.
+
+    Args:
+        logits: in float32; processors may overwrite them.
+        processors: prefix-free ones.
+        text: `(items, length)`, passed on to the processors, which don't read it.
+    """
+    scores = logits.flatten(0, 1)
+    for processor in processors:
+        scores = processor(text, scores)
+    return scores.view(logits.shape)
+
+
+class ItemProcessors:
+    """The caller's processors, for one item of a batch at a time.
+
+    Plain `generate` calls them with the whole batch, whose texts have one length; here they don't. Those that hold something
+    for each item get copies of one, and what they say about its own place is taken.
+
+    Args:
+        processors: as `generate` prepared them, all of them in `PREFIX_FREE`, `TEXT_ONLY` or `BY_ITEM`, or for a batch of 1.
+        batch: items of the caller's batch.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, batch: int) -> None:
+        self.processors = processors
+        self.batch = batch
+        self.sees_copies = batch > 1 and any(type(processor) in BY_ITEM for processor in processors)
+
+    def __call__(self, item: int, text: torch.LongTensor, logits: torch.Tensor) -> torch.Tensor:
+        """Processed scores `(1, vocab)` after the text `(1, length)` of an item of the caller's batch."""
+        if not self.sees_copies:
+            return self.processors(text, logits)
+        copies = logits.expand(self.batch, -1).clone()
+        return self.processors(text.expand(self.batch, -1), copies)[item : item + 1]

@@ -1,0 +1,67 @@
+"""Speculative sampling by rejection: drafts drawn from the drafter's law, and kept with the odds of the target's. Pure."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import LogitsProcessorList
+
+from .processors import warped_law
+from .tree.verify import NO_LAW
+
+
+def draw(weights: torch.Tensor) -> torch.LongTensor:
+    """Draw one token per row, with probabilities proportional to `weights (rows, vocab)`. Shape `(rows,)`.
+
+    It takes one random number per row. `torch.multinomial` takes one per entry, and waits for the device to look for NaN. Here
+    a row of NaN draws `NO_LAW`, which the host finds if it is on the path, as it would be in plain `generate`.
+    """
+    # In double precision, where a device has it, so that no token is too improbable to be drawn.
+    dtype = torch.float32 if weights.device.type == "mps" else torch.float64
+    cumulative = weights.cumsum(dim=-1, dtype=dtype)
+    # In (0, 1], so that the first entry to reach it is one that weighs something.
+    share = 1 - torch.rand(len(weights), 1, dtype=dtype, device=weights.device)
+    total = cumulative[:, -1:]
+    drawn = torch.searchsorted(cumulative, share * total)
+    return torch.where(total > 0, drawn, NO_LAW).squeeze(1)
+
+
+@dataclass(frozen=True)
+class DrawnChain:
+    """A chain whose tokens were drawn from the drafter's law, to be kept with the odds of the target's.
+
+    Attributes:
+        tokens: `(batch, depth)`.
+        law: `(batch, depth, vocab)`, what they were drawn from.
+    """
+
+    tokens: torch.LongTensor
+    law: torch.Tensor
+
+
+def draw_chain(draft_logits: torch.Tensor, warpers: LogitsProcessorList) -> DrawnChain:
+    """Draw a token at each position from the drafter's law (see [`warped_law`]); any law will do for [`keep_or_redraw`]."""
+    law = warped_law(draft_logits, warpers)
+    return DrawnChain(draw(law.flatten(0, 1)).view(law.shape[:2]), law)
+
+
+def keep_or_redraw(scores: torch.Tensor, drawn: DrawnChain) -> torch.LongTensor:
+    """The target's choice by speculative sampling: the drawn token with probability min(1, p / q), else one of the residual.
+
+    With p the target's law and q the drafter's, the residual is max(p - q, 0), normalised (arXiv 2606.11552, eq. 1-2), so
+    that the choice has the law p, and equals the drawn token as often as it can.
+
+    Args:
+        scores: `(batch, depth, vocab)`, the target's processed scores at the slots before the drawn tokens.
+        drawn: the drawn chain.
+
+    Returns:
+        `(batch, depth)`; `NO_LAW` where the target has none.
+    """
+    law = scores.softmax(dim=-1)
+    odds = law.gather(2, drawn.tokens[..., None]) / drawn.law.gather(2, drawn.tokens[..., None])
+    is_kept = torch.rand_like(odds) < odds
+    residual = (law - drawn.law).clamp(min=0)
+    # Where the laws are equal, rounding may leave no residual, and nothing is ever redrawn.
+    residual = torch.where(residual.sum(dim=-1, keepdim=True) > 0, residual, law)
+    redrawn = draw(residual.flatten(0, 1)).view(drawn.tokens.shape)
+    return torch.where(is_kept.squeeze(-1), drawn.tokens, redrawn)
