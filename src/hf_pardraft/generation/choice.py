@@ -16,6 +16,8 @@ from .tree.token_tree import TokenTree, chain_tree
 from .tree.verify import NO_CHOICE, NO_LAW, check_has_law
 
 Search = Callable[[torch.Tensor], TokenTree]
+# How much the noise counts in a draft: all of it, as for the target, or what fitted later positions of small drafters best.
+NOISE_WEIGHTS = (1.0, 0.6)
 
 
 class LikeliestToken:
@@ -59,8 +61,8 @@ class LikeliestToken:
         """
         return scores.argmax(dim=-1)
 
-    def advance(self, counts: list[int]) -> None:
-        """The items of this round got so many tokens each."""
+    def advance(self, new_tokens: list[list[int]]) -> None:
+        """What each item of this round got."""
 
     def select_items(self, kept: list[int]) -> None:
         """Go on with only some items."""
@@ -77,6 +79,9 @@ class PlainDraw(LikeliestToken):
     which is what the target would choose if it thought as the drafter does (Gumbel coupling, arXiv 2408.07978). It is what the
     target chooses with probability (1 - TV) / (1 + TV) at least, TV being the total variation distance of the two laws.
 
+    A parallel drafter's later positions are averages over the tokens between, which the target will know: then part of what
+    looks like chance is none, and p / q^w with w < 1 guesses better. Which of `NOISE_WEIGHTS` does is counted, by position.
+
     Args:
         warpers: those of the caller's processors that the drafter's law goes through as well.
         noise: of the call.
@@ -88,17 +93,22 @@ class PlainDraw(LikeliestToken):
 
     def __init__(self, warpers: LogitsProcessorList, noise: StepNoise, follows: bool) -> None:
         self.warpers, self.noise, self.follows = warpers, noise, follows
-        # This round's, `(items, depths, vocab)`.
+        # This round's, `(items, depths, vocab)`; and what either weight guesses, `(weights, items, depth)`.
         self.ahead: torch.Tensor | None = None
+        self.guesses: torch.LongTensor | None = None
+        self.right_guesses = torch.zeros(len(NOISE_WEIGHTS), noise.most, device=noise.device)
 
     def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree:
         return search(self.coupled(draft_logits))
 
     def coupled(self, draft_logits: torch.Tensor) -> torch.Tensor:
-        """log(p / q) at each position, with p the drafter's law there: logits `(items, depth, vocab)` of the coming draws."""
+        """log p - w log q at each position, with p the drafter's law there: logits `(items, depth, vocab)` of the draws."""
         depth, vocab = draft_logits.shape[1:]
         self._look_ahead(depth + 1, vocab)
-        return coupled_logits(warped_law(draft_logits, self.warpers), self.ahead[:, :depth])
+        logits = coupled_logits(warped_law(draft_logits, self.warpers), self.ahead[:, :depth])
+        self.guesses = logits.argmax(dim=-1)
+        whole, part = self.right_guesses[:, :depth]
+        return torch.where((part > whole)[:, None], logits[1], logits[0])
 
     def everywhere(self, scores: torch.Tensor, tree: TokenTree | None) -> torch.LongTensor:
         if self.ahead is None:
@@ -120,9 +130,18 @@ class PlainDraw(LikeliestToken):
         check_has_law(choice.tolist())
         return choice
 
-    def advance(self, counts: list[int]) -> None:
-        self.noise.advance(counts)
-        self.ahead = None
+    def advance(self, new_tokens: list[list[int]]) -> None:
+        self.noise.advance(list(map(len, new_tokens)))
+        if self.guesses is not None:
+            self._count_right_guesses(new_tokens)
+        self.ahead = self.guesses = None
+
+    def _count_right_guesses(self, new_tokens: list[list[int]]) -> None:
+        """The first new token that was not drafted tells, too, what would have been right there."""
+        depth = self.guesses.shape[2]
+        known = [tokens[:depth] + [-1] * (depth - len(tokens)) for tokens in new_tokens]
+        is_right = self.guesses == torch.tensor(known, device=self.guesses.device)
+        self.right_guesses[:, :depth] += is_right.sum(dim=1)
 
     def select_items(self, kept: list[int]) -> None:
         self.noise.select_items(kept)
@@ -139,8 +158,12 @@ class PlainDraw(LikeliestToken):
 
 
 def coupled_logits(law: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """log(p / q), for laws p and noise q of one shape; its argmax is the token that q draws from p."""
-    return (law / noise).log()
+    """log p - w log q for each w of `NOISE_WEIGHTS`, for laws p and noise q of one shape: `(weights, *shape)`.
+
+    The argmax of the first is the token that q draws from p, see [`draw_with`].
+    """
+    log_law, log_noise = law.log(), noise.log()
+    return torch.stack([log_law - weight * log_noise for weight in NOISE_WEIGHTS])
 
 
 def draw_with(law: torch.Tensor, noise: torch.Tensor) -> torch.LongTensor:
@@ -183,7 +206,7 @@ class RejectionSampling(LikeliestToken):
         check_has_law(choice.tolist())
         return choice
 
-    def advance(self, counts: list[int]) -> None:
+    def advance(self, new_tokens: list[list[int]]) -> None:
         self.drawn = None
 
 

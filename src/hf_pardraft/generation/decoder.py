@@ -110,7 +110,7 @@ class SpeculativeDecoding:
             for index, item in enumerate(self.items):
                 self.recorder.add_scores(item, index, paths[index], scores, logits)
             counts = self.cut(new_tokens)
-            self._note(tree, paths, counts)
+            self._note(tree, paths, new_tokens, counts)
             paths = [path[:count] for path, count in zip(paths, counts, strict=True)]
             self.commit(outputs, start, paths, acceptance.tokens)
             if snapshot is not None and counts[0] <= tree.num_nodes:
@@ -295,9 +295,11 @@ class SpeculativeDecoding:
             return self.search.tree(draft_logits, self.sequences)
         return draft_chain(draft_logits)
 
-    def _note(self, tree: TokenTree | None, paths: list[list[int]], counts: list[int]) -> None:
+    def _note(
+        self, tree: TokenTree | None, paths: list[list[int]], new_tokens: list[list[int]], counts: list[int]
+    ) -> None:
         """Tell the choice, the statistics and the depth schedule how the round went."""
-        self.choice.advance(counts)
+        self.choice.advance([tokens[:count] for tokens, count in zip(new_tokens, counts, strict=True)])
         num_drafted, items = tree.num_nodes if tree else 0, self._noted_items()
         accepted = [min(len(path) - 1, count) for path, count in zip(paths, counts, strict=True)]
         noted = [accepted[item] for item in items]

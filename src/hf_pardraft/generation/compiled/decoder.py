@@ -81,7 +81,7 @@ class CompiledDecoding(SpeculativeDecoding):
             for index, count in zip(self.live, counts, strict=True):
                 self.lengths[index] += count
             self.num_pending += max(counts)
-            self._note(tree, paths, counts)
+            self._note(tree, paths, new_tokens, counts)
             self._drop_finished_items()
 
     def entries_of(self, index: int) -> Entries:
