@@ -104,8 +104,9 @@ class ParallelCandidateGenerator(CandidateGenerator):
             nodes: for each batch item, the nodes that were kept.
         """
         length, num_reread = pending.ids.shape[1], pending.num_reread
-        if len(nodes) == 1 and nodes[0] == list(range(len(nodes[0]))):
-            read = slice(num_reread, length + len(nodes[0]))
+        first = list(range(len(nodes[0])))
+        if pending.counts is None and all(kept == first for kept in nodes):
+            read = slice(num_reread, length + len(first))
             positions = positions[:, read]
         else:
             kept = [

@@ -217,10 +217,10 @@ class TargetReader:
         return outputs
 
     def attention_mask(self, pending: PendingTokens, tree: TokenTree | None) -> Any:
-        """The mask of this forward; `None` where the target's own is right: one sequence, and a chain."""
+        """The mask of this forward; `None` where the target's own is right: items of one length, and a chain."""
         batch, length = pending.ids.shape
         is_chain = tree is None or tree.is_chain
-        if is_chain and batch == 1:
+        if is_chain and (batch == 1 or (length == 1 and self.cache.is_even)):
             return None
         if length > 1 or self.cache.get_seq_length() == 0:
             # Prompts, which are read without a draft, maybe after what an earlier call has read.
