@@ -83,5 +83,5 @@ def assert_every_drafter_writes_it(target, batch, kind: str, budget: int, seed: 
     assert oracle.last_stats.tau > 1.5
     wrong = knowing(kind, target, list(map(another, texts)), rates=[1.0] * 4)
     assert_plain_text(target, batch, wrong, plain, seed, **options)
-    assert max(wrong.last_stats.accepted_per_round) == 0
+    assert wrong.last_stats.tau < 1.2
     assert_plain_text(target, batch, untrained(kind, target, budget), plain, seed, **options)

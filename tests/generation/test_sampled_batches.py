@@ -71,7 +71,7 @@ def test_items_end_at_very_different_times(kind, budget):
         plain = seeded(target, batch, **options)
         is_end = torch.isin(plain[0][:, 9:], torch.tensor(ends))
         ended_after = is_end.cumsum(dim=1).eq(0).sum(dim=1)
-        assert ended_after.max() > ended_after.min() + 5
+        assert ended_after.max() > ended_after.min() + 4
         for known in ((0, 1, 2, 3), (int(ended_after.argmax()),), (int(ended_after.argmin()),), ()):
             drafter = half_knowing(kind, target, unpadded(plain[0], batch["attention_mask"]), known, budget)
             assert_plain_text(target, batch, drafter, plain, **options)

@@ -140,9 +140,8 @@ def test_a_processor_that_draws_from_the_same_generator(lengths, budget):
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("lengths", [(6,), (7, 2, 5)])
-def test_a_criterion_that_draws_from_the_same_generator(lengths, budget):
-    target, batch = double_target(), batch_of(*lengths)
+def test_a_criterion_that_draws_from_the_same_generator_of_a_batch(budget):
+    target, batch = double_target(), batch_of(7, 2, 5)
     for processors in ([], [Jitters]):
         own = {"logits_processor": processors, "stopping_criteria": [Gambles]}
         assert_own_code_sees_the_same(target, batch, budget, **own)

@@ -59,6 +59,9 @@ class LikeliestToken:
         """
         return scores.argmax(dim=-1)
 
+    def others_have_drawn(self, depth: int) -> None:
+        """Random numbers may have been taken by others since the tokens at this depth were chosen."""
+
     def advance(self, counts: list[int]) -> None:
         """The items of this round got so many tokens each."""
 
@@ -112,13 +115,16 @@ class PlainDraw(LikeliestToken):
     def at(self, scores: torch.Tensor, items: slice, depth: int) -> torch.LongTensor:
         if self.follows:
             choice = torch.multinomial(scores.softmax(dim=-1), num_samples=1).squeeze(1)
-            self.noise.found_before(self.noise.steps[0] + depth + 1)
+            self.others_have_drawn(depth)
             return choice
         if self.ahead is None:
             self._look_ahead(1, scores.shape[1])
         choice = draw_with(scores.softmax(dim=-1), self.ahead[items, depth])
         check_has_law(choice.tolist())
         return choice
+
+    def others_have_drawn(self, depth: int) -> None:
+        self.noise.found_before(self.noise.steps[0] + depth + 1)
 
     def advance(self, counts: list[int]) -> None:
         self.noise.advance(counts)
