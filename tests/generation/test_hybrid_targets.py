@@ -8,56 +8,16 @@ from transformers import (
     DynamicCache,
     GraniteMoeHybridConfig,
     JambaConfig,
-    Lfm2Config,
     MambaConfig,
     Qwen2_5_VLConfig,
-    Qwen3_5TextConfig,
-    Qwen3NextConfig,
     Qwen3VLConfig,
 )
 
 from tiny_models import batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
+from unusual_targets import HYBRIDS, SIZES, hybrid_target
 
 LONGEST = 24
 RATES = [0.8, 0.7, 0.6, 0.5]
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-}
-LINEAR = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"] * 2,
-}
-EXPERTS = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}
-HYBRIDS = {
-    "qwen3_next": (Qwen3NextConfig, {**LINEAR, **EXPERTS}),
-    "qwen3_5": (Qwen3_5TextConfig, LINEAR),
-    "lfm2": (Lfm2Config, {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False}),
-}
-
-
-def hybrid_target(name):
-    config_class, fields = HYBRIDS[name]
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config_class(**SIZES, **fields)).eval()
 
 
 def greedy(target, prompt, **options):

@@ -1,68 +1,22 @@
 """Text is plain `generate`'s on both sides of a length at which rotary frequencies change, and across it."""
 
-import copy
-
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, Gemma3TextConfig, PhimoeConfig
+from transformers import DynamicCache, Gemma3TextConfig
 
 from hf_pardraft.generation.compiled.decoder import CompiledDecoding
 from hf_pardraft.generation.rope import RopeChanges, rope_changes
-from tiny_models import VOCAB_SIZE, batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
+from tiny_models import batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
+from unusual_targets import LONGROPE, ROPE_LIMIT, ROPE_TARGETS, fresh
 
-LIMIT = 32
-LONGROPE = {
-    "rope_type": "longrope",
-    "factor": 8.0,
-    "short_factor": [1.0] * 4,
-    "long_factor": [2.0, 3.0, 4.0, 5.0],
-    "original_max_position_embeddings": LIMIT,
-    "rope_theta": 1e4,
-}
-DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-
-
-def phimoe():
-    torch.manual_seed(0)
-    config = PhimoeConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        initializer_range=0.2,
-        original_max_position_embeddings=LIMIT,
-        rope_parameters={**LONGROPE, "short_mscale": 1.0, "long_mscale": 1.3},
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    return AutoModelForCausalLM.from_config(config).eval()
-
-
-TARGETS = {
-    "longrope": lambda: tiny_target("llama", rope_parameters=LONGROPE),
-    "dynamic": lambda: tiny_target("llama", max_position_embeddings=LIMIT, rope_parameters=DYNAMIC),
-    "phi3": lambda: tiny_target("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=LIMIT),
-    "phi3 with a window": lambda: tiny_target(
-        "phi3", rope_parameters=LONGROPE, original_max_position_embeddings=LIMIT, sliding_window=9
-    ),
-    "phimoe": phimoe,
-}
 # Lengths of prompts, and how many tokens come: up to the limit, on it, across it, beyond it.
 CASES = [((21,), 30), ((31,), 9), ((32,), 9), ((33,), 9), ((10, 28), 12), ((33, 20), 9), ((40, 36), 9), ((5, 9), 12)]
 
 
-def fresh(target):
-    """A copy: with "dynamic", a target remembers the longest text that it has seen."""
-    return copy.deepcopy(target)
-
-
 @pytest.mark.parametrize(("kind", "budget"), [("pard", 0), ("dflash", 10)])
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", ROPE_TARGETS)
 def test_text_across_the_change_is_plain(name, kind, budget):
-    target = TARGETS[name]()
+    target = ROPE_TARGETS[name]()
     # One prompt of each side for a second drafter; batches for all.
     for lengths, new in CASES if budget else CASES[:2] + CASES[4:6]:
         ids, mask = ragged_prompts(lengths)
@@ -81,7 +35,7 @@ def test_compiled_rounds_keep_to_one_side(name, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     runs, run = [], CompiledDecoding.run
     monkeypatch.setattr(CompiledDecoding, "run", lambda self, ids: runs.append(ids) or run(self, ids))
-    target = TARGETS[name]()
+    target = ROPE_TARGETS[name]()
     for lengths, new, is_compiled in (
         ((5, 7), 12, True),
         ((40, 36), 9, True),
@@ -101,7 +55,7 @@ def test_compiled_rounds_keep_to_one_side(name, monkeypatch):
 @pytest.mark.parametrize("name", ["longrope", "phi3"])
 def test_padding_of_one_prompt_is_no_length(name):
     """Rotary embeddings count positions; where Phi-3 reads again, it counts columns."""
-    target = TARGETS[name]()
+    target = ROPE_TARGETS[name]()
     prompt = torch.nn.functional.pad(random_prompt(20), (5, 0))
     mask = (torch.arange(25) >= 5).long()[None]
     options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 25}
@@ -112,7 +66,7 @@ def test_padding_of_one_prompt_is_no_length(name):
 
 @pytest.mark.parametrize("name", ["longrope", "phi3", "dynamic"])
 def test_the_loop_of_transformers_drafts_over_no_change_either(name):
-    target, prompt = TARGETS[name](), random_prompt(21)
+    target, prompt = ROPE_TARGETS[name](), random_prompt(21)
     options = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "max_new_tokens": 24}
     expected = fresh(target).generate(prompt, **options)
     drafter = make_oracle(tiny_drafter("pard", target), expected[0], [0.9] * 4)
@@ -125,7 +79,7 @@ def test_the_loop_of_transformers_drafts_over_no_change_either(name):
 
 
 def test_what_phi3_reads_again_has_no_hidden_states_to_return():
-    target, prompt = TARGETS["phi3"](), random_prompt(21)
+    target, prompt = ROPE_TARGETS["phi3"](), random_prompt(21)
     options = {"attention_mask": torch.ones_like(prompt), "return_dict_in_generate": True, "output_hidden_states": True}
     with pytest.raises(ValueError, match="can't be done while hidden states or attentions are returned"):
         target.generate(prompt, assistant_model=tiny_drafter("pard", target), max_new_tokens=20, **options)
@@ -136,7 +90,7 @@ def test_what_phi3_reads_again_has_no_hidden_states_to_return():
 
 @pytest.mark.parametrize("name", ["longrope", "phi3"])
 def test_a_second_turn_goes_on_from_a_cache_of_the_other_side(name):
-    target, prompts = TARGETS[name](), [random_prompt(18), random_prompt(9, seed=1)]
+    target, prompts = ROPE_TARGETS[name](), [random_prompt(18), random_prompt(9, seed=1)]
     texts = []
     for drafted in (False, True):
         cache, ids = DynamicCache(config=target.config), prompts[0]
@@ -167,6 +121,6 @@ def test_no_slot_comes_to_stand_beyond_a_change():
 def test_every_layer_types_own_rope_counts():
     rope = {"full_attention": LONGROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
     config = Gemma3TextConfig(rope_parameters=rope, max_position_embeddings=64)
-    assert rope_changes(config) == RopeChanges(switches=(LIMIT,))
+    assert rope_changes(config) == RopeChanges(switches=(ROPE_LIMIT,))
     assert rope_changes(tiny_target("llama").config) == RopeChanges()
-    assert rope_changes(TARGETS["dynamic"]().config) == RopeChanges(grows_beyond=LIMIT)
+    assert rope_changes(ROPE_TARGETS["dynamic"]().config) == RopeChanges(grows_beyond=ROPE_LIMIT)

@@ -67,9 +67,10 @@ class AlignedDecoding(SpeculativeDecoding):
             choice = self.choice.at(processed, slice(None), self.num_steps)
             if self.pads:
                 choice = choice.masked_fill(torch.tensor(self.over, device=device), self.finished.padding)
-            choices[here], scores[here] = choice, processed
+            choices[here], scores[here] = choice, processed.to(scores.dtype)
             text, self.num_steps = torch.cat([text, choice[:, None]], dim=1), self.num_steps + 1
             is_over = self.criteria(text, self._scores_so_far(processed)).tolist()
+            self.choice.others_have_drawn(self.num_steps - 1)
             self.over = [was or now for was, now in zip(self.over, is_over, strict=True)]
             slots = [children[item].get((slots[item], token)) for item, token in enumerate(choice.tolist())]
         return choices, scores

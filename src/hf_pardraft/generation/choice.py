@@ -9,7 +9,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from .noise import StepNoise
-from .processors import ItemProcessors, warped_law
+from .processors import ItemProcessors, warped
 from .rejection import DrawnChain, draw, draw_chain, keep_or_redraw
 from .sequences import TokenBuffer
 from .tree.token_tree import TokenTree, chain_tree
@@ -61,6 +61,9 @@ class LikeliestToken:
         """
         return scores.argmax(dim=-1)
 
+    def others_have_drawn(self, depth: int) -> None:
+        """Random numbers may have been taken by others since the tokens at this depth were chosen."""
+
     def advance(self, new_tokens: list[list[int]]) -> None:
         """What each item of this round got."""
 
@@ -105,10 +108,10 @@ class PlainDraw(LikeliestToken):
         """log p - w log q at each position, with p the drafter's law there: logits `(items, depth, vocab)` of the draws."""
         depth, vocab = draft_logits.shape[1:]
         self._look_ahead(depth + 1, vocab)
-        logits = coupled_logits(warped_law(draft_logits, self.warpers), self.ahead[:, :depth])
-        self.guesses = logits.argmax(dim=-1)
-        whole, part = self.right_guesses[:, :depth]
-        return torch.where((part > whole)[:, None], logits[1], logits[0])
+        whole, part = coupled_logits(warped(draft_logits, self.warpers), self.ahead[:, :depth])
+        self.guesses = torch.stack([whole.argmax(dim=-1), part.argmax(dim=-1)])
+        of_whole, of_part = self.right_guesses[:, :depth]
+        return torch.where((of_part > of_whole)[:, None], part, whole)
 
     def everywhere(self, scores: torch.Tensor, tree: TokenTree | None) -> torch.LongTensor:
         if self.ahead is None:
@@ -122,13 +125,16 @@ class PlainDraw(LikeliestToken):
     def at(self, scores: torch.Tensor, items: slice, depth: int) -> torch.LongTensor:
         if self.follows:
             choice = torch.multinomial(scores.softmax(dim=-1), num_samples=1).squeeze(1)
-            self.noise.found_before(self.noise.steps[0] + depth + 1)
+            self.others_have_drawn(depth)
             return choice
         if self.ahead is None:
             self._look_ahead(1, scores.shape[1])
         choice = draw_with(scores.softmax(dim=-1), self.ahead[items, depth])
         check_has_law(choice.tolist())
         return choice
+
+    def others_have_drawn(self, depth: int) -> None:
+        self.noise.found_before(self.noise.steps[0] + depth + 1)
 
     def advance(self, new_tokens: list[list[int]]) -> None:
         self.noise.advance(list(map(len, new_tokens)))
@@ -157,13 +163,17 @@ class PlainDraw(LikeliestToken):
             self.noise.go_to(self.noise.steps[0])
 
 
-def coupled_logits(law: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """log p - w log q for each w of `NOISE_WEIGHTS`, for laws p and noise q of one shape: `(weights, *shape)`.
+def coupled_logits(scores: torch.Tensor, noise: torch.Tensor) -> list[torch.Tensor]:
+    """log p - w log q for each w of `NOISE_WEIGHTS`, up to a constant at each position.
 
     The argmax of the first is the token that q draws from p, see [`draw_with`].
+
+    Args:
+        scores: `(..., vocab)`, whose softmax is p.
+        noise: q, of the same shape.
     """
-    log_law, log_noise = law.log(), noise.log()
-    return torch.stack([log_law - weight * log_noise for weight in NOISE_WEIGHTS])
+    log_noise = noise.log()
+    return [torch.sub(scores, log_noise, alpha=weight) for weight in NOISE_WEIGHTS]
 
 
 def draw_with(law: torch.Tensor, noise: torch.Tensor) -> torch.LongTensor:

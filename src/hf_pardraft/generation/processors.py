@@ -77,20 +77,26 @@ def is_prefix_free(processors: LogitsProcessorList) -> bool:
     return all(type(processor) in PREFIX_FREE for processor in processors)
 
 
-def warped_law(draft_logits: torch.Tensor, warpers: LogitsProcessorList) -> torch.Tensor:
-    """The drafter's law at each position `(items, depth, vocab)`, of marginal logits, warped as the target's law is.
-
-    Logits that have no law (NaN, or none above -inf, be it that a warper leaves none of the tokens that a drafter knows) are
-    given one.
+def warped(draft_logits: torch.Tensor, warpers: LogitsProcessorList) -> torch.Tensor:
+    """A drafter's logits `(items, depth, vocab)` in float32, warped as the target's are.
 
     Args:
         draft_logits: `(items, depth, vocab)`.
         warpers: the prefix-free ones of the caller's processors: the others would have to read drafted texts.
     """
-    scores = with_a_law(draft_logits.float().flatten(0, 1))
+    scores = draft_logits.float().flatten(0, 1)
     for warper in warpers:
         scores = warper(NO_TEXT, scores)
-    return with_a_law(scores).softmax(dim=-1).view(draft_logits.shape)
+    return scores.view(draft_logits.shape)
+
+
+def warped_law(draft_logits: torch.Tensor, warpers: LogitsProcessorList) -> torch.Tensor:
+    """The law of [`warped`] logits, same shapes.
+
+    Logits that have no law (NaN, or none above -inf, be it that a warper leaves none of the tokens that a drafter knows) are
+    given one.
+    """
+    return with_a_law(warped(with_a_law(draft_logits.float()), warpers)).softmax(dim=-1)
 
 
 def prefix_free_ones(processors: LogitsProcessorList) -> LogitsProcessorList:
