@@ -155,14 +155,13 @@ def test_a_coupled_draft_is_accepted_as_often_as_the_theory_says():
     assert among_four > 1.3 * likeliest_four
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("law", [{}, {"temperature": 0.6, "top_p": 0.8}, {"temperature": 1.5, "top_k": 20}])
-def test_a_drafter_of_the_targets_own_law_is_always_right(law, budget):
+def test_a_chain_of_the_targets_own_laws_is_always_right(law):
     """Whatever is drawn: its laws go through the same warpers, and its drafts are drawn with the same noise."""
     target, batch = double_target(), batch_of(6, 4)
     plain = seeded(target, batch, **law)
     texts = unpadded(plain[0], batch["attention_mask"])
-    drafter = knowing("pard", target, texts, budget)
+    drafter = knowing("pard", target, texts, 0)
 
     def draft(context, state, depth):
         """The target's own laws along the text that it is going to write."""
