@@ -1,0 +1,1 @@
+"""How much each round drafts and verifies: plans, what they cost, what is accepted, and the choice between them."""

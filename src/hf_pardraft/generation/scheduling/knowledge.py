@@ -1,0 +1,46 @@
+"""What calls with one drafter and target have taught about their rounds. Pure."""
+
+from .acceptance import Acceptance
+from .costs import Costs
+
+
+class Knowledge:
+    """What is known of rounds of one kind, from call to call.
+
+    Attributes:
+        chain: what is accepted of chains.
+        trees: what is accepted of trees, by their budget.
+        costs: what rounds cost, by batch size (powers of two).
+        purse: what may be lost by trying plans that don't seem the best, in rounds of the best one. Each round puts a little in.
+    """
+
+    # What is put in: the share of all time that trying may cost. And the most that is saved up.
+    SHARE = 0.01
+    MOST_SAVED = 32.0
+
+    def __init__(self) -> None:
+        self.chain = Acceptance()
+        self.trees: dict[int, Acceptance] = {}
+        self.costs: dict[int, Costs] = {}
+        self.purse = 1.0
+
+    def accepted_of(self, budget: int) -> Acceptance:
+        """What is accepted of trees of this budget, or of chains if it is 0."""
+        if not budget:
+            return self.chain
+        if budget not in self.trees:
+            smaller = max((known for known in self.trees if known < budget), default=0)
+            self.trees[budget] = Acceptance(like=self.accepted_of(smaller))
+        return self.trees[budget]
+
+    def costs_for(self, batch: int) -> Costs:
+        """The costs at a batch size; where they are new, those of the nearest one are believed at first."""
+        size = 1 << max(batch - 1, 0).bit_length()
+        if size not in self.costs:
+            near = min(self.costs, key=lambda known: max(known, size) / min(known, size), default=None)
+            self.costs[size] = Costs(like=self.costs.get(near))
+        return self.costs[size]
+
+    def put_in(self, rounds: float) -> None:
+        """Save for tries: so many rounds of the best plan have passed."""
+        self.purse = min(self.purse + self.SHARE * rounds, self.MOST_SAVED)

@@ -1,0 +1,51 @@
+"""What a round may do: draft nothing, a chain, or a tree. Pure."""
+
+from dataclasses import dataclass
+
+# Chains and trees of other sizes are worth little more than the nearest of these, and each size has to be tried.
+CHAIN_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+TREE_SIZES = (8, 16, 32, 64)
+# Nodes that a tree may have where nobody says how many.
+MOST_NODES = 32
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a round drafts and verifies.
+
+    Attributes:
+        depth: tokens to draft; 0 drafts nothing.
+        budget: nodes of the tree that is made of them; 0 makes a chain.
+    """
+
+    depth: int
+    budget: int = 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Drafted tokens that the target reads, at most."""
+        return self.budget or self.depth
+
+    def includes(self, other: "Plan") -> bool:
+        """Whether a round of this plan does all that one of the other does, or more."""
+        is_as_deep = self.depth >= other.depth and self.num_nodes >= other.num_nodes
+        return is_as_deep and (self.budget > 0 or other.budget == 0)
+
+    def within(self, room: int) -> "Plan":
+        """The plan where no more than `room` tokens are worth drafting."""
+        return self if self.depth <= room else Plan(room, self.budget if room else 0)
+
+
+NOTHING = Plan(0)
+
+
+def all_plans(depth: int, budget: int) -> list[Plan]:
+    """The plans that a call chooses from.
+
+    Args:
+        depth: the most tokens to draft.
+        budget: the most nodes of a tree; 0 for chains only.
+    """
+    chains = [Plan(size) for size in CHAIN_SIZES if size < depth] + [Plan(depth)]
+    sizes = [size for size in TREE_SIZES if size < budget] + ([budget] if budget else [])
+    return [NOTHING, *chains, *(Plan(depth, size) for size in sizes)]
