@@ -8,7 +8,6 @@ from rich.console import Console
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.atomic_files import write_whole
-from ..generation.schedule import is_readable
 from ..generation.settings import read_settings
 from ..models.base import ParallelDrafter
 from ..pairing.mask_token import special_token_ids
@@ -40,6 +39,7 @@ from .report import (
     skipped_line,
 )
 from .runner import evaluate_conditions
+from .tuning.setting import is_readable
 
 
 @dataclass(frozen=True)

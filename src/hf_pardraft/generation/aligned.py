@@ -100,6 +100,10 @@ class AlignedDecoding(SpeculativeDecoding):
     def _pads_now(self) -> bool:
         return self.pads and any(self.over)
 
+    def _outcome(self, num_chosen: int, count: int) -> tuple[int, int]:
+        """Items that could have gone on wait for the others."""
+        return super()._outcome(count, count)
+
     def _noted_items(self) -> list[int]:
         return [item for item, was_over in enumerate(self.was_over) if not was_over]
 

@@ -24,7 +24,6 @@ class ParallelCandidateGenerator(CandidateGenerator):
         drafter: any drafter of this package, or of its code on the Hub.
         target: the model that is being sped up.
         generation_config: that of the `generate` call; gives the maximum length.
-        batch: items of the call, which the drafter may have been tuned for.
     """
 
     requires_model_outputs = True
@@ -34,10 +33,9 @@ class ParallelCandidateGenerator(CandidateGenerator):
         drafter: ParallelDrafter,
         target: PreTrainedModel,
         generation_config: GenerationConfig,
-        batch: int | None = None,
     ) -> None:
         self.drafter = drafter
-        self.settings: DraftSettings = settings_of_call(drafter, generation_config, batch, target.device.type)
+        self.settings: DraftSettings = settings_of_call(drafter, generation_config)
         self.depth = self.settings.depth
         self.device = drafter.device
         self.taps = drafter.taps_for(target, self.settings.use_target_features)

@@ -185,7 +185,7 @@ def check_request(
         What the target reads in each step.
     """
     check_forwards(target)
-    if settings.decode_loop == "native" and settings.depth:
+    if settings.decode_loop == "native":
         if streamer is not None and len(input_ids) > 1:
             raise ValueError(
                 f"a streamer shows one sequence, got a batch of {len(input_ids)}: call generate for each sequence, or without "
@@ -199,7 +199,7 @@ def check_request(
     inputs = replace(step_inputs(target, input_ids, model_kwargs, sorted(reached)), rope=rope)
     if inputs.rereads_beyond is not None:
         check_can_reread(target, inputs.rereads_beyond, model_kwargs, generation_config, settings)
-    if settings.decode_loop == "native" and settings.depth:
+    if settings.decode_loop == "native":
         takes_masks = (len(input_ids) > 1 or settings.tree_budget > 0) and not is_hybrid(text_config)
         check_reads_alike(target, input_ids, model_kwargs, takes_masks)
     return inputs

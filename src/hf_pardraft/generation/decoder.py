@@ -16,7 +16,8 @@ from .noise import StepNoise
 from .outputs import ItemRead, OutputRecorder
 from .processors import ItemProcessors, is_prefix_free, prefix_free_ones, process_everywhere
 from .rope import longest_text
-from .schedule import DepthSchedule
+from .scheduling.plans import NOTHING, Plan
+from .scheduling.schedule import FixedSchedule, Schedule
 from .sequences import FinishedItems, StopChecks, TokenBuffer
 from .stats import Proposal, Stopwatch, synchronizer
 from .step_inputs import SLICED_INPUTS, StepInputs
@@ -36,6 +37,7 @@ class SpeculativeDecoding:
         target: the model whose text is written.
         candidates: the drafter's side.
         logits_processor, stopping_criteria, generation_config, streamer, model_kwargs: as `generate` prepared them.
+        schedule: what each round drafts and verifies.
         batch: number of items.
         inputs: what plain `generate` would give the target in each step, see [`step_inputs`].
     """
@@ -49,6 +51,7 @@ class SpeculativeDecoding:
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None,
         model_kwargs: dict[str, Any],
+        schedule: Schedule | FixedSchedule,
         batch: int = 1,
         inputs: StepInputs = SLICED_INPUTS,
     ) -> None:
@@ -76,7 +79,7 @@ class SpeculativeDecoding:
         if self.recorder.attentions is not None:
             requested["output_attentions"] = True
         self.reader = TargetReader(target, model_kwargs, requested)
-        self.schedule = DepthSchedule(candidates.depth, self.settings.adaptive_depth)
+        self.schedule, self.plan, self.is_ordinary = schedule, NOTHING, False
         self.stopwatch = Stopwatch(candidates.stats, self.settings.time_rounds, synchronizer(target.device))
         self.items = list(range(batch))
 
@@ -96,8 +99,9 @@ class SpeculativeDecoding:
         """Draft, read, verify and commit once."""
         if self.prompt is None and self.inputs.rereads(self.sequences.lengths[0]):
             self._read_all_again()
+        self.plan = self._plan()
         with self.stopwatch.part("draft"):
-            draft_logits = self.candidates.draft_logits(self._depth())
+            draft_logits = self.candidates.draft_logits(self.plan.depth)
         with self.stopwatch.part("tree"):
             tree = self._proposal(draft_logits)
         with self.stopwatch.part("verify"):
@@ -116,6 +120,9 @@ class SpeculativeDecoding:
             if snapshot is not None and counts[0] <= tree.num_nodes:
                 self._forget_rejected(snapshot, start, anchor, counts[0])
             self._drop_finished_items()
+        # What a target with recurrent layers has to read again is part of the price of this round.
+        if not (self.reader.is_hybrid and self.pending.num_reread and self.items):
+            self.schedule.end_round(self.is_ordinary)
 
     def verify(
         self, logits: torch.Tensor, tree: TokenTree | None
@@ -263,11 +270,21 @@ class SpeculativeDecoding:
             self.reader.read(after, None)
             self.reader.keep(start, after, [[]])
 
-    def _depth(self) -> int:
-        """How many tokens to draft in this round."""
-        if (self.prompt or self.pending.ids.shape[1] > 1) and not self._drafts_behind_a_prompt():
-            return 0
-        depth = self.stop.room(min(self.sequences.lengths), self.schedule.next_depth())
+    def _plan(self) -> Plan:
+        """What to draft in this round."""
+        if self.reader.is_hybrid and self.pending.num_reread:
+            return NOTHING
+        reads_text = self.prompt is not None or self.pending.ids.shape[1] > 1
+        room = self._room() if not reads_text or self._drafts_behind_a_prompt() else 0
+        plan = self.schedule.next_plan(len(self.items), room)
+        # A drafter that was left out for long has more to read than in other rounds.
+        has_caught_up = self.candidates.num_pending <= self.schedule.deepest + 1
+        self.is_ordinary = not reads_text and (has_caught_up or plan.depth == 0)
+        return plan
+
+    def _room(self) -> int:
+        """The most tokens that are worth drafting."""
+        depth = self.stop.room(min(self.sequences.lengths), self.schedule.deepest)
         if self.inputs.rope.any:
             # Items of a batch advance together where the text of one may come to stand beyond a change.
             depth = self.inputs.rope.room(max(self.sequences.lengths) - self.columns_before, depth)
@@ -291,14 +308,14 @@ class SpeculativeDecoding:
         """The chain or tree in logits `(batch, depth, vocab)`."""
         # A text is read with the target's own mask, which has no room for branches.
         reads_text = self.prompt or self.pending.ids.shape[1] > 1
-        if self.settings.tree_budget and not reads_text and not self.reader.is_hybrid:
-            return self.search.tree(draft_logits, self.sequences)
+        if self.plan.budget and not reads_text and not self.reader.is_hybrid:
+            return self.search.tree(draft_logits, self.sequences, self.plan.budget)
         return draft_chain(draft_logits)
 
     def _note(
         self, tree: TokenTree | None, paths: list[list[int]], new_tokens: list[list[int]], counts: list[int]
     ) -> None:
-        """Tell the choice, the statistics and the depth schedule how the round went."""
+        """Tell the choice, the statistics and the schedule how the round went."""
         self.choice.advance([tokens[:count] for tokens, count in zip(new_tokens, counts, strict=True)])
         num_drafted, items = tree.num_nodes if tree else 0, self._noted_items()
         accepted = [min(len(path) - 1, count) for path, count in zip(paths, counts, strict=True)]
@@ -307,7 +324,14 @@ class SpeculativeDecoding:
         if tree is not None and self.settings.record_drafts:
             self._record(tree, accepted, counts)
         if tree is not None:
-            self.schedule.note(sum(noted) / len(noted))
+            self.schedule.note([self._outcome(len(paths[item]), counts[item]) for item in items])
+
+    def _outcome(self, num_chosen: int, count: int) -> tuple[int, int]:
+        """What a round says of an item's draft, see [`Acceptance.note`], of whose chosen tokens `count` were committed."""
+        if count < num_chosen:
+            # The text ended in accepted tokens.
+            return count, count
+        return count - 1, min(count, self.plan.depth)
 
     def _noted_items(self) -> list[int]:
         """The items of the batch whose text this round was about."""

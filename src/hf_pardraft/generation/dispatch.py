@@ -1,5 +1,8 @@
-"""Which loop a call of `generate` gets: with compiled rounds, or without."""
+"""Which loop a call of `generate` gets, and which schedule; or none, where plain `generate` is faster."""
 
+import time
+import weakref
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,16 +13,60 @@ from transformers.utils import logging
 from ..models.base import ParallelDrafter
 from .aligned import AlignedDecoding, see_the_batch
 from .cache import is_hybrid
-from .checks import check_takes_masks, told_by_hooks
+from .checks import check_scales_by_position, check_takes_masks, told_by_hooks
 from .compiled.decoder import CompiledDecoding
 from .decoder import SpeculativeDecoding
 from .rope import longest_text
+from .scheduling.knowledge import Knowledge
+from .scheduling.plans import NOTHING, Plan, all_plans
+from .scheduling.schedule import FixedSchedule, Schedule
 from .sequences import StopChecks
-from .settings import wants_compiled
+from .settings import DraftSettings, wants_compiled
 from .stats import DecodeStats
 from .target import TOKEN_TYPES
 
 logger = logging.get_logger(__name__)
+
+# For each drafter and target, what is known of their rounds, by kind. In memory only: another machine's is worth nothing.
+_known: "weakref.WeakKeyDictionary[ParallelDrafter, weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, Knowledge]]]"
+_known = weakref.WeakKeyDictionary()
+
+
+def schedule_for(
+    target: PreTrainedModel, drafter: ParallelDrafter, settings: DraftSettings, generation_config: GenerationConfig
+) -> Schedule | FixedSchedule:
+    """What each round of a call drafts and verifies."""
+    full = Plan(settings.depth, settings.tree_budget)
+    if not settings.is_automatic:
+        return FixedSchedule(full)
+    compiled, sampled = wants_compiled(generation_config), generation_config.do_sample
+    kind = (compiled, target.device, sampled and generation_config.temperature)
+    of_drafter = _known.setdefault(drafter, weakref.WeakKeyDictionary())
+    knowledge = of_drafter.setdefault(target, {}).setdefault(kind, Knowledge())
+    # What is not compiled yet would have to be, so there are two shapes.
+    plans = [NOTHING, full] if compiled else all_plans(settings.depth, settings.tree_budget)
+    first = full if compiled else Plan(settings.depth)
+    return Schedule(knowledge, plans, first, time.perf_counter, is_hybrid(target.config.get_text_config(decoder=True)))
+
+
+def fit_to(
+    settings: DraftSettings, target: PreTrainedModel, model_kwargs: dict[str, Any], generation_config: GenerationConfig
+) -> DraftSettings:
+    """The settings for this target and call, as far as nobody asked for something else: trees only where they can be had."""
+    # Ranks must decide alike, and their clocks differ.
+    is_split = target.tp_size is not None and target.tp_size > 1
+    if is_split:
+        settings = replace(settings, draft_schedule="fixed")
+    if not settings.may_do_without_trees:
+        return settings
+    text_config = target.config.get_text_config(decoder=True)
+    takes_trees = not (is_split or is_hybrid(text_config) or wants_compiled(generation_config))
+    try:
+        check_takes_masks(target, model_kwargs)
+        check_scales_by_position(target, generation_config.max_length + settings.depth + settings.tree_budget)
+    except ValueError:
+        takes_trees = False
+    return settings if takes_trees else replace(settings, tree_budget=0)
 
 
 def decoding_for(
@@ -113,10 +160,6 @@ def write_undrafted(
         drafter: drafts nothing; its `last_stats` say so.
         **arguments: the others that `generate` prepared.
     """
-    logger.warning_once(
-        f"This drafter was tuned, and plain generate was measured to be faster in batches of about {input_ids.shape[0]}: not "
-        "drafting. Pass num_assistant_tokens to draft all the same."
-    )
     result = target._sample(input_ids, generation_config=generation_config, **arguments)
     sequences = result if isinstance(result, torch.Tensor) else result.sequences
     drafter.last_stats = undrafted_stats(sequences[:, input_ids.shape[1] :], generation_config._eos_token_tensor)

@@ -10,7 +10,7 @@ from ..checkpoints.adopt import adopted
 from ..pairing.remembered import warn_if_other_text
 from .candidate_generator import ParallelCandidateGenerator
 from .checks import check_mode, check_request
-from .dispatch import decoding_for, write_undrafted
+from .dispatch import decoding_for, fit_to, schedule_for, write_undrafted
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
 from .tree_search import check_ngram_model
 
@@ -90,7 +90,7 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
     if is_ours(drafter, generation_config):
         check_mode(self, generation_mode, generation_config, generation_mode_kwargs.get("synced_gpus"))
         drafter = adopted(drafter)
-        settings = read_settings(drafter, generation_config, self.device.type)
+        settings = read_settings(drafter, generation_config)
         setattr(generation_config, RESOLVED, settings)
         drafter.check_target(self, drafter.taps_for(self, settings.use_target_features))
         check_ngram_model(settings, drafter, self, generation_mode_kwargs.get("tokenizer"))
@@ -105,7 +105,7 @@ def _get_candidate_generator(self, generation_config, input_ids, *args, assistan
     """Our candidate generator for our drafters."""
     if is_ours(assistant_model, generation_config):
         assistant_model = adopted(assistant_model)
-        generator = ParallelCandidateGenerator(assistant_model, self, generation_config, input_ids.shape[0])
+        generator = ParallelCandidateGenerator(assistant_model, self, generation_config)
         assistant_model.last_stats = generator.stats
         return generator
     return _originals["_get_candidate_generator"](
@@ -136,17 +136,20 @@ def _assisted_decoding(
     }
     if is_ours(assistant_model, generation_config):
         assistant_model = adopted(assistant_model)
-        settings = settings_of_call(assistant_model, generation_config, input_ids.shape[0], self.device.type)
+        settings = settings_of_call(assistant_model, generation_config)
+        settings = fit_to(settings, self, model_kwargs, generation_config)
+        setattr(generation_config, RESOLVED, settings)
         warn_if_other_text(assistant_model, input_ids, tokenizer)
         inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
-        if settings.decode_loop == "native" and settings.depth == 0:
-            return write_undrafted(
-                self, assistant_model, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs
-            )
         if settings.decode_loop == "native":
-            # A tuned drafter may draft trees here where its own settings, which were checked before, have none.
-            check_ngram_model(settings, assistant_model, self, tokenizer)
-            return _decode(self, input_ids, assistant_model, inputs, model_kwargs, **prepared)
+            schedule = schedule_for(self, assistant_model, settings, generation_config)
+            if schedule.leaves_to_plain(len(input_ids), generation_config.max_length - input_ids.shape[1]):
+                result = write_undrafted(
+                    self, assistant_model, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs
+                )
+                schedule.note_plain(assistant_model.last_stats.rounds)
+                return result
+            return _decode(self, input_ids, assistant_model, inputs, model_kwargs, schedule=schedule, **prepared)
     return _originals["_assisted_decoding"](
         self,
         input_ids,

@@ -8,20 +8,24 @@ from transformers import GenerationConfig
 
 from ..models.base import ParallelDrafter
 from ..ngram.lookup import SMOOTHINGS
-from .schedule import TunedDraft, nearest_size, read_table, still_stands, tables_in
+from .scheduling.plans import MOST_NODES
 from .tree.token_tree import END_RULES
 
 DECODE_LOOPS = ("native", "stock")
 VERIFICATIONS = ("match", "rejection")
+DRAFT_SCHEDULES = ("auto", "fixed")
+# What a drafter gets that says nothing.
+DEFAULT_SCHEDULE = "auto"
 TREE_SCORINGS = ("probability", "dart")
 CHOICES = {
     "decode_loop": DECODE_LOOPS,
     "verification": VERIFICATIONS,
+    "draft_schedule": DRAFT_SCHEDULES,
     "tree_scoring": TREE_SCORINGS,
     "tree_end_rule": END_RULES,
     "ngram_smoothing": tuple(SMOOTHINGS),
 }
-SWITCHES = {"adaptive_depth", "time_rounds", "record_drafts", "use_target_features"}
+SWITCHES = {"time_rounds", "record_drafts", "use_target_features"}
 # Least and greatest. The greatest are far above any use: they keep a slip of a digit from asking for a machine's whole memory.
 WHOLE_NUMBERS = {
     "tree_budget": (0, 1 << 14),
@@ -41,8 +45,14 @@ class DraftSettings:
     """How to decode with a drafter.
 
     Attributes:
-        depth: tokens to draft a round (`num_assistant_tokens`, by default what the drafter was trained for).
-        tree_budget: nodes of the token tree besides the anchor; 0 drafts a chain.
+        depth: tokens to draft a round (`num_assistant_tokens`, by default what the drafter was trained for), with a schedule of
+            "auto" at most.
+        tree_budget: nodes of the token tree besides the anchor, with a schedule of "auto" at most; 0 drafts chains.
+        may_do_without_trees: whether nobody asked for trees, so that a target which takes none gets chains. Not a setting of its
+            own.
+        draft_schedule: "auto": the most tokens per second, by what rounds have cost and what was accepted. How many tokens a
+            round drafts and verifies, if any, then depends on the clock; the text does not. "fixed": the same in every round, as
+            in transformers' own loop and with "rejection" always.
         tree_beam_width: prefixes that are extended at each level; by default the budget, or 20 with an n-gram model.
         tree_top_k: tokens by which each is extended; by default the budget, or 25 with an n-gram model.
         tree_scoring: what a prefix is worth. "probability": its probability; "dart": DART's weights, which favour depth; by
@@ -54,24 +64,18 @@ class DraftSettings:
         ngram_first_level: drafted tokens that the drafter alone judges, before the model has its say: 1 as in DART's code,
             or 0 as in its paper.
         ngram_smoothing: how the model's counts become a probability; by default as the model was loaded.
-        adaptive_depth: whether to draft less while little is accepted, and nothing for a while if nothing is.
         decode_loop: "native" for this package's loop, "stock" for transformers' own assisted decoding.
         verification: "match": draw the target's token, and keep a draft while it equals it. "rejection": draw the drafts
             too, and keep each with the odds of the target's law to the drafter's; chains only.
         time_rounds: whether to measure the seconds that each part of a round takes.
         record_drafts: whether to keep all that is proposed, for `drafter.last_stats`.
         use_target_features: whether a drafter that can do both reads the target's hidden states; by default it does.
-        tuned_drafting: depth and tree budget by batch size, which `pardraft eval --tune` writes: `{"by_batch_size": {"8":
-            {"num_assistant_tokens": 4, "tree_budget": 16}}}`; a depth of 0 leaves the text to plain `generate`. A call takes
-            the entry of the size nearest to its batch, unless it asks for a depth or a budget itself, for rejection or for
-            transformers' loop. Where `"instead_of"` names the drafter's own depth and budget of then, setting one of
-            them later takes precedence over the table; where `"measured_on"` names a `device_type`, the table is for
-            that type only. Under `"compiled"` there may be such a table for compiled rounds (`cache_implementation="static"`).
-        by_batch_size: the table of `tuned_drafting` that applies to the call, if one does. Not a setting of its own.
     """
 
     depth: int
     tree_budget: int = 0
+    may_do_without_trees: bool = False
+    draft_schedule: str = "fixed"
     tree_beam_width: int | None = None
     tree_top_k: int | None = None
     tree_scoring: str | None = None
@@ -80,43 +84,30 @@ class DraftSettings:
     ngram_weight: float | None = None
     ngram_first_level: int = 1
     ngram_smoothing: str | None = None
-    adaptive_depth: bool = False
     decode_loop: str = "native"
     verification: str = "match"
     time_rounds: bool = False
     record_drafts: bool = False
     use_target_features: bool | None = None
-    tuned_drafting: dict[str, Any] | None = None
-    by_batch_size: dict[int, TunedDraft] | None = None
 
-    def for_batch(self, batch: int) -> "DraftSettings":
-        """What a call of so many batch items takes: a `depth` of 0 says that it is faster without drafts."""
-        if self.by_batch_size is None:
-            return self
-        tuned = self.by_batch_size[nearest_size(self.by_batch_size, batch)]
-        return replace(self, depth=tuned.depth, tree_budget=tuned.tree_budget)
+    @property
+    def is_automatic(self) -> bool:
+        return self.draft_schedule == "auto"
 
 
-def settings_of_call(
-    drafter: ParallelDrafter, generation_config: GenerationConfig, batch: int | None = None, device_type: str = "cpu"
-) -> DraftSettings:
-    """The settings that were resolved when the call began, or are now, for so many batch items; see [`read_settings`]."""
+def settings_of_call(drafter: ParallelDrafter, generation_config: GenerationConfig) -> DraftSettings:
+    """The settings that were resolved when the call began, or are now; see [`read_settings`]."""
     settings = vars(generation_config).get(RESOLVED)
-    if settings is None:
-        settings = read_settings(drafter, generation_config, device_type)
-    return settings if batch is None else settings.for_batch(batch)
+    return read_settings(drafter, generation_config) if settings is None else settings
 
 
-def read_settings(
-    drafter: ParallelDrafter, generation_config: GenerationConfig, device_type: str = "cpu"
-) -> DraftSettings:
+def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig) -> DraftSettings:
     """Resolve the settings of one call.
 
     Args:
         drafter: its `generation_config` holds its own settings, under the names of [`DraftSettings`] (the depth under
             `num_assistant_tokens`); a generation config keeps attributes that it doesn't know, and saves them.
         generation_config: that of the `generate` call, whose attributes of these names take precedence.
-        device_type: of the target, as in `torch.device.type`.
 
     Raises:
         ValueError: for a value that can't be honoured.
@@ -141,19 +132,22 @@ def read_settings(
             f"tree_budget={settings.tree_budget} and decode_loop={settings.decode_loop!r}: set verification to 'match', or "
             "tree_budget to 0 and decode_loop to 'native'"
         )
-    if settings.tuned_drafting is None:
-        return settings
-    tables = tables_in(settings.tuned_drafting)
-    choices = {is_compiled: read_table(table, drafter.max_draft_depth) for is_compiled, table in tables.items()}
-    asks_itself = requested_depth is not None or vars(generation_config).get("tree_budget") is not None
-    is_tunable = settings.decode_loop == "native" and settings.verification == "match"
-    if asks_itself or not is_tunable:
-        return settings
-    # Compiled rounds do with the table of others; what pays when compiled may not pay without.
-    which = wants_compiled(generation_config) and True in tables
-    if which not in tables or not still_stands(tables[which], own_draft(drafter), device_type):
-        return settings
-    return replace(settings, by_batch_size=choices[which])
+    return with_schedule(settings, drafter, generation_config)
+
+
+def with_schedule(
+    settings: DraftSettings, drafter: ParallelDrafter, generation_config: GenerationConfig
+) -> DraftSettings:
+    """The settings with the schedule that the call asks for, or else the drafter; and trees, where the schedule may choose."""
+    call, own = settings_in(generation_config), settings_in(drafter.generation_config)
+    asks_itself = vars(generation_config).get(REQUESTED_DEPTH) is not None or "tree_budget" in call
+    default = "fixed" if asks_itself else own.get("draft_schedule", DEFAULT_SCHEDULE)
+    schedule = call.get("draft_schedule", default)
+    if schedule == "fixed" or settings.decode_loop == "stock" or settings.verification == "rejection":
+        return replace(settings, draft_schedule="fixed")
+    if "tree_budget" in {**own, **call}:
+        return replace(settings, draft_schedule="auto")
+    return replace(settings, draft_schedule="auto", tree_budget=MOST_NODES, may_do_without_trees=True)
 
 
 def wants_compiled(generation_config: GenerationConfig) -> bool:
@@ -161,15 +155,9 @@ def wants_compiled(generation_config: GenerationConfig) -> bool:
     return not generation_config.disable_compile and generation_config.cache_implementation == "static"
 
 
-def own_draft(drafter: ParallelDrafter) -> dict[str, int | None]:
-    """A drafter's own depth and tree budget, as its generation config has them; `None` where it leaves them open."""
-    attributes = vars(drafter.generation_config)
-    return {name: attributes.get(name) for name in ("num_assistant_tokens", "tree_budget")}
-
-
 def settings_in(generation_config: GenerationConfig) -> dict[str, Any]:
     """The draft settings among the attributes of a generation config, those that were left at `None` excepted."""
-    names = DraftSettings.__dataclass_fields__.keys() - {"depth", "by_batch_size"}
+    names = DraftSettings.__dataclass_fields__.keys() - {"depth", "may_do_without_trees"}
     attributes = vars(generation_config)
     return {name: attributes[name] for name in names if attributes.get(name) is not None}
 

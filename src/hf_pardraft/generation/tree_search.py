@@ -86,17 +86,16 @@ class TreeSearch:
         has_ngram = self.ngram is not None
         if has_ngram and settings.ngram_smoothing is not None:
             self.ngram = self.ngram.smoothed(settings.ngram_smoothing)
-        self.budget = settings.tree_budget
         self.beam_width = settings.tree_beam_width or (NGRAM_BEAM_WIDTH if has_ngram else None)
-        top_k = settings.tree_top_k or (NGRAM_TOP_K if has_ngram else settings.tree_budget)
+        self.top_k = settings.tree_top_k or (NGRAM_TOP_K if has_ngram else None)
         # A token that the drafter can't propose is worth -inf, which a scoring with an epsilon would make finite.
-        self.top_k = min(top_k, drafter.num_draftable_tokens)
+        self.most_tokens = drafter.num_draftable_tokens
         self.scoring = scoring_for(settings, has_ngram)
         self.end_tokens = end_tokens
         self.end_rule = settings.tree_end_rule or ("stop" if has_ngram else "ignore")
 
-    def tree(self, draft_logits: torch.Tensor, texts: TokenBuffer) -> TokenTree:
-        """The tree after `texts`, from marginal logits `(batch, depth, vocab)`."""
+    def tree(self, draft_logits: torch.Tensor, texts: TokenBuffer, budget: int) -> TokenTree:
+        """The tree of `budget` nodes after `texts`, from marginal logits `(batch, depth, vocab)`."""
         context = None
         if self.ngram is not None:
             # Columns that only pad a shorter item are no text, but then nothing goes on from them either.
@@ -106,24 +105,25 @@ class TreeSearch:
             ngram=self.ngram,
             ngram_context=context,
             end_token_id=self.end_tokens,
-            **dict(self.arguments),
+            **dict(self.arguments(budget)),
         )
 
-    @property
-    def fills_any_depth(self) -> bool:
+    def fills_any_depth(self, budget: int) -> bool:
         """Whether a single level has enough tokens for a tree, so that trees of all depths have one shape."""
-        return self.top_k >= self.budget
+        return self._top_k(budget) >= budget
 
-    @property
-    def arguments(self) -> tuple[tuple[str, Any], ...]:
+    def arguments(self, budget: int) -> tuple[tuple[str, Any], ...]:
         """Those of [`build_tree`] that are no tensors and no models, by name."""
         return (
-            ("budget", self.budget),
+            ("budget", budget),
             ("beam_width", self.beam_width),
-            ("top_k", self.top_k),
+            ("top_k", self._top_k(budget)),
             ("scoring", self.scoring),
             ("end_rule", self.end_rule),
         )
+
+    def _top_k(self, budget: int) -> int:
+        return min(self.top_k or budget, self.most_tokens)
 
 
 def scoring_for(settings: DraftSettings, has_ngram: bool) -> TreeScoring:

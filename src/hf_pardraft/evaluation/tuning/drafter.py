@@ -11,8 +11,7 @@ from ...checkpoints.atomic_folders import writing_folder
 from ...checkpoints.locks import PATIENCE
 from ...checkpoints.staging import check_destination
 from ...generation.cache import is_hybrid
-from ...generation.schedule import with_table
-from ...generation.settings import own_draft, settings_in
+from ...generation.settings import settings_in
 from ...models.base import ParallelDrafter
 from ..entries import plain_entry
 from ..measurement import is_compiled
@@ -20,6 +19,7 @@ from ..plan import Plan
 from ..report import Report
 from ..workbench import Workbench, prepare, save_json, show
 from .search import Tuning, plan_search, table_of, tune, tuning_facts
+from .setting import own_draft, with_table
 from .tables import show_tuning
 
 GENERATION_CONFIG = "generation_config.json"

@@ -104,6 +104,8 @@ class Compiler:
             torch.compile(_nothing, **options)
         self.options = options
         self.known = known.setdefault(key, {})
+        # Steps of other shapes that were met for the first time.
+        self.num_compiled = 0
         self.checked: dict[Hashable, Callable] = {}
 
     def __call__(self, step: Callable, shape: Hashable, *arguments: Any) -> Any:
@@ -125,6 +127,7 @@ class Compiler:
             self.checked[own_key] = code
             return code(*arguments)
         if compiled is None:
+            self.num_compiled += 1
             # Compiled code belongs to a code object, of which only so many versions are kept: each shape gets one of its own.
             copy = types.FunctionType(step.__code__.replace(), step.__globals__, step.__name__)
             compiled = CompiledStep(copy, torch.compile(copy, **self.options))

@@ -51,6 +51,7 @@ class CompiledDecoding(SpeculativeDecoding):
         # The target's likeliest token is its choice.
         self.is_plain = not self.processors and not self.do_sample
         self.grows_trees = bool(self.settings.tree_budget) and self.search.ngram is None
+        self.tree_arguments = self.search.arguments(self.settings.tree_budget)
         # A CPU has a whole round in one step where nothing happens between its parts. What a CUDA graph puts out, here the next
         # draft, would not outlive the step.
         waits = self.settings.time_rounds or self.recorder.enabled
@@ -64,7 +65,10 @@ class CompiledDecoding(SpeculativeDecoding):
         if self.decode_state is None and (self.prompt is not None or self.pending.ids.shape[1] > 1):
             super().round()
             return
-        depth = self._depth()
+        self.plan = self._plan()
+        depth, num_compiled = self.plan.depth, self.compiler.num_compiled
+        # Rounds in one step begin with a draft that the last one has made, unless it made none.
+        self.is_ordinary = self.decode_state is not None and not (self.is_one_step and depth and not self.next_draft)
         with self.stopwatch.part("draft"):
             draft = self._first_draft(depth) if self.decode_state is None else self._draft(depth)
         with self.stopwatch.part("tree"):
@@ -83,6 +87,7 @@ class CompiledDecoding(SpeculativeDecoding):
             self.num_pending += max(counts)
             self._note(tree, paths, new_tokens, counts)
             self._drop_finished_items()
+        self.schedule.end_round(self.is_ordinary and self.compiler.num_compiled == num_compiled)
 
     def entries_of(self, index: int) -> Entries:
         if self.decode_state is None:
@@ -206,11 +211,11 @@ class CompiledDecoding(SpeculativeDecoding):
         if self._grows_in_step:
             # That of the first draft is not worth a compilation where all others come from a whole round.
             return draft.tree if depth == self.full_depth else None
-        if not (depth == self.full_depth or search.fills_any_depth):
+        if not (depth == self.full_depth or search.fills_any_depth(self.settings.tree_budget)):
             return None
         deepest = number_of_levels(depth, logits.device)
-        shape = (tuple(logits.shape), search.arguments)
-        return self.compiler(steps.grow_tree, shape, logits, search.end_tokens, search.arguments, deepest)
+        shape = (tuple(logits.shape), self.tree_arguments)
+        return self.compiler(steps.grow_tree, shape, logits, search.end_tokens, self.tree_arguments, deepest)
 
     def _slots(self) -> int:
         """Slots of this round's forward: two different numbers at most, since each is compiled.
@@ -249,7 +254,7 @@ class CompiledDecoding(SpeculativeDecoding):
         shape = (shown.num_nodes, shown.is_chain, self.read_shape)
         # Where the drafter pauses, it will hardly have to draft in the next round.
         if self.is_one_step and shown.num_nodes + 1 == self.most_slots:
-            settings = self.search.arguments if self._grows_in_step else None
+            settings = self.tree_arguments if self._grows_in_step else None
             outcome, self.next_draft = self.compiler(
                 steps.read_commit_and_draft,
                 (shape, self.draft_shape, settings),
@@ -276,8 +281,8 @@ class CompiledDecoding(SpeculativeDecoding):
 
     @property
     def _grows_in_step(self) -> bool:
-        """Whether a round in one step ends with the next tree. How deep that is may depend on the round."""
-        return self.is_one_step and self.grows_trees and not self.settings.adaptive_depth
+        """Whether a round in one step ends with the next tree."""
+        return self.is_one_step and self.grows_trees
 
     @property
     def _all_live(self) -> bool:

@@ -13,61 +13,59 @@ def lower_median(values) -> float:
 
 
 class Costs:
-    """Costs of plans at one batch size, in units that say something about each other only.
+    """Seconds of ordinary rounds by plan, at one batch size.
 
-    A machine that slows down slows all plans down. So a plan is not known by its seconds but by how its rounds compare with those
-    right before, in which another plan was followed; what one gains in such a comparison the other loses, as chess players'
-    ratings do (Elo 1978). Of a plan that is followed on and on nothing new is learned, and no other one looks better because it
-    was last tried in a faster hour.
+    A machine that slows down slows all plans down. So while the rounds of whatever plans are followed take clearly longer, or
+    shorter, than they used to, seconds are put back to what they would have been: otherwise each plan in turn would look better
+    for having last been tried in a faster hour.
 
     Args:
         like: costs at another batch size, to be believed until there are own ones.
     """
 
-    # Rounds by which the machine's pace is known, and rounds after a change of plan that are compared with those before it.
-    PACE, COMPARED = 15, 4
-    # Of a surprise (a logarithm), the least share that is believed; and the most that a round may say.
-    LEAST_GAIN, MOST = 1 / 30, 0.5
+    # Measurements of a plan that are remembered, and rounds by which the machine's pace is known.
+    REMEMBERED, RECENT = 49, 15
+    # Factors of the pace that are not told from noise.
+    USUAL = 1.15
     # Measurements that are believed whatever those of others say; and how far fewer may be from what these say.
     BELIEVED, DOUBT = 3, 1.5
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
     OUTLIER = 8.0
 
     def __init__(self, like: "Costs | None" = None) -> None:
-        self.logs: dict[Plan, float] = {}
-        self.counts: dict[Plan, int] = {}
+        self.measured: dict[Plan, deque[float]] = {}
         self.guesses: dict[Plan, float] = {}
         if like is not None:
-            self.guesses = {plan: like.of(plan) for plan in {*like.logs, *like.guesses}}
-        self.known: dict[Plan, float | None] = {}
-        self.paces: deque[float] = deque(maxlen=self.PACE)
-        self.followed: Plan | None = None
-        self.before: Plan | None = None
-        self.pace_before: float | None = None
-        self.num_followed = 0
+            self.guesses = {plan: like.of(plan) for plan in {*like.measured, *like.guesses}}
+        self.paces: deque[float] = deque(maxlen=self.RECENT)
+        self.num_notes = self.num_surprises = 0
+        self._known: dict[Plan, float | None] = {}
 
     def count(self, plan: Plan) -> int:
         """How often the plan was measured."""
-        return self.counts.get(plan, 0)
+        return len(self.measured.get(plan, ()))
 
     @property
-    def pace(self) -> float | None:
-        """Seconds that one unit takes now."""
-        return lower_median(self.paces) if self.paces else None
+    def pace(self) -> float:
+        """By how much rounds take longer than they used to."""
+        pace = lower_median(self.paces) if len(self.paces) == self.RECENT else 1.0
+        return 1.0 if 1 / self.USUAL < pace < self.USUAL else pace
 
     def of(self, plan: Plan) -> float | None:
         """The cost of a plan; a guess from others where it was not measured, `None` where there is nothing to guess from."""
-        if plan not in self.known:
-            self.known[plan] = self._estimate(plan)
-        return self.known[plan]
+        if plan not in self._known:
+            self._known[plan] = self._estimate(plan)
+        return self._known[plan]
 
     def _estimate(self, plan: Plan) -> float | None:
-        costs = {other: math.exp(log) for other, log in self.logs.items()}
-        own = costs.pop(plan, None)
+        own = lower_median(self.measured[plan]) if plan in self.measured else None
+        if own is not None and self.count(plan) >= self.BELIEVED:
+            return own
+        costs = {other: lower_median(seconds) for other, seconds in self.measured.items() if other != plan}
         if own is None and plan in self.guesses:
             return max([self.guesses[plan], *(cost for other, cost in costs.items() if plan.includes(other))])
         others = interpolated(sorted((other.num_nodes, cost) for other, cost in costs.items()), plan.num_nodes)
-        if own is None or others is None or self.count(plan) >= self.BELIEVED:
+        if own is None or others is None:
             return others if own is None else own
         # One or two rounds may have been outliers, and then they cost more than others say.
         return min([own, self.DOUBT * others, *(cost for other, cost in costs.items() if other.includes(plan))])
@@ -76,37 +74,21 @@ class Costs:
         """Learn from an ordinary round."""
         if not (math.isfinite(seconds) and seconds > 0):
             return
-        if plan != self.followed:
-            self.before, self.pace_before = self.followed, self.pace
-            self.followed, self.num_followed = plan, 0
-        self.num_followed += 1
-        if self.pace_before is None:
-            self.logs.setdefault(plan, math.log(self.guesses.get(plan, 1.0)))
-            self.counts[plan] = 1
-        elif self.num_followed <= self.COMPARED:
-            self._compare(plan, math.log(seconds / self.pace_before))
-        self.known.clear()
-        self.paces.append(seconds / math.exp(self.logs[plan]))
-
-    def _compare(self, plan: Plan, found: float) -> None:
-        """Learn that rounds of a plan cost so much (a logarithm) where those before cost what was thought."""
-        if self.count(plan) < 2:
-            # Of two measurements the first may be an outlier, and outliers cost more.
-            self.logs[plan] = min(found, self.logs.get(plan, found)) if self.count(plan) else found
-        else:
-            surprise = max(-self.MOST, min(found - self.logs[plan], self.MOST))
-            self.logs[plan] += self._gain(plan) * surprise
-            if self.count(self.before) > 1:
-                self.logs[self.before] -= self._gain(self.before) * surprise
-        self.counts[plan] = self.count(plan) + 1
-
-    def _gain(self, plan: Plan) -> float:
-        return max(1 / (self.count(plan) + 1), self.LEAST_GAIN)
+        expected, count = self.of(plan), self.count(plan)
+        if expected is not None and count:
+            self.paces.append(seconds / expected)
+        self.measured.setdefault(plan, deque(maxlen=self.REMEMBERED)).append(seconds / self.pace)
+        self.num_notes += 1
+        is_news = count < self.BELIEVED
+        self.num_surprises += is_news
+        # Medians move slowly.
+        if is_news or self.num_notes % self.BELIEVED == 0:
+            self._known.clear()
 
     def charged(self, plan: Plan, seconds: float) -> float:
         """What a round did cost, ordinary or not, within reason."""
         expected = self.of(plan)
-        if expected is None or self.pace is None or not seconds > 0:
+        if expected is None or not seconds > 0:
             return expected or 0.0
         return min(seconds / self.pace, self.OUTLIER * max(expected, self.of(NOTHING) or 0.0))
 

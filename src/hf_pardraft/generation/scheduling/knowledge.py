@@ -41,6 +41,11 @@ class Knowledge:
             self.costs[size] = Costs(like=self.costs.get(near))
         return self.costs[size]
 
+    @property
+    def num_judged(self) -> float:
+        """Drafts that acceptance is judged by."""
+        return sum(known.tried[0] for known in (self.chain, *self.trees.values()) if known.tried)
+
     def put_in(self, rounds: float) -> None:
         """Save for tries: so many rounds of the best plan have passed."""
         self.purse = min(self.purse + self.SHARE * rounds, self.MOST_SAVED)

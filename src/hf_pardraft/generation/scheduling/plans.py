@@ -1,6 +1,6 @@
 """What a round may do: draft nothing, a chain, or a tree. Pure."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # Chains and trees of other sizes are worth little more than the nearest of these, and each size has to be tried.
 CHAIN_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -9,8 +9,7 @@ TREE_SIZES = (8, 16, 32, 64)
 MOST_NODES = 32
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What a round drafts and verifies.
 
     Attributes:

@@ -1,6 +1,8 @@
 """The choice of each round's plan: the most tokens per second, by what rounds have cost and what was accepted. Pure."""
 
+import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from .costs import Costs
 from .knowledge import Knowledge
@@ -8,12 +10,27 @@ from .plans import NOTHING, Plan
 
 
 class FixedSchedule:
-    """The same plan in every round."""
+    """The same plan in every round.
+
+    Attributes:
+        deepest: the most tokens that are drafted.
+        is_pausing: never.
+    """
+
+    is_pausing = False
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self.deepest = plan, plan.depth
+
+    def leaves_to_plain(self, batch: int, num_tokens: int) -> bool:
+        """It drafts."""
+        return False
+
+    def note_plain(self, num_rounds: int) -> None:
+        """Nothing is learned."""
 
     def next_plan(self, batch: int, room: int) -> Plan:
+        """The plan, as far as there is room for it."""
         return self.plan.within(room)
 
     def note(self, outcomes: Sequence[tuple[int, int]]) -> None:
@@ -32,27 +49,63 @@ class Schedule:
 
     Args:
         knowledge: of earlier calls; it grows.
-        plans: what to choose from.
+        plans: what to choose from, the largest last.
         first: the plan to begin with where nothing is known.
         clock: tells seconds.
+        reads_again: whether the target reads the accepted part of a draft again if some was rejected, and writes one token more.
+
+    Attributes:
+        deepest: the most tokens that are drafted.
+        is_pausing: whether nothing is drafted now because that is best, and not for want of room.
     """
 
-    # Rounds before a plan is tried again. And what even a bad estimate of a cost may be wrong by.
-    REST = 8
+    # Rounds before the choice is thought over, and before a plan is tried again. By what even a bad estimate of a cost is wrong.
+    HELD, REST = 8, 8
     DOUBT = 1.5
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
     CHECK = 1.5
+    # Plain `generate` is left alone with a call if drafts are this much slower, and were judged by so many. A round of ours
+    # without a draft takes so much more time than a step of its own, of a call no longer than this.
+    CLEARLY, JUDGED, OWN_LOOP, LONG = 1.03, 8, 0.05, 200
 
-    def __init__(self, knowledge: Knowledge, plans: list[Plan], first: Plan, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        plans: list[Plan],
+        first: Plan,
+        clock: Callable[[], float],
+        reads_again: bool = False,
+    ) -> None:
         self.knowledge, self.plans, self.first, self.clock = knowledge, plans, first, clock
+        self.reads_again, self.deepest = reads_again, plans[-1].depth
         self.last_tried: dict[Plan, int] = {}
-        self.num_rounds = 0
+        self.num_rounds, self.reconsidered, self.num_surprises = 0, -self.HELD, 0
+        self.next_try, self.next_loss = NOTHING, math.inf
         self.plan = self.best = NOTHING
-        self.is_a_try = False
+        self.is_a_try = self.is_pausing = False
         self.costs: Costs = Costs()
         self.outcomes: Sequence[tuple[int, int]] = []
         self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
         self.started = clock()
+
+    def leaves_to_plain(self, batch: int, num_tokens: int) -> bool:
+        """Whether plain `generate` is better for a call of so many items and tokens, and nothing is to be tried in it."""
+        self.costs = self.knowledge.costs_for(batch)
+        if not self._is_known or self.knowledge.num_judged < self.JUDGED:
+            return False
+        self.tokens, self.best = self._expected_tokens(), NOTHING
+        drafts = [plan for plan in self.plans if plan.depth]
+        if max(map(self._rate, drafts)) * self.CLEARLY > self._rate(NOTHING):
+            return False
+        price = self.OWN_LOOP * min(num_tokens, self.LONG)
+        if price + min(map(self._loss, drafts)) > self.knowledge.purse:
+            return True
+        self.knowledge.purse -= price
+        return False
+
+    def note_plain(self, num_rounds: int) -> None:
+        """Learn that plain `generate` has written so many tokens instead."""
+        self.knowledge.put_in(num_rounds)
 
     def next_plan(self, batch: int, room: int) -> Plan:
         """What to do in the round that now begins.
@@ -61,10 +114,14 @@ class Schedule:
             batch: items that go on.
             room: the most tokens that are worth drafting.
         """
-        self.costs = self.knowledge.costs_for(batch)
+        costs, self.outcomes = self.knowledge.costs_for(batch), []
+        if costs is not self.costs:
+            self.costs, self.reconsidered = costs, -self.HELD
         self.num_rounds += 1
-        choice = self._choice()
-        self.is_a_try, self.plan = choice != self.best, choice.within(room)
+        self.plan, self.is_a_try = NOTHING, False
+        if room:
+            choice = self._choice()
+            self.is_a_try, self.is_pausing, self.plan = choice != self.best, choice == NOTHING, choice.within(room)
         return self.plan
 
     def note(self, outcomes: Sequence[tuple[int, int]]) -> None:
@@ -94,24 +151,43 @@ class Schedule:
                 self.knowledge.purse -= max(cost / best - self.tokens.get(self.plan, 1.0) / self.tokens[self.best], 0.0)
 
     def _choice(self) -> Plan:
-        costs = self.costs
-        self.best = NOTHING
-        if costs.of(NOTHING) is None or costs.of(self.first) is None:
+        if not self._is_known:
+            self.best = NOTHING
             # Two rounds that need no draft, since one may be an outlier, then one that does.
-            return self.first if len(costs.paces) > 1 else NOTHING
+            return self.first if self.costs.count(NOTHING) > 1 else NOTHING
+        if self.num_rounds >= self.reconsidered + self.HELD or self.costs.num_surprises != self.num_surprises:
+            self._reconsider()
+        # Where the purse is too small for it, it is saved up for: the cheapest tries are not the ones that say most.
+        if self.next_loss > self.knowledge.purse:
+            return self.best
+        self.reconsidered = -self.HELD
+        return self.next_try
+
+    def _reconsider(self) -> None:
+        """Find the best plan by what is known now, and what to try next."""
+        self.reconsidered, self.num_surprises = self.num_rounds, self.costs.num_surprises
         self.tokens = self._expected_tokens()
         self.best = max(self.plans, key=self._rate)
-        if costs.count(self.first) == 1 and self._loss(self.first) < self.CHECK and not costs.guesses:
-            return self.first
+        needs_check = self.costs.count(self.first) == 1 and not self.costs.guesses
+        if needs_check and self._loss(self.first) < self.CHECK:
+            self.next_try, self.next_loss = self.first, -math.inf
+            return
         tries = [plan for plan in self.plans if plan != self.best and self._is_worth_a_try(plan)]
-        next_try = max(tries, key=self._priority, default=self.best)
-        # Where the purse is too small for it, it is saved up for: the cheapest tries are not the ones that say most.
-        return next_try if self._loss(next_try) <= self.knowledge.purse else self.best
+        self.next_try = max(tries, key=self._priority, default=self.best)
+        self.next_loss = self._loss(self.next_try) if tries else math.inf
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether there is something to choose by."""
+        return self.costs.of(NOTHING) is not None and self.costs.of(self.first) is not None
 
     def _expected_tokens(self) -> dict[Plan, float]:
         """Tokens that a round of each plan commits to an item."""
         knowledge, depth = self.knowledge, self.plans[-1].depth
         of_chain = knowledge.chain.expected_tokens(depth)
+        if self.reads_again:
+            # Unless the last token is accepted too, what is read again is followed by one token more.
+            of_chain = [1.0, *(after + 1 - (after - before) for before, after in pairwise(of_chain))]
         return {
             plan: knowledge.accepted_of(plan.budget).expected_tokens(depth)[-1] if plan.budget else of_chain[plan.depth]
             for plan in self.plans
