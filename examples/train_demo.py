@@ -307,7 +307,6 @@ def train_drafter(drafter, target, out: Path, size: Size, work: Path, **settings
     trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
     scores = trainer.evaluate()
     # Code that the family does not know then costs next to nothing.
-    trainer.drafter.generation_config.adaptive_depth = True
     # The package that the family is shipped in has the code.
     trainer.model.to(torch.bfloat16).save_pretrained(out, with_code=False)
     return {"held_out_expected_tau": scores["eval_expected_tau"], "held_out_accuracy_1": scores["eval_accuracy_1"]}

@@ -14,10 +14,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, dynamic_module_utils
 
+from hf_pardraft.generation import settings
 from hf_pardraft.models.modeling_dart import DartDrafter
 from hf_pardraft.models.modeling_dflare import DFlareDrafter
 from hf_pardraft.models.modeling_dflash import DFlashDrafter
 from hf_pardraft.models.modeling_pard import PardDrafter
+
+# Tests count rounds and drafts, which else depend on the clock. Those of the schedule ask for it.
+settings.DEFAULT_SCHEDULE = "fixed"
 
 END_OF_TEXT = "<|endoftext|>"
 SAMPLE_TEXT = 'def add(a, b):\n    """Return the sum of a and b."""\n    return a + b\n\n\nclass Point:\n    pass\n'

@@ -27,7 +27,6 @@ ARROWS = {
         "checkpoints",
         "generation.cache",
         "generation.settings",
-        "generation.schedule",
         "models",
         "pairing",
         "user_input",
@@ -38,6 +37,7 @@ ARROWS = {
 FREE = {"__init__", "__main__", "cli"}
 PURE = {
     "evaluation.tuning.cost_model",
+    "generation.scheduling",
     "generation.tree",
     "training.data.documents",
     "training.layouts.masks",
@@ -45,7 +45,7 @@ PURE = {
     "training.losses.sums",
 }
 # What tensors in, tensors out may need besides torch: nothing that reads, prints, logs or keeps time.
-PURE_STDLIB = {"bisect", "collections", "dataclasses", "enum", "functools", "itertools", "math", "typing"}
+PURE_STDLIB = {"bisect", "collections", "dataclasses", "enum", "functools", "itertools", "math", "operator", "typing"}
 # transformers does not install without safetensors.
 HUB_SAFE_PACKAGES = {"torch", "transformers", "safetensors"}
 

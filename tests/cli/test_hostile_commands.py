@@ -408,8 +408,8 @@ def test_a_prompt_beyond_the_context_is_refused_and_an_answer_beyond_it_is_cut_a
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("adaptive_depth", "yes"),
-        ("adaptive_depth", 1),
+        ("draft_schedule", "yes"),
+        ("draft_schedule", True),
         ("time_rounds", "no"),
         ("record_drafts", []),
         ("use_target_features", "yes"),
@@ -427,7 +427,6 @@ def test_a_prompt_beyond_the_context_is_refused_and_an_answer_beyond_it_is_cut_a
         ("tree_scoring", "best"),
         ("tree_end_rule", 1),
         ("ngram_smoothing", "none"),
-        ("tuned_drafting", "yes"),
         ("num_assistant_tokens", True),
         ("num_assistant_tokens", "3"),
     ],

@@ -19,7 +19,7 @@ PROMPTS[1] = PROMPTS[3][:1].clone()
 LOOPS = {
     "chain": ({}, {}),
     "tree": ({"tree_budget": 8}, {}),
-    "adaptive": ({"adaptive_depth": True}, {}),
+    "automatic": ({"draft_schedule": "auto"}, {}),
     "stock": ({"decode_loop": "stock"}, {}),
     "compiled": ({}, {"cache_implementation": "static"}),
     "compiled tree": ({"tree_budget": 8}, {"cache_implementation": "static"}),

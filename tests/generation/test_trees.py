@@ -138,10 +138,10 @@ def test_a_call_can_override_what_the_drafter_was_saved_with():
 def test_the_tree_settings_are_saved_with_the_drafter(tmp_path, kind):
     from hf_pardraft import AutoDrafter
 
-    drafter = tree_drafter(kind, tiny_target("llama"), budget=14, tree_beam_width=3, adaptive_depth=True)
+    drafter = tree_drafter(kind, tiny_target("llama"), budget=14, tree_beam_width=3, draft_schedule="fixed")
     drafter.save_pretrained(tmp_path)
     config = AutoDrafter.from_pretrained(tmp_path).generation_config
-    assert (config.tree_budget, config.tree_beam_width, config.adaptive_depth) == (14, 3, True)
+    assert (config.tree_budget, config.tree_beam_width, config.draft_schedule) == (14, 3, "fixed")
 
 
 def test_attention_without_masks_refuses_trees():

@@ -23,7 +23,7 @@ RANDOM_PROMPTS = "random"
 RANDOM_LENGTH = 128
 BASELINES = "assisted=SMALL_LM, prompt_lookup or stock_dflash"
 # What is measured with, or has an option of its own.
-NOT_SETTINGS = {"depth", "time_rounds", "record_drafts", "tuned_drafting"}
+NOT_SETTINGS = {"depth", "time_rounds", "record_drafts", "may_do_without_trees"}
 
 
 @dataclass(frozen=True)

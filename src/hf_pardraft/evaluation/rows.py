@@ -44,7 +44,7 @@ class EvaluationRow:
         speedup: `tokens_per_second` over that of plain `generate` under the same condition.
         tau: mean tokens that a forward of the target commits to a text, the bonus token counted; 1 for plain `generate`.
         acceptance_by_position: share of rounds that accepted the first, second, ... drafted token, among those that drafted
-            it. (With `adaptive_depth` deep ones are drafted in good rounds only.) `None`, as are all figures below to
+            it. (With `draft_schedule="auto"` deep ones are drafted where they pay only.) `None`, as are all figures below to
             `milliseconds_by_part`, where a loop does not tell.
         correct_by_position: share of rounds whose draft has the text's token there, accepted or not.
         accept, correct, waste: shares of slots, see [`Utilisation`].

@@ -278,8 +278,8 @@ class SpeculativeDecoding:
         room = self._room() if not reads_text or self._drafts_behind_a_prompt() else 0
         plan = self.schedule.next_plan(len(self.items), room)
         # A drafter that was left out for long has more to read than in other rounds.
-        has_caught_up = self.candidates.num_pending <= self.schedule.deepest + 1
-        self.is_ordinary = not reads_text and (has_caught_up or plan.depth == 0)
+        has_caught_up = plan.depth == 0 or self.candidates.num_pending <= self.schedule.deepest + 1
+        self.is_ordinary = has_caught_up and not reads_text
         return plan
 
     def _room(self) -> int:

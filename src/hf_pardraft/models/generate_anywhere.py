@@ -6,7 +6,7 @@ Saved as `custom_generate/generate.py` beside every drafter, so that transformer
 
 With hf_pardraft (`pip install hf-pardraft`) everything works, and `custom_generate` is not needed: import the package and pass
 `assistant_model=drafter`. Without it transformers' own loops run DFlash, DFlare and PARD drafters: one sequence, chains only,
-and none of hf_pardraft's settings (`tree_budget`, `ngram_model`, `adaptive_depth`, `verification`). A DART drafter, and what a
+and none of hf_pardraft's settings (`tree_budget`, `ngram_model`, `draft_schedule`, `verification`). A DART drafter, and what a
 PARD-2 drafter reads of its target, need the package.
 """
 

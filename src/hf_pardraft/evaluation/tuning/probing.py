@@ -87,7 +87,7 @@ def measure_costs(
 
 def fixed_depth(entry: Entry) -> Entry:
     """The same without a depth that adapts itself, which would mix drafts of all depths."""
-    return replace(entry, setting={**entry.setting, "adaptive_depth": False})
+    return replace(entry, setting={**entry.setting, "draft_schedule": "fixed"})
 
 
 def timed_stats(target: PreTrainedModel, entry: Entry, batch: Batch, condition: Condition):

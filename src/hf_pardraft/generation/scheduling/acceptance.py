@@ -24,7 +24,7 @@ class Acceptance:
     # Tries of which less is no belief that could be contradicted.
     KNOWN = 16
     # What nothing is known of: as good as a middling drafter, with the weight of so many tokens.
-    PRIOR, PRIOR_WEIGHT = 0.7, 1.0
+    PRIOR, PRIOR_WEIGHT = 0.5, 1.0
     # Standard errors that are believed in a drafter's favour.
     HOPE = 1.0
     # By how many independent guesses as good as a chain's a level of a small tree is taken for, and one of twice as many nodes.
@@ -67,6 +67,11 @@ class Acceptance:
                 rate = (self.accepted[position] + self.PRIOR_WEIGHT * rate) / weight
             rates.append(rate)
         return rates
+
+    @property
+    def num_judged(self) -> float:
+        """Drafts that these rates are judged by, those of other sizes included."""
+        return (self.tried[0] if self.tried else 0.0) + (self.like.num_judged if self.like else 0.0)
 
     def for_more(self, depth: int) -> list[float]:
         """What to expect of these rates where there are more nodes."""

@@ -36,20 +36,16 @@ class Costs:
         self.measured: dict[Plan, deque[float]] = {}
         self.guesses: dict[Plan, float] = {}
         if like is not None:
-            self.guesses = {plan: like.of(plan) for plan in {*like.measured, *like.guesses}}
+            self.guesses = {**like.guesses, **{plan: like.of(plan) for plan in like.measured}}
         self.paces: deque[float] = deque(maxlen=self.RECENT)
+        # By how much rounds take longer than they used to.
+        self.pace = 1.0
         self.num_notes = self.num_surprises = 0
         self._known: dict[Plan, float | None] = {}
 
     def count(self, plan: Plan) -> int:
         """How often the plan was measured."""
         return len(self.measured.get(plan, ()))
-
-    @property
-    def pace(self) -> float:
-        """By how much rounds take longer than they used to."""
-        pace = lower_median(self.paces) if len(self.paces) == self.RECENT else 1.0
-        return 1.0 if 1 / self.USUAL < pace < self.USUAL else pace
 
     def of(self, plan: Plan) -> float | None:
         """The cost of a plan; a guess from others where it was not measured, `None` where there is nothing to guess from."""
@@ -64,6 +60,7 @@ class Costs:
         costs = {other: lower_median(seconds) for other, seconds in self.measured.items() if other != plan}
         if own is None and plan in self.guesses:
             return max([self.guesses[plan], *(cost for other, cost in costs.items() if plan.includes(other))])
+        costs = {**self.guesses, **costs}
         others = interpolated(sorted((other.num_nodes, cost) for other, cost in costs.items()), plan.num_nodes)
         if own is None or others is None:
             return others if own is None else own
@@ -77,6 +74,8 @@ class Costs:
         expected, count = self.of(plan), self.count(plan)
         if expected is not None and count:
             self.paces.append(seconds / expected)
+            pace = lower_median(self.paces) if len(self.paces) == self.RECENT else 1.0
+            self.pace = 1.0 if 1 / self.USUAL < pace < self.USUAL else pace
         self.measured.setdefault(plan, deque(maxlen=self.REMEMBERED)).append(seconds / self.pace)
         self.num_notes += 1
         is_news = count < self.BELIEVED
@@ -87,10 +86,8 @@ class Costs:
 
     def charged(self, plan: Plan, seconds: float) -> float:
         """What a round did cost, ordinary or not, within reason."""
-        expected = self.of(plan)
-        if expected is None or not seconds > 0:
-            return expected or 0.0
-        return min(seconds / self.pace, self.OUTLIER * max(expected, self.of(NOTHING) or 0.0))
+        usual = max(self.of(plan) or 0.0, self.of(NOTHING) or 0.0)
+        return min(max(seconds, 0.0) / self.pace, self.OUTLIER * usual)
 
 
 def interpolated(points: list[tuple[int, float]], size: int) -> float | None:

@@ -22,7 +22,7 @@ class Knowledge:
         self.chain = Acceptance()
         self.trees: dict[int, Acceptance] = {}
         self.costs: dict[int, Costs] = {}
-        self.purse = 1.0
+        self.purse = 0.0
 
     def accepted_of(self, budget: int) -> Acceptance:
         """What is accepted of trees of this budget, or of chains if it is 0."""
@@ -44,7 +44,7 @@ class Knowledge:
     @property
     def num_judged(self) -> float:
         """Drafts that acceptance is judged by."""
-        return sum(known.tried[0] for known in (self.chain, *self.trees.values()) if known.tried)
+        return max(known.num_judged for known in (self.chain, *self.trees.values()))
 
     def put_in(self, rounds: float) -> None:
         """Save for tries: so many rounds of the best plan have passed."""

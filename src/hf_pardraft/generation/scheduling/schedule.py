@@ -66,7 +66,7 @@ class Schedule:
     CHECK = 1.5
     # Plain `generate` is left alone with a call if drafts are this much slower, and were judged by so many. A round of ours
     # without a draft takes so much more time than a step of its own, of a call no longer than this.
-    CLEARLY, JUDGED, OWN_LOOP, LONG = 1.03, 8, 0.05, 200
+    CLEARLY, JUDGED, OWN_LOOP, LONG = 1.03, 4, 0.1, 200
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Schedule:
 
     def _choice(self) -> Plan:
         if not self._is_known:
-            self.best = NOTHING
+            self.best, self.tokens = NOTHING, self._expected_tokens()
             # Two rounds that need no draft, since one may be an outlier, then one that does.
             return self.first if self.costs.count(NOTHING) > 1 else NOTHING
         if self.num_rounds >= self.reconsidered + self.HELD or self.costs.num_surprises != self.num_surprises:

@@ -1,0 +1,156 @@
+"""The schedule in simulated worlds: near the best plan for all rounds, near plain `generate` where no draft pays."""
+
+import math
+import statistics
+
+import pytest
+
+from hf_pardraft.generation.scheduling.acceptance import Acceptance
+from hf_pardraft.generation.scheduling.costs import Costs, interpolated
+from hf_pardraft.generation.scheduling.knowledge import Knowledge
+from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans
+from hf_pardraft.generation.scheduling.schedule import FixedSchedule, Schedule
+from simulated_rounds import World, random_world
+
+
+def test_it_is_nearly_as_fast_as_the_best_plan_that_a_sweep_finds():
+    shares = []
+    for seed in range(24):
+        world = random_world(seed)
+        best = world.best_speed()
+        world.speed(8)
+        shares.append(world.speed(12) / best)
+    assert statistics.median(shares) >= 0.98
+    assert min(shares) >= 0.85
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("draft", [0.4, 0.8])
+def test_a_drafter_that_is_never_right_costs_little_from_the_first_call_on(seed, draft):
+    world = World([0.0] * 7, draft=draft, slot=0.02, seed=seed)
+    speeds = [world.call()[0] for _ in range(20)]
+    assert speeds[0] >= 0.94
+    assert statistics.mean(speeds) >= 0.98
+
+
+def test_a_drafter_that_is_always_right_is_used_in_full():
+    world = World([1.0] * 7)
+    speed = world.call()[0]
+    assert speed >= 0.7 * world.speed_of(Plan(7))
+    world.speed(6)
+    assert world.speed(6) >= 0.96 * world.speed_of(Plan(7))
+
+
+def test_a_text_that_becomes_easy_is_found_out_and_one_that_becomes_hard():
+    world = World([0.0] * 7, slot=0.02)
+    world.speed(10)
+    world.rates = [0.9] * 7
+    world.speed(8)
+    assert world.speed(4) >= 0.93 * world.best_speed()
+    world.rates = [0.0] * 7
+    assert world.call()[0] >= 0.85
+    assert world.speed(10) >= 0.97
+
+
+def test_what_was_learned_is_known_in_the_next_call():
+    world = World([0.9] * 7)
+    world.speed(3)
+    first_plan = world.call()[1][0]
+    assert first_plan.depth >= 6
+    bad = World([0.0] * 7)
+    bad.speed(3)
+    assert bad.call()[1][0] == NOTHING
+
+
+def test_another_batch_size_begins_with_what_its_neighbour_taught():
+    world = World([0.9] * 7)
+    world.speed(3)
+    assert world.call(batch=4)[1][0].depth >= 6
+    assert sorted(world.knowledge.costs) == [1, 4]
+    assert world.knowledge.costs_for(3) is world.knowledge.costs_for(4)
+
+
+@pytest.mark.parametrize("rates", [[0.0] * 7, [0.85] * 7])
+def test_a_clock_that_jumps_loses_no_drafts(rates):
+    calm, jumping = (World(rates, outliers=outliers) for outliers in ({}, {9: 1e6, 40: 1e9, 90: -50.0, 333: 1e4}))
+    assert jumping.speed(6) >= 0.93 * calm.speed(6)
+
+
+@pytest.mark.parametrize("stopped", [0.0, math.nan, -1.0])
+def test_a_clock_that_says_nothing_does_no_harm(stopped):
+    schedule = Schedule(Knowledge(), all_plans(4, 16), Plan(4), lambda: stopped)
+    for _ in range(50):
+        plan = schedule.next_plan(1, 9)
+        schedule.note([(0, 1)] if plan.depth else [])
+        schedule.end_round(True)
+
+
+def test_a_machine_that_slows_down_for_a_while_changes_nothing():
+    steady, uneven = (World([0.8] * 7, pace=pace) for pace in (lambda n: 1.0, lambda n: 2.0 if n // 70 % 2 else 1.0))
+    assert uneven.speed(25) >= 0.95 * steady.speed(25)
+
+
+def test_the_same_clock_and_outcomes_give_the_same_plans():
+    assert random_world(3).call()[1] == random_world(3).call()[1]
+
+
+def test_plain_generate_is_left_alone_with_calls_in_which_nothing_is_tried():
+    world = World([0.0] * 7)
+    left = []
+    for _ in range(60):
+        schedule = Schedule(world.knowledge, world.plans, Plan(7), lambda: world.now)
+        left.append(schedule.leaves_to_plain(1, 128))
+        if left[-1]:
+            schedule.note_plain(128)
+        else:
+            world.call()
+    assert not left[0]
+    assert 0.8 <= statistics.mean(left) < 1
+    good = World([0.9] * 7)
+    good.speed(3)
+    assert not Schedule(good.knowledge, good.plans, Plan(7), lambda: good.now).leaves_to_plain(1, 128)
+
+
+def test_a_fixed_schedule_follows_its_plan_as_far_as_there_is_room():
+    schedule = FixedSchedule(Plan(4, 16))
+    assert [schedule.next_plan(1, room) for room in (9, 4, 2, 0)] == [Plan(4, 16), Plan(4, 16), Plan(2, 16), NOTHING]
+    assert not schedule.leaves_to_plain(64, 128)
+
+
+def test_plans_are_nothing_chains_and_trees_up_to_what_may_be_drafted():
+    assert all_plans(5, 0) == [Plan(0), Plan(1), Plan(2), Plan(3), Plan(4), Plan(5)]
+    assert all_plans(1, 20) == [Plan(0), Plan(1), Plan(1, 8), Plan(1, 16), Plan(1, 20)]
+
+
+def test_acceptance_is_counted_where_all_before_was_accepted():
+    acceptance = Acceptance()
+    for _ in range(400):
+        acceptance.note([(2, 3), (0, 1)])
+    assert acceptance.rates(3) == pytest.approx([0.5, 1.0, 0.0], abs=0.02)
+    assert acceptance.expected_tokens(3) == pytest.approx([1, 1.5, 2.0, 2.0], abs=0.1)
+
+
+def test_a_run_of_rounds_that_contradicts_what_was_believed_is_believed():
+    acceptance = Acceptance()
+    for _ in range(200):
+        acceptance.note([(4, 4)])
+    for _ in range(12):
+        acceptance.note([(0, 1)])
+    assert acceptance.rates(1)[0] < 0.5
+
+
+def test_outliers_among_the_first_measurements_are_not_believed():
+    costs = Costs()
+    for plan, seconds in ((NOTHING, 1.0), (NOTHING, 1.1), (Plan(8), 2.0), (Plan(4), 30.0), (Plan(4), 1.8)):
+        costs.note(plan, seconds)
+    assert costs.of(Plan(4)) == pytest.approx(1.8)
+    assert costs.of(Plan(6)) == pytest.approx(1.9)
+    assert Costs().of(Plan(4)) is None
+
+
+def test_costs_between_measured_sizes_are_interpolated():
+    assert interpolated([(0, 1.0)], 3) is None
+    assert interpolated([(0, 1.0), (4, 2.0)], 2) == 1.5
+    assert interpolated([(0, 1.0), (4, 2.0)], 9) == 2.0
+    assert interpolated([(0, 1.0), (4, 2.0), (8, 3.0)], 12) == 4.0
+    assert interpolated([(0, 1.0), (4, 2.0), (8, 1.5)], 12) == 1.5

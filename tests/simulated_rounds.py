@@ -1,0 +1,107 @@
+"""Rounds whose costs and acceptance follow given laws: what a schedule makes of them, without a model."""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hf_pardraft.generation.scheduling.knowledge import Knowledge
+from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans
+from hf_pardraft.generation.scheduling.schedule import Schedule
+
+TOKENS = 128
+# Tokens that a drafter reads for nothing; any more cost a share of a round each.
+FREE, READING = 9, 0.02
+
+
+@dataclass
+class World:
+    """A drafter, a target and a machine.
+
+    Attributes:
+        rates: for each position, how probably a token is accepted if all before it were.
+        draft, slot, tree: what a draft costs, each token that is verified, and the search for a tree; a round of plain
+            `generate` costs 1.
+        tree_gain: how much of a doubling of guesses a doubling of nodes is worth at each position.
+        noise: of the logarithm of a round's seconds.
+        pace: seconds of a round of cost 1, by the number of the round.
+        outliers: by the number of the round, the seconds that a clock is put forward.
+    """
+
+    rates: list[float]
+    draft: float = 0.6
+    slot: float = 0.03
+    tree: float = 0.2
+    tree_gain: float = 0.4
+    noise: float = 0.1
+    seed: int = 0
+    pace: Callable[[int], float] = lambda number: 1.0
+    outliers: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.random, self.now, self.num_rounds = random.Random(self.seed), 0.0, 0
+        self.knowledge, self.depth = Knowledge(), len(self.rates)
+        self.plans = all_plans(self.depth, 32)
+
+    def cost(self, plan: Plan) -> float:
+        drafting = self.draft + self.tree * (plan.budget > 0) if plan.depth else 0.0
+        return 1.0 + drafting + self.slot * plan.num_nodes
+
+    def rate(self, plan: Plan, position: int) -> float:
+        guesses = 1 + self.tree_gain * math.log2(1 + plan.budget / 4)
+        return 1 - (1 - self.rates[position]) ** guesses
+
+    def accepted(self, plan: Plan) -> int:
+        count = 0
+        while count < plan.depth and self.random.random() < self.rate(plan, count):
+            count += 1
+        return count
+
+    def speed_of(self, plan: Plan, calls: int = 60) -> float:
+        """Tokens over cost if each round follows this plan."""
+        tokens = cost = 0.0
+        for _ in range(calls):
+            left = TOKENS
+            while left > 0:
+                followed = plan.within(left - 1)
+                left -= self.accepted(followed) + 1
+                cost += self.cost(followed)
+            tokens += TOKENS - left
+        return tokens / cost
+
+    def call(self, batch: int = 1) -> tuple[float, list[Plan]]:
+        """A call by the schedule: its tokens over its cost, noise not counted, and its plans."""
+        schedule = Schedule(self.knowledge, self.plans, Plan(self.depth), lambda: self.now)
+        left, pending, cost, followed = TOKENS, 24, 0.0, []
+        while left > 0:
+            plan = schedule.next_plan(batch, left - 1)
+            accepted = [self.accepted(plan) for _ in range(batch)]
+            price, is_ordinary = self.cost(plan), not plan.depth or pending <= self.depth + 1
+            if plan.depth:
+                price, pending = price + READING * max(0, pending - FREE), 0
+            self.now += price * self.pace(self.num_rounds) * math.exp(self.random.gauss(0, self.noise))
+            self.now += self.outliers.get(self.num_rounds, 0.0)
+            self.num_rounds, cost = self.num_rounds + 1, cost + price
+            schedule.note([(count, min(count + 1, plan.depth)) for count in accepted] if plan.depth else [])
+            schedule.end_round(is_ordinary)
+            tokens = sum(accepted) // batch + 1
+            left, pending = left - tokens, pending + tokens
+            followed.append(plan)
+        return (TOKENS - left) / cost, followed
+
+    def speed(self, calls: int) -> float:
+        return sum(self.call()[0] for _ in range(calls)) / calls
+
+    def best_speed(self) -> float:
+        """Of the best plan for all rounds, found by trying them all."""
+        candidates = sorted(self.plans, key=lambda plan: self.speed_of(plan, calls=10))[-3:]
+        return max(map(self.speed_of, {*candidates, NOTHING}))
+
+
+def random_world(seed: int) -> World:
+    """A world as they may be: from a drafter that is never right to one that is hardly ever wrong, on machines of all kinds."""
+    draws = random.Random(seed)
+    depth, rate = draws.choice([4, 7, 8, 15]), draws.uniform(0, 0.97)
+    rates = [min(0.97, rate * draws.uniform(0.8, 1.05) ** position) for position in range(depth)]
+    costs = {"draft": draws.uniform(0.2, 1.5), "slot": draws.choice([0.01, 0.03, 0.06, 0.15])}
+    return World(rates, **costs, tree_gain=draws.uniform(0, 0.6), noise=draws.choice([0.03, 0.1, 0.2]), seed=seed)
