@@ -353,7 +353,7 @@ def replayed(value, tensors):
     return value
 
 
-@pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}, {"draft_schedule": "auto"}])
+@pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}])
 def test_nothing_that_a_step_puts_out_is_read_in_the_next(monkeypatch, several_steps, settings):
     """As with CUDA graphs, which write to the same memory in every step."""
     put_out = []

@@ -20,6 +20,6 @@ def test_a_tree_holds_no_token_that_can_t_be_drafted(scoring):
         setattr(drafter.generation_config, name, value)
     logits = drafter.over_target_vocabulary(torch.randn(1, 4, 3, generator=torch.Generator().manual_seed(0)) * 20)
     search = TreeSearch(read_settings(drafter, target.generation_config), drafter)
-    tree = search.tree(logits, TokenBuffer(torch.tensor([[5, 6]])))
+    tree = search.tree(logits, TokenBuffer(torch.tensor([[5, 6]])), 20)
     assert {*tree.tokens[0].tolist()} <= {3, 9, 41}
     assert tree.num_nodes == 20

@@ -92,6 +92,6 @@ def test_trees_of_a_bfloat16_draft_are_those_of_its_logits_in_float32():
     assert not torch.equal(exact.tokens, rounded.tokens)
     drafter = drafter_of("pard", target, torch.bfloat16, tree_budget=12)
     search = TreeSearch(read_settings(drafter, target.generation_config), drafter)
-    for tree in (search.tree(logits, TokenBuffer(PROMPTS[3][:2])), grow_tree(logits, None, search.arguments)):
+    for tree in (search.tree(logits, TokenBuffer(PROMPTS[3][:2]), 12), grow_tree(logits, None, search.arguments(12))):
         assert torch.equal(tree.tokens, exact.tokens)
         assert torch.equal(tree.parents, exact.parents)

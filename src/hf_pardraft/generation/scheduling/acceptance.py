@@ -17,7 +17,7 @@ class Acceptance:
     """
 
     # Rounds with a draft after which about a third of their weight is left; and the weight that a change leaves.
-    MEMORY, AFTER_CHANGE = 250, 4.0
+    MEMORY, AFTER_CHANGE = 250, 1.5
     # Deviations per round that are no news, and their sum that is: a run of 10 rounds that are one off.
     TOLERATED, ALARM = 0.5, 7.0
     LEAST_DEVIATION = 0.3
@@ -36,15 +36,16 @@ class Acceptance:
         self.tried: list[float] = []
         self.too_many = self.too_few = 0.0
 
-    def note(self, outcomes: Sequence[tuple[int, int]]) -> None:
-        """Learn from a round.
+    def note(self, outcomes: Sequence[tuple[int, int]]) -> bool:
+        """Learn from a round; returns whether the text has become another.
 
         Args:
             outcomes: for each batch item the number of accepted tokens, and of positions of which that says something: one more,
                 unless all were accepted or the text ended there.
         """
         keep = 1 - 1 / self.MEMORY
-        if self._is_another_text(outcomes):
+        is_another_text = self._is_another_text(outcomes)
+        if is_another_text:
             keep = self.AFTER_CHANGE / max(self.tried[0], self.AFTER_CHANGE)
         self.accepted = [keep * value for value in self.accepted]
         self.tried = [keep * value for value in self.tried]
@@ -55,6 +56,11 @@ class Acceptance:
             for position in range(num_tried):
                 self.tried[position] += 1
                 self.accepted[position] += position < num_accepted
+        return is_another_text
+
+    def forget(self) -> None:
+        """Know nothing any more."""
+        self.accepted, self.tried, self.too_many, self.too_few = [], [], 0.0, 0.0
 
     def rates(self, depth: int) -> list[float]:
         """For each of the first `depth` positions, how probably a token is accepted if all before it were."""

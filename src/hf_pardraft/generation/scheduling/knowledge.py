@@ -1,5 +1,7 @@
 """What calls with one drafter and target have taught about their rounds. Pure."""
 
+from collections.abc import Sequence
+
 from .acceptance import Acceptance
 from .costs import Costs
 
@@ -40,6 +42,13 @@ class Knowledge:
             near = min(self.costs, key=lambda known: max(known, size) / min(known, size), default=None)
             self.costs[size] = Costs(like=self.costs.get(near))
         return self.costs[size]
+
+    def note(self, budget: int, outcomes: Sequence[tuple[int, int]]) -> None:
+        """Learn what was accepted in a round; see [`Acceptance.note`]. What one kind of drafts says of the text goes for all."""
+        known = self.accepted_of(budget)
+        if known.note(outcomes):
+            for other in {self.chain, *self.trees.values()} - {known}:
+                other.forget()
 
     @property
     def num_judged(self) -> float:

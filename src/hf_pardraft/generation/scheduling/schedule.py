@@ -64,9 +64,9 @@ class Schedule:
     DOUBT = 1.5
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
     CHECK = 1.5
-    # Plain `generate` is left alone with a call if drafts are this much slower, and were judged by so many. A round of ours
+    # Plain `generate` is left alone with a call if drafts are this much slower, and were judged by so many, or for sure by more. A round of ours
     # without a draft takes so much more time than a step of its own, of a call no longer than this.
-    CLEARLY, JUDGED, OWN_LOOP, LONG = 1.03, 4, 0.1, 200
+    CLEARLY, JUDGED, SURE, OWN_LOOP, LONG = 1.03, 2.5, 16, 0.1, 200
 
     def __init__(
         self,
@@ -97,7 +97,8 @@ class Schedule:
         drafts = [plan for plan in self.plans if plan.depth]
         if max(map(self._rate, drafts)) * self.CLEARLY > self._rate(NOTHING):
             return False
-        price = self.OWN_LOOP * min(num_tokens, self.LONG)
+        # A drafter that was judged by little gets its next chance soon.
+        price = self.OWN_LOOP * min(num_tokens, self.LONG) * min(1.0, self.knowledge.num_judged / self.SURE)
         if price + min(map(self._loss, drafts)) > self.knowledge.purse:
             return True
         self.knowledge.purse -= price
@@ -128,7 +129,7 @@ class Schedule:
         """Learn what was accepted in this round; see [`Acceptance.note`]."""
         self.outcomes = outcomes
         if self.plan.depth and outcomes:
-            self.knowledge.accepted_of(self.plan.budget).note(outcomes)
+            self.knowledge.note(self.plan.budget, outcomes)
 
     def end_round(self, is_ordinary: bool) -> None:
         """Learn how long the round took.
