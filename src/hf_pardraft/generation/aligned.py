@@ -93,7 +93,7 @@ class AlignedDecoding(SpeculativeDecoding):
         over = torch.tensor(self.over, device=tree.tokens.device)[:, None]
         return replace(tree, tokens=tree.tokens.masked_fill(over, self.finished.padding))
 
-    def _search(self, draft_logits: torch.Tensor) -> TokenTree:
+    def _search(self, draft_logits: torch.Tensor) -> TokenTree | None:
         return draft_chain(draft_logits) if self._pads_now else super()._search(draft_logits)
 
     @property

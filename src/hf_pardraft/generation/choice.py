@@ -15,7 +15,7 @@ from .sequences import TokenBuffer
 from .tree.token_tree import TokenTree, chain_tree
 from .tree.verify import NO_CHOICE, NO_LAW, check_has_law
 
-Search = Callable[[torch.Tensor], TokenTree]
+Search = Callable[[torch.Tensor], TokenTree | None]
 # How much the noise counts in a draft: all of it, as for the target, or what fitted later positions of small drafters best.
 NOISE_WEIGHTS = (1.0, 0.6)
 
@@ -29,8 +29,8 @@ class LikeliestToken:
 
     couples = False
 
-    def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree:
-        """A chain or tree from the drafter's marginal logits `(items, depth, vocab)`, searched by `search`."""
+    def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree | None:
+        """A chain or tree from the drafter's marginal logits `(items, depth, vocab)`, searched by `search`; `None` for none."""
         return search(draft_logits)
 
     def everywhere(self, scores: torch.Tensor, tree: TokenTree | None) -> torch.LongTensor:
@@ -101,7 +101,7 @@ class PlainDraw(LikeliestToken):
         self.guesses: torch.LongTensor | None = None
         self.right_guesses = torch.zeros(len(NOISE_WEIGHTS), noise.most, device=noise.device)
 
-    def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree:
+    def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree | None:
         return search(self.coupled(draft_logits))
 
     def coupled(self, draft_logits: torch.Tensor) -> torch.Tensor:
@@ -198,7 +198,7 @@ class RejectionSampling(LikeliestToken):
         self.warpers = warpers
         self.drawn: DrawnChain | None = None
 
-    def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree:
+    def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree | None:
         self.drawn = draw_chain(draft_logits, self.warpers)
         return chain_tree(self.drawn.tokens)
 

@@ -16,13 +16,14 @@ from .noise import StepNoise
 from .outputs import ItemRead, OutputRecorder
 from .processors import ItemProcessors, is_prefix_free, prefix_free_ones, process_everywhere
 from .rope import longest_text
+from .scheduling.confidence import ClaimedTree
 from .scheduling.plans import NOTHING, Plan
 from .scheduling.schedule import FixedSchedule, Schedule
 from .sequences import FinishedItems, StopChecks, TokenBuffer
 from .stats import Proposal, Stopwatch, synchronizer
 from .step_inputs import SLICED_INPUTS, StepInputs
 from .target import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, read_prompt
-from .tree.token_tree import TokenTree, draft_chain
+from .tree.token_tree import TokenTree, draft_chain, node_log_probabilities, nodes_of_tree
 from .tree.verify import Acceptance, accept, paths_on_host, plain_step
 from .tree_search import TreeSearch
 
@@ -80,6 +81,8 @@ class SpeculativeDecoding:
             requested["output_attentions"] = True
         self.reader = TargetReader(target, model_kwargs, requested)
         self.schedule, self.plan, self.is_ordinary = schedule, NOTHING, False
+        # What the drafter thinks of this round's drafts, if anybody asked.
+        self.claims: list[ClaimedTree] | None = None
         self.stopwatch = Stopwatch(candidates.stats, self.settings.time_rounds, synchronizer(target.device))
         self.items = list(range(batch))
 
@@ -107,9 +110,12 @@ class SpeculativeDecoding:
         with self.stopwatch.part("verify"):
             start, anchor = self.reader.cache.get_seq_length(), self.pending
             snapshot = self.reader.cache.snapshot() if self.reader.is_hybrid and tree is not None else None
+            self.schedule.begin_reading()
             outputs = self._read(tree)
             acceptance, scores, logits = self.verify(outputs.logits, tree)
             paths, new_tokens = paths_on_host(acceptance)
+            if self.is_ordinary:
+                self.schedule.end_reading(1 + (tree.num_nodes if tree else 0))
         with self.stopwatch.part("commit"):
             for index, item in enumerate(self.items):
                 self.recorder.add_scores(item, index, paths[index], scores, logits)
@@ -304,13 +310,31 @@ class SpeculativeDecoding:
             return None
         return self.choice.propose(draft_logits.to(self.sequences.device), self._search)
 
-    def _search(self, draft_logits: torch.Tensor) -> TokenTree:
+    def _search(self, draft_logits: torch.Tensor) -> TokenTree | None:
         """The chain or tree in logits `(batch, depth, vocab)`."""
         # A text is read with the target's own mask, which has no room for branches.
         reads_text = self.prompt or self.pending.ids.shape[1] > 1
         if self.plan.budget and not reads_text and not self.reader.is_hybrid:
-            return self.search.tree(draft_logits, self.sequences, self.plan.budget)
-        return draft_chain(draft_logits)
+            tree = self.search.tree(draft_logits, self.sequences, self.plan.budget)
+        else:
+            tree = draft_chain(draft_logits)
+        if reads_text or not self.schedule.looks_at_draft(tree.num_nodes):
+            return tree
+        return self._worth_reading(tree, draft_logits)
+
+    def _worth_reading(self, tree: TokenTree, logits: torch.Tensor) -> TokenTree | None:
+        """What of a draft, made of marginal logits `(batch, depth, vocab)`, is worth the target's time."""
+        claims = node_log_probabilities(tree, logits).tolist()
+        drafts = [ClaimedTree(*both) for both in zip(tree.parents.tolist(), claims, strict=True)]
+        kept, parents = zip(*self.schedule.worth_reading(drafts), strict=True)
+        if len(kept[0]) < tree.num_nodes:
+            tree = nodes_of_tree(tree, kept, parents) if kept[0] else None
+            drafts = [
+                ClaimedTree(own_parents, [draft.log_probabilities[node] for node in nodes])
+                for draft, nodes, own_parents in zip(drafts, kept, parents, strict=True)
+            ]
+        self.claims = drafts
+        return tree
 
     def _note(
         self, tree: TokenTree | None, paths: list[list[int]], new_tokens: list[list[int]], counts: list[int]
@@ -323,8 +347,13 @@ class SpeculativeDecoding:
         self.candidates.stats.add_round([num_drafted] * len(items), noted, [counts[item] for item in items])
         if tree is not None and self.settings.record_drafts:
             self._record(tree, accepted, counts)
-        if tree is not None:
+        if tree is not None or self.claims is not None:
             self.schedule.note([self._outcome(len(paths[item]), counts[item]) for item in items])
+        if self.claims is not None:
+            self.schedule.note_claims(
+                [(self.claims[item], paths[item][: counts[item]], counts[item] == len(paths[item])) for item in items]
+            )
+            self.claims = None
 
     def _outcome(self, num_chosen: int, count: int) -> tuple[int, int]:
         """What a round says of an item's draft, see [`Acceptance.note`], of whose chosen tokens `count` were committed."""

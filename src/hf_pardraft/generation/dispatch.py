@@ -46,7 +46,9 @@ def schedule_for(
     # What is not compiled yet would have to be, so there are two shapes.
     plans = [NOTHING, full] if compiled else all_plans(settings.depth, settings.tree_budget)
     first = full if compiled else Plan(settings.depth)
-    return Schedule(knowledge, plans, first, time.perf_counter, is_hybrid(target.config.get_text_config(decoder=True)))
+    looks = not compiled and {target.device.type, drafter.device.type} == {"cpu"}
+    reads_again = is_hybrid(target.config.get_text_config(decoder=True))
+    return Schedule(knowledge, plans, first, time.perf_counter, looks, reads_again)
 
 
 def fit_to(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from .acceptance import Acceptance
+from .confidence import Calibration, ReadingCosts
 from .costs import Costs
 
 
@@ -12,7 +13,8 @@ class Knowledge:
     Attributes:
         chain: what is accepted of chains.
         trees: what is accepted of trees, by their budget.
-        costs: what rounds cost, by batch size (powers of two).
+        costs, reading: what rounds cost, and the target's forwards, by batch size (powers of two).
+        calibration: what a drafter's own probabilities are worth.
         purse: what may be lost by trying plans that don't seem the best, in rounds of the best one. Each round puts a little in.
     """
 
@@ -24,6 +26,8 @@ class Knowledge:
         self.chain = Acceptance()
         self.trees: dict[int, Acceptance] = {}
         self.costs: dict[int, Costs] = {}
+        self.reading: dict[int, ReadingCosts] = {}
+        self.calibration = Calibration()
         self.purse = 0.0
 
     def accepted_of(self, budget: int) -> Acceptance:
@@ -37,12 +41,14 @@ class Knowledge:
 
     def costs_for(self, batch: int) -> Costs:
         """The costs at a batch size; where they are new, those of the nearest one are believed at first."""
-        size = 1 << max(batch - 1, 0).bit_length()
+        size = size_class(batch)
         if size not in self.costs:
             near = min(self.costs, key=lambda known: max(known, size) / min(known, size), default=None)
             self.costs[size] = Costs(like=self.costs.get(near))
         return self.costs[size]
 
+        self.reading: dict[int, ReadingCosts] = {}
+        self.calibration = Calibration()
     def note(self, budget: int, outcomes: Sequence[tuple[int, int]]) -> None:
         """Learn what was accepted in a round; see [`Acceptance.note`]. What one kind of drafts says of the text goes for all."""
         known = self.accepted_of(budget)
@@ -58,3 +64,8 @@ class Knowledge:
     def put_in(self, rounds: float) -> None:
         """Save for tries: so many rounds of the best plan have passed."""
         self.purse = min(self.purse + self.SHARE * rounds, self.MOST_SAVED)
+
+
+def size_class(batch: int) -> int:
+    """The smallest power of two that is no smaller."""
+    return 1 << max(batch - 1, 0).bit_length()

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from .confidence import ClaimedTree, ReadingCosts, best_nodes, worth_reading
 from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
@@ -25,6 +26,16 @@ class FixedSchedule:
     def leaves_to_plain(self, batch: int, num_tokens: int) -> bool:
         """It drafts."""
         return False
+
+    def looks_at_draft(self, num_nodes: int) -> bool:
+        """It reads what it drafts."""
+        return False
+
+    def begin_reading(self) -> None:
+        """Nothing is measured."""
+
+    def end_reading(self, slots: int) -> None:
+        """Nothing is measured."""
 
     def note_plain(self, num_rounds: int) -> None:
         """Nothing is learned."""
@@ -52,6 +63,7 @@ class Schedule:
         plans: what to choose from, the largest last.
         first: the plan to begin with where nothing is known.
         clock: tells seconds.
+        looks: whether a look at the drafter's probabilities is free: on an accelerator the host would have to wait for them.
         reads_again: whether the target reads the accepted part of a draft again if some was rejected, and writes one token more.
 
     Attributes:
@@ -62,6 +74,8 @@ class Schedule:
     # Rounds before the choice is thought over, and before a plan is tried again. By what even a bad estimate of a cost is wrong.
     HELD, REST = 8, 8
     DOUBT = 1.5
+    # In one of so many rounds all that is drafted is read.
+    READS_ALL = 16
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
     CHECK = 1.5
     # Plain `generate` is left alone with a call if drafts are this much slower, and were judged by so many, or for sure by more. A round of ours
@@ -74,9 +88,11 @@ class Schedule:
         plans: list[Plan],
         first: Plan,
         clock: Callable[[], float],
+        looks: bool = False,
         reads_again: bool = False,
     ) -> None:
         self.knowledge, self.plans, self.first, self.clock = knowledge, plans, first, clock
+        self.looks = looks
         self.reads_again, self.deepest = reads_again, plans[-1].depth
         self.last_tried: dict[Plan, int] = {}
         self.num_rounds, self.reconsidered, self.num_surprises = 0, -self.HELD, 0
@@ -86,7 +102,8 @@ class Schedule:
         self.costs: Costs = Costs()
         self.outcomes: Sequence[tuple[int, int]] = []
         self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
-        self.started = clock()
+        self.started = self.reading_since = clock()
+        self.reading = ReadingCosts()
 
     def leaves_to_plain(self, batch: int, num_tokens: int) -> bool:
         """Whether plain `generate` is better for a call of so many items and tokens, and nothing is to be tried in it."""
@@ -116,6 +133,7 @@ class Schedule:
             room: the most tokens that are worth drafting.
         """
         costs, self.outcomes = self.knowledge.costs_for(batch), []
+        self.reading = self.knowledge.reading_for(batch)
         if costs is not self.costs:
             self.costs, self.reconsidered = costs, -self.HELD
         self.num_rounds += 1
@@ -124,6 +142,35 @@ class Schedule:
             choice = self._choice()
             self.is_a_try, self.is_pausing, self.plan = choice != self.best, choice == NOTHING, choice.within(room)
         return self.plan
+
+    # Of what is drafted, what seems worth the target's time.
+
+    def looks_at_draft(self, num_nodes: int) -> bool:
+        """Whether to ask [`worth_reading`] about this round's draft: where the target takes clearly longer for all of it."""
+        return self.looks and self.costs.of(self.best) is not None and self.reading.are_noticeable(num_nodes + 1)
+
+    def worth_reading(self, drafts: Sequence[ClaimedTree]) -> list[tuple[list[int], list[int]]]:
+        """For each item the nodes of its draft to be read, equally many, and their parents; see [`best_nodes`].
+
+        Now and then it is all of them, to learn from.
+        """
+        probabilities = [self.knowledge.calibration.probabilities(draft) for draft in drafts]
+        count = len(drafts[0].parents)
+        if self.num_rounds % self.READS_ALL:
+            count = worth_reading(probabilities, self.reading.of, self._rate(self.best))
+        return [best_nodes(draft, of_item, count) for draft, of_item in zip(drafts, probabilities, strict=True)]
+
+    def note_claims(self, drafts: Sequence[tuple[ClaimedTree, Sequence[int], bool]]) -> None:
+        """Learn what became of drafts that were looked at; see [`Calibration.note`]."""
+        self.knowledge.calibration.note(drafts)
+
+    def begin_reading(self) -> None:
+        """The target begins to read."""
+        self.reading_since = self.clock()
+
+    def end_reading(self, slots: int) -> None:
+        """It has read so many slots of each item, and no prompt."""
+        self.reading.note(slots, self.clock() - self.reading_since)
 
     def note(self, outcomes: Sequence[tuple[int, int]]) -> None:
         """Learn what was accepted in this round; see [`Acceptance.note`]."""

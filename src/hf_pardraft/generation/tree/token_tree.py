@@ -79,6 +79,36 @@ def items_of_tree(tree: TokenTree, items: torch.LongTensor) -> TokenTree:
     )
 
 
+def nodes_of_tree(tree: TokenTree, kept: list[list[int]], parents: list[list[int]]) -> TokenTree:
+    """Some nodes of a tree, with their ancestors among them.
+
+    Args:
+        tree: of several nodes.
+        kept: for each item, its nodes, ascending; equally many for all items.
+        parents: for each item, their parents' slots in the new tree.
+    """
+    if tree.is_chain:
+        return chain_tree(tree.tokens[:, : len(kept[0])])
+    nodes, slots = (torch.tensor(values, device=tree.tokens.device) for values in (kept, parents))
+    depths = tree.depths.gather(1, nodes)
+    return TokenTree(tree.tokens.gather(1, nodes), slots, depths, ancestors_of(slots, nodes.shape[1]))
+
+
+def node_log_probabilities(tree: TokenTree, logits: torch.Tensor) -> torch.Tensor:
+    """How probable each node's token is at its position, by the marginal logits that the tree was made of.
+
+    Args:
+        tree: of N nodes.
+        logits: `(batch, depth, vocab)`.
+
+    Returns:
+        `(batch, N)`, the logarithms.
+    """
+    items, positions = torch.arange(len(logits), device=logits.device)[:, None], tree.depths - 1
+    logits = logits.float()
+    return logits[items, positions, tree.tokens] - logits.logsumexp(dim=-1).gather(1, positions)
+
+
 # What happens to a prefix that ends the text: "stop" extends it by nothing, "last" after all others (DART's code), and
 # "ignore" like any other (DART's paper, DDTree).
 END_RULES = ("stop", "last", "ignore")

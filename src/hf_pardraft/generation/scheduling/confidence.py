@@ -1,0 +1,134 @@
+"""What a drafter's own probabilities say of a draft, once they were compared with what became of others. Pure."""
+
+import math
+from bisect import bisect
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .costs import interpolated, lower_median
+
+
+@dataclass(frozen=True)
+class ClaimedTree:
+    """What a drafter thinks of one item's draft.
+
+    Attributes:
+        parents: for each node the slot of its parent, smaller than its own (the anchor's is 0, node i's is i + 1).
+        log_probabilities: for each node that of its token at its position, after the drafter.
+    """
+
+    parents: Sequence[int]
+    log_probabilities: Sequence[float]
+
+
+class Calibration:
+    """The share of drafted tokens that were accepted, by how probable the drafter found them.
+
+    Only tokens count whose predecessors were all accepted. First tokens are counted apart from later ones, which a parallel
+    drafter has to guess without knowing those before.
+    """
+
+    # Bins of a token's log-odds; rounds after which about a third of their weight is left; what the claim itself weighs.
+    EDGES = (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0)
+    MEMORY, PRIOR_WEIGHT = 500, 2.0
+
+    def __init__(self) -> None:
+        self.accepted = [[0.0] * (len(self.EDGES) + 1) for _ in range(2)]
+        self.tried = [[0.0] * (len(self.EDGES) + 1) for _ in range(2)]
+
+    def note(self, drafts: Sequence[tuple[ClaimedTree, Sequence[int], bool]]) -> None:
+        """Learn from a round.
+
+        Args:
+            drafts: for each item its draft, the slots of its accepted path (the anchor's first), and whether the target refused
+                all that comes after that path, which else is not known.
+        """
+        keep = 1 - 1 / self.MEMORY
+        for counts in (*self.accepted, *self.tried):
+            counts[:] = [keep * count for count in counts]
+        for draft, path, is_whole in drafts:
+            judged, accepted = set(path if is_whole else path[:-1]), set(path)
+            for node, (parent, claim) in enumerate(zip(draft.parents, draft.log_probabilities, strict=True)):
+                if parent in judged:
+                    is_later, at = int(parent > 0), self._bin(claim)
+                    self.tried[is_later][at] += 1
+                    self.accepted[is_later][at] += node + 1 in accepted
+
+    def probabilities(self, draft: ClaimedTree) -> list[float]:
+        """For each node of a draft how probably it will be accepted, and so all nodes before it."""
+        found: list[float] = []
+        for parent, claim in zip(draft.parents, draft.log_probabilities, strict=True):
+            before = found[parent - 1] if parent else 1.0
+            found.append(before * self.probability(parent > 0, claim))
+        return found
+
+    def probability(self, is_later: bool, claim: float) -> float:
+        """How probably a token of this log-probability is accepted if all before it are."""
+        at = self._bin(claim)
+        own = math.exp(min(claim, 0.0)) if claim == claim else 0.0
+        return (self.accepted[is_later][at] + self.PRIOR_WEIGHT * own) / (self.tried[is_later][at] + self.PRIOR_WEIGHT)
+
+    def _bin(self, claim: float) -> int:
+        if not claim < 0:
+            # A certainty, or NaN.
+            return len(self.EDGES) if claim >= 0 else 0
+        return bisect(self.EDGES, claim - math.log(-math.expm1(claim)))
+
+
+class ReadingCosts:
+    """Seconds that the target takes to read so many slots."""
+
+    # Measurements of a size that are remembered; times the seconds for one slot that make it worth the while to look at drafts.
+    REMEMBERED, NOTICEABLE = 25, 1.25
+
+    def __init__(self) -> None:
+        self.measured: dict[int, deque[float]] = {}
+        self._known: dict[int, float | None] = {}
+
+    def note(self, slots: int, seconds: float) -> None:
+        """Learn from a forward."""
+        if math.isfinite(seconds) and seconds > 0:
+            self.measured.setdefault(slots, deque(maxlen=self.REMEMBERED)).append(seconds)
+            self._known.clear()
+
+    def of(self, slots: int) -> float | None:
+        """The cost of a forward; `None` of fewer than two sizes."""
+        if slots not in self._known:
+            points = sorted((size, lower_median(seconds)) for size, seconds in self.measured.items())
+            self._known[slots] = interpolated(points, slots)
+        return self._known[slots]
+
+    def are_noticeable(self, slots: int) -> bool:
+        """Whether so many slots take clearly longer than one."""
+        one, all_of_them = self.of(1), self.of(slots)
+        return one is not None and all_of_them is not None and all_of_them > self.NOTICEABLE * one
+
+
+def worth_reading(probabilities: Sequence[Sequence[float]], seconds: Callable[[int], float], rate: float) -> int:
+    """How many nodes of a draft are worth the target's time: each adds its probability to the tokens of the round.
+
+    Args:
+        probabilities: for each item those of its nodes, see [`Calibration.probabilities`].
+        seconds: that the target takes to read so many slots.
+        rate: tokens a second and item that are to be had otherwise.
+    """
+    ranked = [sorted(of_item, reverse=True) for of_item in probabilities]
+    best, worth, tokens = 0, -rate * seconds(1), 0.0
+    for count, gains in enumerate(zip(*ranked, strict=True), start=1):
+        tokens += sum(gains) / len(gains)
+        value = tokens - rate * seconds(count + 1)
+        if value > worth:
+            best, worth = count, value
+    return best
+
+
+def best_nodes(draft: ClaimedTree, probabilities: Sequence[float], count: int) -> tuple[list[int], list[int]]:
+    """The `count` nodes that are most probably accepted, in their order, and their parents' slots among them.
+
+    A node is never more probable than its parent, so parents are among them.
+    """
+    ranked = sorted(range(len(probabilities)), key=lambda node: (-probabilities[node], node))
+    kept = sorted(ranked[:count])
+    slots = {0: 0} | {node + 1: slot for slot, node in enumerate(kept, start=1)}
+    return kept, [slots[draft.parents[node]] for node in kept]
