@@ -1,4 +1,4 @@
-"""`pardraft eval`: drafters measured beside plain generate, and tuned."""
+"""`pardraft eval`: drafters measured beside plain generate."""
 
 from functools import wraps
 from pathlib import Path
@@ -96,20 +96,6 @@ def read_plan(
             help="Measure plain generate and drafters with compiled rounds, too (cache_implementation=static).",
         ),
     ] = False,
-    tune: Annotated[
-        bool,
-        typer.Option(
-            "--tune",
-            help="Find the depth and tree budget (of --depth and --tree-budget, or by default of all) that are best at each "
-            "--batch-size, and write them into the drafter's generation config, where generate looks them up.",
-        ),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --tune: save the tuned drafter as this folder, and leave the one that was loaded alone."
-        ),
-    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write tables to this file.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Draw into this folder; needs matplotlib.")] = None,
@@ -137,10 +123,8 @@ def read_plan(
     common = {"max_new_tokens": max_new_tokens, "top_k": top_k, "top_p": top_p, "repeats": repeats, "seed": seed}
     conditions = read_conditions(batch_size, temperature, generate_argument or [], **common)
     placement = Placement(dtype, device, trust_remote_code)
-    outputs = Outputs(json, markdown, plots, output)
+    outputs = Outputs(json, markdown, plots)
     outputs.check()
-    if output is not None and not tune:
-        raise ValueError("--output is where --tune saves the tuned drafter: add --tune, or leave it out")
     contenders = Contenders(
         read_drafters(drafter or []),
         read_baselines(baselines or []),
@@ -159,7 +143,6 @@ def read_plan(
         tokenizer=tokenizer,
         first_turn_only=first_turn_only,
         random_weights=random_weights,
-        tune=tune,
         prompts=read_prompts(prompts, limit),
     )
 
@@ -173,11 +156,6 @@ def is_untrained(spec: str) -> bool:
 @wraps(read_plan)
 def evaluate(**options: Any) -> None:
     from ..evaluation import workbench
-    from ..evaluation.tuning.drafter import tune_drafter
 
-    plan = read_plan(**options)
-    screen, notes = Console(), Console(stderr=True)
-    if plan.tune:
-        tune_drafter(plan, screen, notes)
-    else:
-        workbench.evaluate(workbench.prepare(plan, notes), screen, notes)
+    plan, notes = read_plan(**options), Console(stderr=True)
+    workbench.evaluate(workbench.prepare(plan, notes), Console(), notes)

@@ -92,13 +92,11 @@ class Outputs:
     Attributes:
         json, markdown: files for all that was found, and for tables.
         plots: a folder.
-        tuned: a folder for the tuned drafter; `None` tunes the one that was loaded.
     """
 
     json: Path | None = None
     markdown: Path | None = None
     plots: Path | None = None
-    tuned: Path | None = None
 
     def check(self) -> None:
         """Find out before hours of work whether the results can be written.
@@ -112,7 +110,7 @@ class Outputs:
             check_file_to_write(path)
         if self.plots is not None and self.plots.exists() and not self.plots.is_dir():
             raise ValueError(f"expected a folder for the plots, and {self.plots} is a file")
-        for path in filter(None, (self.json, self.markdown, self.plots, self.tuned)):
+        for path in filter(None, (self.json, self.markdown, self.plots)):
             folder = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
             if not os.access(folder, os.W_OK):
                 raise PermissionError(f"can't write {path}: no permission for {folder}")
@@ -133,7 +131,6 @@ class Plan:
         tokenizer: by default the target's.
         first_turn_only: whether to leave later turns out.
         random_weights: whether to read the target's configuration only.
-        tune: whether the drafter is to be tuned.
     """
 
     target: str
@@ -146,7 +143,6 @@ class Plan:
     tokenizer: str | None = None
     first_turn_only: bool = False
     random_weights: bool = False
-    tune: bool = False
 
     @property
     def max_new_tokens(self) -> int:

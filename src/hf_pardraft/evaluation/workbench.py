@@ -39,7 +39,6 @@ from .report import (
     skipped_line,
 )
 from .runner import evaluate_conditions
-from .tuning.setting import is_readable
 
 
 @dataclass(frozen=True)
@@ -116,21 +115,10 @@ def prepare(plan: Plan, notes: Console) -> Workbench:
         name: load_drafter(source, plan.placement, encoding.vocab_size)
         for name, source in plan.contenders.drafters.items()
     }
-    if plan.tune:
-        forget_unreadable_tables(drafters, notes)
     check_settings(drafters, plan)
     small = {name: load_target(name, plan.placement) for name in plan.contenders.small_models}
     target = load_target(plan.target, plan.placement, plan.random_weights)
     return lay_out(plan, encoding, target, drafters, small, notes)
-
-
-def forget_unreadable_tables(drafters: dict[str, ParallelDrafter], notes: Console) -> None:
-    """Tune as if for the first time where an earlier tuning's table is no such."""
-    for drafter in drafters.values():
-        tuned = vars(drafter.generation_config).get("tuned_drafting")
-        if tuned is not None and not is_readable(tuned, drafter.max_draft_depth):
-            notes.print("The table of an earlier tuning can't be read, and is replaced.")
-            del drafter.generation_config.tuned_drafting
 
 
 def encoding_for(plan: Plan) -> Encoding:
