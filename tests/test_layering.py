@@ -36,7 +36,6 @@ ARROWS = {
 # The entry points, which may import everything; only they, and one command another, may import cli/.
 FREE = {"__init__", "__main__", "cli"}
 PURE = {
-    "evaluation.tuning.cost_model",
     "generation.scheduling",
     "generation.tree",
     "training.data.documents",

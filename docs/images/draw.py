@@ -202,7 +202,7 @@ def draw_commit(picture: Drawing, x: float) -> None:
 # The folders, from the entry points down to what ships with a drafter: left end, row, width and purpose of each.
 FOLDERS = {
     "demo": (25, 1, 465, "a tiny family, shown beside plain generate"),
-    "evaluation": (25, 2, 225, "measure, tune, plot"),
+    "evaluation": (25, 2, 225, "measure, plot"),
     "hub": (265, 2, 225, "model cards, push"),
     "services": (505, 2, 225, "what models/ asks us for"),
     "datagen": (745, 2, 230, "the target writes texts"),

@@ -47,14 +47,16 @@ class Knowledge:
             self.costs[size] = Costs(like=self.costs.get(near))
         return self.costs[size]
 
-        self.reading: dict[int, ReadingCosts] = {}
-        self.calibration = Calibration()
     def note(self, budget: int, outcomes: Sequence[tuple[int, int]]) -> None:
         """Learn what was accepted in a round; see [`Acceptance.note`]. What one kind of drafts says of the text goes for all."""
         known = self.accepted_of(budget)
         if known.note(outcomes):
             for other in {self.chain, *self.trees.values()} - {known}:
                 other.forget()
+
+    def reading_for(self, batch: int) -> ReadingCosts:
+        """What the target's forwards cost at a batch size."""
+        return self.reading.setdefault(size_class(batch), ReadingCosts())
 
     @property
     def num_judged(self) -> float:
