@@ -1,0 +1,169 @@
+"""One case at one temperature and batch size: a sweep of fixed settings, and then the best of them beside the schedule."""
+
+from argparse import Namespace
+from collections import Counter
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from hf_pardraft.evaluation.entries import COMPILED, PLAIN, Entry, plain_entry
+from hf_pardraft.evaluation.measurement import Batch, Condition, Run, in_batches, kept_random_state, run
+from hf_pardraft.models.base import ParallelDrafter
+from schedule_cases import Case
+
+AUTO, FIRST, DEFAULT = "auto", "auto, first call", "default"
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+TREE_BUDGETS = (4, 8, 16, 32, 64)
+# A shape is compiled in seconds.
+COMPILED_BUDGETS = (16,)
+
+
+@dataclass
+class Way:
+    """One way to decode, and what was seen of it.
+
+    Attributes:
+        entry: how.
+        turns: the runs of each turn, one for each batch.
+        drafted: how often a text was drafted so many tokens in a round, in the last turn.
+    """
+
+    entry: Entry
+    turns: list[list[Run]] = field(default_factory=list)
+    drafted: Counter[int] = field(default_factory=Counter)
+
+    def take_turn(self, target, batches: list[Batch], condition: Condition) -> None:
+        runs, self.drafted = [], Counter()
+        for index, batch in enumerate(batches):
+            runs.append(run(target, self.entry, batch, condition.on_batch(index)))
+            if self.entry.is_parallel:
+                self.drafted.update(self.entry.assistant.last_stats.drafted_per_round)
+        self.turns.append(runs)
+
+    def seconds(self, index: int | None = None) -> float:
+        """Of all batches together or of one, each with the median of its turns."""
+        medians = [median(each.seconds for each in turns) for turns in zip(*self.turns, strict=True)]
+        return sum(medians) if index is None else medians[index]
+
+    def row(self, plain: "Way") -> dict[str, Any]:
+        """Its figures beside those of plain `generate`, which took the same turns."""
+        runs = self.turns[-1]
+        counts = [count for each in runs for count in each.tokens_per_round]
+        return {
+            "name": self.entry.name,
+            "tokens_per_second": sum(each.num_tokens for each in runs) / self.seconds(),
+            "speedup": plain.seconds() / self.seconds(),
+            # The first batch alone, which a new drafter begins with.
+            "first_speedup": plain.seconds(0) / self.seconds(0),
+            "tau": sum(counts) / len(counts),
+            "same_text": all(
+                mine.texts == theirs.texts
+                for turn, reference in zip(self.turns, plain.turns, strict=True)
+                for mine, theirs in zip(turn, reference, strict=True)
+            ),
+            "drafted": {str(number): count for number, count in sorted(self.drafted.items())},
+            "turns": len(self.turns),
+        }
+
+
+def fixed(depth: int, tree_budget: int = 0) -> dict[str, Any]:
+    """The settings of a call that drafts the same in every round."""
+    return {"draft_schedule": "fixed", "num_assistant_tokens": depth, "tree_budget": tree_budget}
+
+
+def grid(drafter: ParallelDrafter, batch_size: int, arguments: Namespace) -> list[dict[str, Any]]:
+    """The fixed settings of the sweep: chains, and trees that have more nodes than levels.
+
+    A forward of more than `most_slots` tokens, all items together, is left out: it could not pay for any draft.
+    """
+    most = drafter.max_draft_depth or drafter.draft_depth
+    depths = sorted({depth for depth in arguments.depths if depth <= most} | {most})
+    chains = [(depth, 0) for depth in depths]
+    trees = [(depth, budget) for depth in depths for budget in arguments.tree_budgets if budget > depth]
+    settings = chains + trees
+    if arguments.compiled:
+        settings = chains + [(depth, budget) for depth, budget in trees if depth == most and budget in COMPILED_BUDGETS]
+    return [
+        fixed(depth, budget)
+        for depth, budget in settings
+        if batch_size * (1 + (budget or depth)) <= arguments.most_slots
+    ]
+
+
+def name_of(setting: dict[str, Any]) -> str:
+    depth, budget = setting["num_assistant_tokens"], setting["tree_budget"]
+    return f"tree {budget} of depth {depth}" if budget else f"chain {depth}"
+
+
+@dataclass
+class Bench:
+    """A case under one condition.
+
+    Args:
+        case: what to decode.
+        condition: batch size, temperature and length.
+        arguments: those of schedule.py.
+    """
+
+    case: Case
+    condition: Condition
+    arguments: Namespace
+
+    def __post_init__(self) -> None:
+        prompts = self.case.prompts_for(self.condition.batch_size, self.arguments.prompts)
+        self.batches = in_batches(self.case.target, prompts, self.condition.batch_size)
+        self.kind = COMPILED if self.arguments.compiled else {}
+        plain = Way(self._entry(PLAIN))
+        self._race([plain], 1)
+        self.texts = [list(text) for runs in plain.turns for each in runs for text in each.texts]
+        self.drafter = self.case.new_drafter(self.texts)
+
+    def _entry(self, name: str, drafter: ParallelDrafter | None = None, setting: dict[str, Any] | None = None) -> Entry:
+        if drafter is None:
+            return Entry(PLAIN, setting=self.kind) if self.kind else plain_entry()
+        return Entry(name, drafter, {**(setting or {}), **self.kind})
+
+    def _race(self, ways: list[Way], turns: int) -> None:
+        """Let all take turns; what is slow the first time is done before."""
+        for way in ways:
+            run(self.case.target, way.entry, self.batches[0], self.condition)
+        for _ in range(turns):
+            for way in ways:
+                self._turn(way)
+
+    def _turn(self, way: Way) -> None:
+        way.take_turn(self.case.target, self.batches, self.condition)
+
+    def sweep(self) -> list[dict[str, Any]]:
+        """The rows of all fixed settings, fastest first."""
+        settings = grid(self.drafter, self.condition.batch_size, self.arguments)
+        plain = Way(self._entry(PLAIN))
+        ways = [Way(self._entry(name_of(setting), self.drafter, setting)) for setting in settings]
+        with kept_random_state(self.case.target.device):
+            self._race([plain, *ways], self.arguments.sweep_turns)
+        rows = [{**way.row(plain), "setting": setting} for way, setting in zip(ways, settings, strict=True)]
+        return sorted(rows, key=lambda row: -row["speedup"])
+
+    def finals(self, finalists: list[dict[str, Any]], others: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows of plain `generate`, of some fixed settings, of the drafter's own, of others by name, and of the schedule.
+
+        Each turn has one more way: the schedule with a new drafter, about which nothing is known.
+        """
+        default = fixed(self.drafter.draft_depth)
+        plain, first = Way(self._entry(PLAIN)), Way(self._entry(FIRST, self.drafter))
+        ways = [plain, Way(self._entry(DEFAULT, self.drafter, default))]
+        ways += [Way(self._entry(name_of(setting), self.drafter, setting)) for setting in finalists]
+        ways += [Way(self._entry(name, self.drafter, setting)) for name, setting in others.items()]
+        # What the schedule learns in one condition is not known in the next.
+        ways.append(Way(self._entry(AUTO, self.case.new_drafter(self.texts), {"draft_schedule": "auto"})))
+        with kept_random_state(self.case.target.device):
+            self._race(ways, 0)
+            for _ in range(self.arguments.turns):
+                for way in ways:
+                    self._turn(way)
+                if not self.kind:
+                    new = self.case.new_drafter(self.texts)
+                    first.entry = self._entry(FIRST, new, {"draft_schedule": "auto"})
+                    self._turn(first)
+        rows = [way.row(plain) for way in (*ways, *([] if self.kind else [first]))]
+        return [{**row, "is_fixed": row["name"] not in (PLAIN, AUTO, FIRST, *others)} for row in rows]
