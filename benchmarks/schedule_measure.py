@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from hf_pardraft.evaluation.entries import COMPILED, PLAIN, Entry, plain_entry
-from hf_pardraft.evaluation.measurement import Batch, Condition, Run, in_batches, kept_random_state, run
+from hf_pardraft.evaluation.measurement import Batch, Condition, Run, in_batches, kept_random_state, run, warm_up
 from hf_pardraft.models.base import ParallelDrafter
 from schedule_cases import Case
 
@@ -126,7 +126,7 @@ class Bench:
     def _race(self, ways: list[Way], turns: int) -> None:
         """Let all take turns; what is slow the first time is done before."""
         for way in ways:
-            run(self.case.target, way.entry, self.batches[0], self.condition)
+            warm_up(self.case.target, way.entry, self.batches, self.condition)
         for _ in range(turns):
             for way in ways:
                 self._turn(way)
@@ -155,9 +155,13 @@ class Bench:
         ways += [Way(self._entry(name_of(setting), self.drafter, setting)) for setting in finalists]
         ways += [Way(self._entry(name, self.drafter, setting)) for name, setting in others.items()]
         # What the schedule learns in one condition is not known in the next.
-        ways.append(Way(self._entry(AUTO, self.case.new_drafter(self.texts), {"draft_schedule": "auto"})))
+        auto = Way(self._entry(AUTO, self.case.new_drafter(self.texts), {"draft_schedule": "auto"}))
+        ways.append(auto)
         with kept_random_state(self.case.target.device):
             self._race(ways, 0)
+            # So that all turns of it are later calls.
+            self._turn(auto)
+            auto.turns.clear()
             for _ in range(self.arguments.turns):
                 for way in ways:
                     self._turn(way)
