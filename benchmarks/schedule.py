@@ -15,6 +15,10 @@ settings, chains and trees, take turns. Then the fastest few of them, the drafte
 take more turns, and every figure of the table is a median of these. "first call" is a copy of the drafter that nothing is known
 about, as in a fresh process: a new copy each turn, whose first text counts alone.
 
+What the schedule took the place of, `adaptive_depth` and a table as `pardraft eval --tune` wrote it, was measured by the same
+benchmark before both went; benchmarks/results/schedule_before.json has these rows, and the table shows them as "adaptive" and
+"tuned", beside the plain `generate` of their own run.
+
 What was measured is kept in `--work` and not measured again; the result has all that is there. So a long measurement can be made
 of several commands, with `--cases`, `--batch-sizes`, `--temperatures`, `--stages` and `--compiled`.
 """
@@ -36,18 +40,20 @@ from hf_pardraft.demo.family import SHIPPED_FAMILY
 from hf_pardraft.evaluation.facts import machine
 from hf_pardraft.evaluation.measurement import Condition
 from result_files import RESULTS, public_command, save
-from schedule_before import settings_before
 from schedule_cases import Cases
 from schedule_measure import DEPTHS, TREE_BUDGETS, Bench
 from schedule_report import print_conditions, save_plot
 
 RESULT = RESULTS / "schedule.json"
+# Measured by this benchmark when the package had them: `adaptive_depth`, and a table as tuning wrote it.
+RECORDED = RESULTS / "schedule_before.json"
 BATCH_SIZES = (1, 4, 16, 64)
+IDENTITY = ("case", "temperature", "batch_size", "compiled")
 STAGES = ("sweep", "turns")
 # What a stage's figures depend on.
 SETTINGS = {
     "sweep": ("max_new_tokens", "prompts", "depths", "tree_budgets", "most_slots", "sweep_turns", "cpu_clock"),
-    "turns": ("max_new_tokens", "prompts", "turns", "finalists", "before", "cpu_clock"),
+    "turns": ("max_new_tokens", "prompts", "turns", "finalists", "cpu_clock"),
 }
 
 
@@ -82,8 +88,7 @@ def measure_condition(
             rows = bench.sweep() if case.pays else []
         else:
             swept = json.loads(paths["sweep"].read_text())["rows"]
-            others = settings_before(case, arguments) if arguments.before else {}
-            rows = bench.finals([row["setting"] for row in swept[: arguments.finalists]], others)
+            rows = bench.finals([row["setting"] for row in swept[: arguments.finalists]])
         facts = {
             "case": name,
             "pays": case.pays,
@@ -101,12 +106,14 @@ def measure_condition(
         save(paths[stage], {**facts, "rows": rows})
 
 
-def kept_conditions(work: Path, names: list[str]) -> list[dict[str, Any]]:
-    """All conditions that went through both stages, in the order of the cases, each with its sweep."""
+def kept_conditions(work: Path, names: list[str], recorded: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All conditions that went through both stages, in the order of the cases, each with its sweep and what was recorded."""
     conditions = []
     for path in sorted(work.glob("*.turns.json")):
         swept = path.with_name(path.name.replace(".turns.", ".sweep."))
-        conditions.append({**json.loads(path.read_text()), "sweep": json.loads(swept.read_text())["rows"]})
+        condition = {**json.loads(path.read_text()), "sweep": json.loads(swept.read_text())["rows"]}
+        of_it = (each for each in recorded if all(each[key] == condition[key] for key in IDENTITY))
+        conditions.append({**condition, "recorded": next(of_it, None)})
 
     def place(condition: dict[str, Any]) -> tuple:
         order = names.index(condition["case"]) if condition["case"] in names else len(names)
@@ -139,9 +146,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cpu-clock", action="store_true", help="CPU time of one thread: for a machine that does other work"
     )
-    parser.add_argument("--before", action="store_true", help="besides adaptive_depth and a tuned table")
-    parser.add_argument("--tuned-sizes", type=int, nargs="+", default=[1, 4, 16], help="batch sizes of that table")
-    parser.add_argument("--tuning-prompts", type=int, default=16, help="texts that it is made with")
     parser.add_argument("--quick", action="store_true", help="one short text and a small sweep, to see that it runs")
     parser.add_argument("--work", type=Path, default=Path("schedule.work"), help="what was measured is kept here")
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -171,7 +175,8 @@ def main() -> None:
             for temperature in arguments.temperatures:
                 for batch_size in arguments.batch_sizes:
                     measure_condition(cases, name, temperature, batch_size, arguments)
-    conditions = kept_conditions(arguments.work, cases.names)
+    recorded = json.loads(RECORDED.read_text())["conditions"] if RECORDED.exists() else []
+    conditions = kept_conditions(arguments.work, cases.names, recorded)
     save(arguments.output, {"command": public_command(), "conditions": conditions})
     print_conditions(conditions)
     if arguments.plot:

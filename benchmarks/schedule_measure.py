@@ -144,8 +144,8 @@ class Bench:
         rows = [{**way.row(plain), "setting": setting} for way, setting in zip(ways, settings, strict=True)]
         return sorted(rows, key=lambda row: -row["speedup"])
 
-    def finals(self, finalists: list[dict[str, Any]], others: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows of plain `generate`, of some fixed settings, of the drafter's own, of others by name, and of the schedule.
+    def finals(self, finalists: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows of plain `generate`, of some fixed settings, of the drafter's own, and of the schedule.
 
         Each turn has one more way: the schedule with a new drafter, about which nothing is known.
         """
@@ -153,7 +153,6 @@ class Bench:
         plain, first = Way(self._entry(PLAIN)), Way(self._entry(FIRST, self.drafter))
         ways = [plain, Way(self._entry(DEFAULT, self.drafter, default))]
         ways += [Way(self._entry(name_of(setting), self.drafter, setting)) for setting in finalists]
-        ways += [Way(self._entry(name, self.drafter, setting)) for name, setting in others.items()]
         # What the schedule learns in one condition is not known in the next.
         auto = Way(self._entry(AUTO, self.case.new_drafter(self.texts), {"draft_schedule": "auto"}))
         ways.append(auto)
@@ -170,4 +169,4 @@ class Bench:
                     first.entry = self._entry(FIRST, new, {"draft_schedule": "auto"})
                     self._turn(first)
         rows = [way.row(plain) for way in (*ways, *([] if self.kind else [first]))]
-        return [{**row, "is_fixed": row["name"] not in (PLAIN, AUTO, FIRST, *others)} for row in rows]
+        return [{**row, "is_fixed": row["name"] not in (PLAIN, AUTO, FIRST)} for row in rows]

@@ -5,16 +5,18 @@ from typing import Any
 
 from hf_pardraft.evaluation.plots import COLOURS, check_matplotlib
 from hf_pardraft.evaluation.report import NOTHING, markdown_table
-from schedule_before import ADAPTIVE, TUNED
 from schedule_measure import AUTO, DEFAULT, FIRST
 
 BOUND = 0.97
+# Recorded ways.
+ADAPTIVE, TUNED = "adaptive_depth", "tuned table"
 HEADINGS = (
     *("", "T", "batch", "plain tokens/s", "own depth", "best fixed", "", "auto", "tau", "first call"),
     *("auto / best", "adaptive", "tuned", "same text"),
 )
 # What the plot shows, and with which marker.
 MARKS = {DEFAULT: ("the drafter's own depth, fixed", "x"), "best": ("best fixed setting", "s")}
+MARKS |= {ADAPTIVE: ("adaptive_depth (recorded)", "+"), TUNED: ("tuned table (recorded)", "1")}
 MARKS |= {FIRST: ("auto, first call", "^"), AUTO: ("auto", "o")}
 
 Condition = dict[str, Any]
@@ -38,6 +40,12 @@ def speedup_of(condition: Condition, name: str) -> float | None:
     """Over plain `generate`; of a first call its first text alone."""
     row = best_fixed(condition) if name == "best" else row_named(condition, name)
     return row and row["first_speedup" if name == FIRST else "speedup"]
+
+
+def recorded_speedup(condition: Condition, name: str) -> float | None:
+    """Of what the package no longer has, over plain `generate` in the run that measured it."""
+    recorded = condition["recorded"]
+    return speedup_of(recorded, name) if recorded else None
 
 
 def misses_of(condition: Condition) -> list[str]:
@@ -72,7 +80,7 @@ def line_of(condition: Condition) -> list[str]:
         number(auto["tau"]),
         number(speedup_of(condition, FIRST)),
         number(auto["speedup"] / best["speedup"]) if condition["pays"] else NOTHING,
-        *(number(speedup_of(condition, name)) for name in (ADAPTIVE, TUNED)),
+        *(number(recorded_speedup(condition, name)) for name in (ADAPTIVE, TUNED)),
         "yes" if all(tells) else f"{sum(tells)} of {len(tells)}",
     ]
 
@@ -101,9 +109,11 @@ def save_plot(conditions: list[Condition], path: Path) -> Path:
     axes = figure.subplots()
     places = range(len(conditions))
     for colour, (name, (label, marker)) in zip(COLOURS, MARKS.items(), strict=False):
-        speeds = [speedup_of(condition, name) for condition in conditions]
+        figure_of = recorded_speedup if name in (ADAPTIVE, TUNED) else speedup_of
+        speeds = [figure_of(condition, name) for condition in conditions]
         known = [(speed, place) for speed, place in zip(speeds, places, strict=True) if speed is not None]
-        axes.plot(*zip(*known, strict=True), marker, color=colour, label=label, markersize=5)
+        if known:
+            axes.plot(*zip(*known, strict=True), marker, color=colour, label=label, markersize=5)
     axes.axvline(BOUND, color="#B00000", linewidth=0.8, label=f"{BOUND} of plain generate")
     axes.set_xscale("log")
     ticks = (0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6)
