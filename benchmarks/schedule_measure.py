@@ -3,8 +3,11 @@
 from argparse import Namespace
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import truediv
 from statistics import median
 from typing import Any
+
+from transformers import PreTrainedModel
 
 from hf_pardraft.evaluation.entries import COMPILED, PLAIN, Entry, plain_entry
 from hf_pardraft.evaluation.measurement import Batch, Condition, Run, in_batches, kept_random_state, run, warm_up
@@ -32,29 +35,40 @@ class Way:
     turns: list[list[Run]] = field(default_factory=list)
     drafted: Counter[int] = field(default_factory=Counter)
 
-    def take_turn(self, target, batches: list[Batch], condition: Condition) -> None:
-        runs, self.drafted = [], Counter()
-        for index, batch in enumerate(batches):
-            runs.append(run(target, self.entry, batch, condition.on_batch(index)))
-            if self.entry.is_parallel:
-                self.drafted.update(self.entry.assistant.last_stats.drafted_per_round)
-        self.turns.append(runs)
+    def decode(self, target: PreTrainedModel, batch: Batch, condition: Condition) -> None:
+        """Decode a batch in the turn that was begun last."""
+        self.turns[-1].append(run(target, self.entry, batch, condition))
+        if self.entry.is_parallel:
+            self.drafted.update(self.entry.assistant.last_stats.drafted_per_round)
 
-    def seconds(self, index: int | None = None) -> float:
-        """Of all batches together or of one, each with the median of its turns."""
-        medians = [median(each.seconds for each in turns) for turns in zip(*self.turns, strict=True)]
-        return sum(medians) if index is None else medians[index]
+    def begin_turn(self) -> None:
+        self.turns.append([])
+        self.drafted = Counter()
+
+    def seconds(self) -> list[float]:
+        """Of each batch, the median of its turns."""
+        return [median(each.seconds for each in turns) for turns in zip(*self.turns, strict=True)]
+
+    def speedups(self, plain: "Way") -> list[float]:
+        """Over plain `generate`, for each batch: the median of the turns' ratios.
+
+        A machine that is slower for some seconds is so for both, which come right after each other.
+        """
+        pairs = zip(zip(*plain.turns, strict=True), zip(*self.turns, strict=True), strict=True)
+        return [median(p.seconds / own.seconds for p, own in zip(*pair, strict=True)) for pair in pairs]
 
     def row(self, plain: "Way") -> dict[str, Any]:
         """Its figures beside those of plain `generate`, which took the same turns."""
         runs = self.turns[-1]
         counts = [count for each in runs for count in each.tokens_per_round]
+        speedups, plain_seconds = self.speedups(plain), plain.seconds()
         return {
             "name": self.entry.name,
-            "tokens_per_second": sum(each.num_tokens for each in runs) / self.seconds(),
-            "speedup": plain.seconds() / self.seconds(),
+            "tokens_per_second": sum(each.num_tokens for each in runs) / sum(self.seconds()),
+            # Of all batches: each counts as long as plain `generate` takes for it.
+            "speedup": sum(plain_seconds) / sum(map(truediv, plain_seconds, speedups)),
             # The first batch alone, which a new drafter begins with.
-            "first_speedup": plain.seconds(0) / self.seconds(0),
+            "first_speedup": speedups[0],
             "tau": sum(counts) / len(counts),
             "same_text": all(
                 mine.texts == theirs.texts
@@ -128,11 +142,15 @@ class Bench:
         for way in ways:
             warm_up(self.case.target, way.entry, self.batches, self.condition)
         for _ in range(turns):
-            for way in ways:
-                self._turn(way)
+            self._turn(ways)
 
-    def _turn(self, way: Way) -> None:
-        way.take_turn(self.case.target, self.batches, self.condition)
+    def _turn(self, ways: list[Way]) -> None:
+        """Let each way decode each batch, all of them one batch before the next."""
+        for way in ways:
+            way.begin_turn()
+        for index, batch in enumerate(self.batches):
+            for way in ways:
+                way.decode(self.case.target, batch, self.condition.on_batch(index))
 
     def sweep(self) -> list[dict[str, Any]]:
         """The rows of all fixed settings, fastest first."""
@@ -159,14 +177,11 @@ class Bench:
         with kept_random_state(self.case.target.device):
             self._race(ways, 0)
             # So that all turns of it are later calls.
-            self._turn(auto)
+            self._turn([auto])
             auto.turns.clear()
+            ways += [] if self.kind else [first]
             for _ in range(self.arguments.turns):
-                for way in ways:
-                    self._turn(way)
-                if not self.kind:
-                    new = self.case.new_drafter(self.texts)
-                    first.entry = self._entry(FIRST, new, {"draft_schedule": "auto"})
-                    self._turn(first)
-        rows = [way.row(plain) for way in (*ways, *([] if self.kind else [first]))]
+                first.entry = self._entry(FIRST, self.case.new_drafter(self.texts), {"draft_schedule": "auto"})
+                self._turn(ways)
+        rows = [way.row(plain) for way in ways]
         return [{**row, "is_fixed": row["name"] not in (PLAIN, AUTO, FIRST)} for row in rows]
