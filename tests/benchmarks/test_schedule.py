@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import schedule
+from hf_pardraft.evaluation.entries import plain_entry
+from hf_pardraft.evaluation.measurement import Run
 from in_process import run_main
 from schedule_cases import mislead, unwritten
-from schedule_measure import grid, name_of
+from schedule_measure import Way, grid, name_of
 from schedule_report import misses_of
 from tiny_models import tiny_drafter, tiny_target
 
@@ -44,6 +46,20 @@ def test_both_stages_are_measured_once_and_the_bounds_are_printed(tiny_family, t
     with monkeypatch.context() as patched:
         patched.setattr(schedule, "Bench", lambda *arguments: pytest.fail("it was measured before"))
         assert run_quickly(tiny_family, tmp_path)[0] == [pays, loses]
+
+
+def test_a_speed_is_the_median_of_the_ratios_of_what_ran_in_the_same_turn():
+    def way(*turns: tuple[float, float]) -> Way:
+        runs = [[Run(((1, 2),), seconds, (1, 1)) for seconds in turn] for turn in turns]
+        return Way(plain_entry(), runs)
+
+    # The machine is ten times slower in the second turn, and once in the middle of the third.
+    plain, other = way((1.0, 3.0), (10.0, 30.0), (1.0, 3.0)), way((0.5, 3.0), (5.0, 30.0), (5.0, 3.0))
+    row = other.row(plain)
+    assert row["first_speedup"] == 2
+    # 1 + 3 seconds, for which the other takes 0.5 + 3.
+    assert row["speedup"] == pytest.approx(4 / 3.5)
+    assert plain.row(plain)["speedup"] == 1
 
 
 def condition_of(auto: float, best: float, pays: bool) -> dict:
