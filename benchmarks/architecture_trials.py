@@ -156,6 +156,8 @@ def write(
     # Dynamic RoPE leaves the frequencies of the longest text behind in the target.
     target = copy.deepcopy(target) if "dynamic" in str(target.config.to_dict().get("rope_parameters")) else target
     options = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": ends, "pad_token_id": 0, **options}
+    if drafter is not None:
+        drafter.generation_config.draft_schedule = "fixed"
     return target.generate(**inputs, assistant_model=drafter, **options)
 
 

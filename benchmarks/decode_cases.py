@@ -125,9 +125,8 @@ def demo_case(arguments: Namespace) -> Case:
     """The family that the package brings along."""
     family = load_family(SHIPPED_FAMILY)
     device = chosen_device("auto")
-    # What one round costs is measured in the middle of a text, so all rounds draft alike.
     pairs = {
-        name: Pair(drafter.to(device).eval(), {"tree_budget": 16}, {"adaptive_depth": False})
+        name: Pair(drafter.to(device).eval(), {"tree_budget": 16})
         for name, drafter in family.drafters.items()
         if is_wanted(name, arguments)
     }

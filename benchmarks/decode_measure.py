@@ -78,7 +78,9 @@ def contenders_of(case: Case, arguments: Namespace, batch_size: int) -> list[Con
         for suffix, proposal in proposals.items():
             for column, how in ways.items():
                 title = f"{name}, ours{' compiled' if column == 'compiled' else ''}{suffix}"
-                entries.append((Entry(title, pair.drafter, {**pair.setting, **proposal, **how}), pair))
+                # What one round costs is measured in the middle of a text, so all rounds draft alike.
+                setting = {"draft_schedule": "fixed", **pair.setting, **proposal, **how}
+                entries.append((Entry(title, pair.drafter, setting), pair))
         if "stock" in arguments.columns and pair.drafter.config.drafter_kind in STOCK_KINDS:
             entries.append((Entry(f"{name}, stock DFlash loop", pair.drafter, {"speculation_type": "dflash"}), pair))
     count = len(case.prompts_for(batch_size)) // batch_size

@@ -103,6 +103,7 @@ class Bench:
         decode_loop, arguments = ALL_LOOPS[loop]
         self.drafter.generation_config.decode_loop = decode_loop
         self.drafter.generation_config.tree_budget = setting.tree_budget
+        self.drafter.generation_config.draft_schedule = "fixed"
         prompt = script.text[None, :PROMPT_LENGTH]
         text = self.target.generate(
             prompt,

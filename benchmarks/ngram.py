@@ -191,7 +191,7 @@ def growing_trees(texts: list[str], max_new_tokens: int, repeats: int) -> list[d
             )
         entries = [plain_entry()]
         for name, drafter in family.drafters.items():
-            entries.append(Entry(f"{name}, chain", drafter))
+            entries.append(Entry(f"{name}, chain", drafter, {"draft_schedule": "fixed"}))
             for tree, (order, settings) in TREES.items():
                 ngram = {"ngram_model": names[order]} if order else {}
                 entries.append(Entry(f"{name}, {tree}", drafter, {"tree_budget": TREE_BUDGET, **ngram, **settings}))

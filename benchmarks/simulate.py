@@ -134,6 +134,8 @@ def prepare(
         name: make_drafter(new[name], target, encoding.tokenizer) if name in new else trained[name] for name in sources
     }
     check_depths(drafters, plan, profile)
+    for drafter in drafters.values():
+        drafter.generation_config.draft_schedule = "fixed"
     # A simulated target has nothing of its own to answer.
     bench = lay_out(replace(plan, first_turn_only=True), encoding, target, drafters, {}, notes)
     simulation = simulation_for(bench, profile, runner_up)

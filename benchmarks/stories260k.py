@@ -52,6 +52,8 @@ TEXT_TOKENS = 256
 BLOCK_SIZE = 8
 TREE_BUDGET = 16
 KINDS = ("PARD", "DFlash", "DFlare", "DART")
+# All rounds draft alike.
+FIXED = {"draft_schedule": "fixed"}
 
 
 def story_beginnings(path: Path, tokenizer, count: int, length: int) -> torch.LongTensor:
@@ -171,7 +173,7 @@ def ngram_folder(arguments, tokenizer) -> str:
 
 def entries_for(drafters: dict[str, ParallelDrafter], ngram: str) -> list[Entry]:
     """Plain `generate`, and every drafter with every kind of proposal."""
-    trees = {"": {}, ", tree": {"tree_budget": TREE_BUDGET}}
+    trees = {"": FIXED, ", tree": {"tree_budget": TREE_BUDGET}}
     trees[", tree + n-gram"] = {"tree_budget": TREE_BUDGET, "ngram_model": ngram}
     return [
         plain_entry(),
@@ -190,7 +192,9 @@ def stock_round(target, drafter, prompts: list[torch.LongTensor], max_new_tokens
     for prompt in prompts:
         for loop, total in totals.items():
             drafter.generation_config.decode_loop = loop
-            timed = run(target, Entry(loop, drafter), padded_batch([prompt]), Condition(max_new_tokens=max_new_tokens))
+            timed = run(
+                target, Entry(loop, drafter, FIXED), padded_batch([prompt]), Condition(max_new_tokens=max_new_tokens)
+            )
             total[0] += timed.seconds
             total[1] += len(timed.tokens_per_round)
     drafter.generation_config.decode_loop = "native"

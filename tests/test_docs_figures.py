@@ -96,19 +96,6 @@ def test_speed_by_batch_size():
     assert numbers(shown) == pytest.approx([found[size] for size in sorted(found)], abs=0.0051)
 
 
-def test_tuning():
-    shown = table_of("performance.md", "batch", "1", "4", "16")
-    for way, cells in shown.items():
-        choices = results("tuning_stories260k")[way]["tuning"]["choices"]
-        for cell, choice in zip(cells, choices, strict=True):
-            speeds = {name: speed / choice["measured"]["plain"] for name, speed in choice["measured"].items()}
-            draft = choice["draft"]
-            sizes = [draft["tree_budget"] or draft["depth"]] if draft["depth"] else []
-            assert cell.startswith("tree" if draft["tree_budget"] else "chain" if draft["depth"] else "no drafting")
-            expected = [*sizes, speeds[choice["written"]], speeds["default"]]
-            assert numbers([cell]) == pytest.approx(expected, abs=0.0051)
-
-
 def test_what_a_round_costs_besides_its_models():
     rows = {(row["loop"], row["target"], row["setting"]): row for row in results("loop_overhead")["rows"]}
     (table,) = [rows for rows in tables("performance.md") if rows[0][1:2] == ["operations"]]

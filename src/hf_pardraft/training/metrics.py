@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from .data.documents import IGNORED, checked
 from .losses.objectives import OBJECTIVES, BlockScores
@@ -136,6 +136,8 @@ def tokens_and_rounds(
                 attention_mask=torch.ones_like(ids),
                 assistant_model=drafter,
                 max_new_tokens=max_new_tokens,
+                # Each round at full depth, whatever the clock says.
+                generation_config=GenerationConfig(draft_schedule="fixed"),
                 # Under ZeRO's stage 3 generate takes every model for a part of one, and this target is whole.
                 synced_gpus=False,
                 **sampling,
