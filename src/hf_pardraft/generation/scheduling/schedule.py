@@ -64,8 +64,8 @@ class Schedule:
     DOUBT = 1.5
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
     CHECK = 1.5
-    # Plain `generate` is left alone with a call if drafts are this much slower, and were judged by so many, or for sure by more. A round of ours
-    # without a draft takes so much more time than a step of its own, of a call no longer than this.
+    # Plain `generate` is left alone with a call if drafts are this much slower, and were judged by so many; by more, for sure. A
+    # round of ours without a draft takes so much more time than a step of its own, of a call no longer than this.
     CLEARLY, JUDGED, SURE, OWN_LOOP, LONG = 1.03, 2.5, 16, 0.1, 200
 
     def __init__(
