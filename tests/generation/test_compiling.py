@@ -59,7 +59,6 @@ class Counting:
         ("pard", {}, {}, 1),
         ("dflash", {"tree_budget": 6}, {}, 1),
         ("dart", {}, {"do_sample": True, "top_k": 9}, 3),
-        ("dflash", {"tree_budget": 6, "draft_schedule": "auto"}, {}, 3),
     ],
 )
 def test_nothing_is_compiled_anew_after_the_first_calls(kind, settings, options, steps):
