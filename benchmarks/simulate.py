@@ -171,8 +171,6 @@ def simulate(simulate_acceptance: list[str] | None, simulate_runner_up: float, *
         raise ValueError(
             "a simulation tells drafters what to say, and can't tell that to assisted or prompt_lookup: leave them out"
         )
-    if options["tune"]:
-        raise ValueError("--tune writes what was measured, and a simulation has no acceptance to measure: leave it out")
     words, new = split_new(options.pop("drafter") or [])
     plan = read_plan(drafter=words, **options)
     notes = Console(stderr=True)

@@ -170,3 +170,10 @@ def test_the_shipped_familys_tau_on_held_out_text():
     shown = table_of("experiments.md", "", "shipped")
     for kind in KINDS:
         assert float(shown[kind][1]) == pytest.approx(facts[kind.lower()]["held_out_expected_tau"], abs=0.0051)
+
+
+def test_how_rarely_rounding_makes_another_text():
+    text = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8")
+    summaries = results("sampled_text")["differences"]
+    for summary in summaries:
+        assert f"{summary['tokens']:,}" in text, summary

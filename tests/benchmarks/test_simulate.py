@@ -60,7 +60,6 @@ def test_trained_drafters_and_transformers_own_loop_are_told_what_to_say(tiny_fa
         (["--drafter", "new:pard"], "like="),
         (["--drafter", "d", "--simulate-acceptance", "2"], "between 0 and 1"),
         (["--baselines", "prompt_lookup"], "leave them out"),
-        (["--drafter", "d", "--tune"], "no acceptance to measure"),
         (["--drafter", "new:dflash", "--dtype", "float99"], "no dtype 'float99'"),
     ],
 )

@@ -3,10 +3,11 @@
 A choice also says what a drafter's marginals become before a chain or a tree is searched in them.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from .noise import StepNoise
 from .processors import ItemProcessors, warped
@@ -96,6 +97,7 @@ class PlainDraw(LikeliestToken):
 
     def __init__(self, warpers: LogitsProcessorList, noise: StepNoise, follows: bool) -> None:
         self.warpers, self.noise, self.follows = warpers, noise, follows
+        self.temperature = temperature_of(warpers)
         # This round's, `(items, depths, vocab)`; and what either weight guesses, `(weights, items, depth)`.
         self.ahead: torch.Tensor | None = None
         self.guesses: torch.LongTensor | None = None
@@ -105,13 +107,17 @@ class PlainDraw(LikeliestToken):
         return search(self.coupled(draft_logits))
 
     def coupled(self, draft_logits: torch.Tensor) -> torch.Tensor:
-        """log p - w log q at each position, with p the drafter's law there: logits `(items, depth, vocab)` of the draws."""
+        """What each token is worth at each position, `(items, depth, vocab)`: log p - w log q, with p the drafter's law there.
+
+        It is multiplied by the temperature: a tree asks how sure the drafter is, and a low temperature makes it no surer of being
+        right. The order of the tokens, and so a chain, stays the same.
+        """
         depth, vocab = draft_logits.shape[1:]
         self._look_ahead(depth + 1, vocab)
         whole, part = coupled_logits(warped(draft_logits, self.warpers), self.ahead[:, :depth])
         self.guesses = torch.stack([whole.argmax(dim=-1), part.argmax(dim=-1)])
         of_whole, of_part = self.right_guesses[:, :depth]
-        return torch.where((of_part > of_whole)[:, None], part, whole)
+        return torch.where((of_part > of_whole)[:, None], part, whole) * self.temperature
 
     def everywhere(self, scores: torch.Tensor, tree: TokenTree | None) -> torch.LongTensor:
         if self.ahead is None:
@@ -161,6 +167,11 @@ class PlainDraw(LikeliestToken):
         self.ahead = self.noise.ahead(count, vocab)
         if self.follows:
             self.noise.go_to(self.noise.steps[0])
+
+
+def temperature_of(warpers: LogitsProcessorList) -> float:
+    """What the warpers divide logits by."""
+    return math.prod(warper.temperature for warper in warpers if isinstance(warper, TemperatureLogitsWarper))
 
 
 def coupled_logits(scores: torch.Tensor, noise: torch.Tensor) -> list[torch.Tensor]:
