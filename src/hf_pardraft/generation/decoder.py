@@ -83,6 +83,8 @@ class SpeculativeDecoding:
         self.schedule, self.plan, self.is_ordinary = schedule, NOTHING, False
         # What the drafter thinks of this round's drafts, if anybody asked.
         self.claims: list[ClaimedTree] | None = None
+        # The likeliest tokens of this round's tree, `depth` for each item, if anybody asked.
+        self.likeliest: list[list[int]] | None = None
         self.stopwatch = Stopwatch(candidates.stats, self.settings.time_rounds, synchronizer(target.device))
         self.items = list(range(batch))
 
@@ -316,6 +318,7 @@ class SpeculativeDecoding:
         reads_text = self.prompt or self.pending.ids.shape[1] > 1
         if self.plan.budget and not reads_text and not self.reader.is_hybrid:
             tree = self.search.tree(draft_logits, self.sequences, self.plan.budget)
+            self.likeliest = draft_logits.argmax(dim=-1).tolist() if self.schedule.looks else None
         else:
             tree = draft_chain(draft_logits)
         if reads_text or not self.schedule.looks_at_draft(tree.num_nodes):
@@ -348,7 +351,12 @@ class SpeculativeDecoding:
         if tree is not None and self.settings.record_drafts:
             self._record(tree, accepted, counts)
         if tree is not None or self.claims is not None:
-            self.schedule.note([self._outcome(len(paths[item]), counts[item]) for item in items])
+            outcomes = [self._outcome(len(paths[item]), counts[item]) for item in items]
+            of_chains = None
+            if self.likeliest is not None:
+                of_chains = [of_chain(self.likeliest[item], new_tokens[item][: counts[item]]) for item in items]
+            self.schedule.note(outcomes, of_chains)
+            self.likeliest = None
         if self.claims is not None:
             self.schedule.note_claims(
                 [(self.claims[item], paths[item][: counts[item]], counts[item] == len(paths[item])) for item in items]
@@ -448,3 +456,10 @@ class SpeculativeDecoding:
             given = self.model_kwargs["past_key_values"]
             cache = self.finished.fill(given, self.reader.cache, self.columns, self.prompt_length, length)
         return self.recorder.result(text, text.shape[1] - self.prompt_length, cache)
+
+
+def of_chain(drafted: list[int], new_tokens: list[int]) -> tuple[int, int]:
+    """What would have become of a chain in a round that wrote `new_tokens`; see [`Acceptance.note`]."""
+    wrong = next((at for at, pair in enumerate(zip(drafted, new_tokens, strict=False)) if pair[0] != pair[1]), None)
+    known = min(len(drafted), len(new_tokens))
+    return (known, known) if wrong is None else (wrong, wrong + 1)

@@ -43,10 +43,11 @@ def schedule_for(
     kind = (compiled, target.device, sampled and generation_config.temperature)
     of_drafter = _known.setdefault(drafter, weakref.WeakKeyDictionary())
     knowledge = of_drafter.setdefault(target, {}).setdefault(kind, Knowledge())
-    # What is not compiled yet would have to be, so there are two shapes.
-    plans = [NOTHING, full] if compiled else all_plans(settings.depth, settings.tree_budget)
-    first = full if compiled else Plan(settings.depth)
     looks = not compiled and {target.device.type, drafter.device.type} == {"cpu"}
+    # What is not compiled yet would have to be; and where nobody looks at drafts, trees can't be compared with chains.
+    is_free = looks or not (compiled or settings.tree_budget)
+    plans = all_plans(settings.depth, settings.tree_budget) if is_free else [NOTHING, full]
+    first = Plan(settings.depth) if is_free else full
     reads_again = is_hybrid(target.config.get_text_config(decoder=True))
     return Schedule(knowledge, plans, first, time.perf_counter, looks, reads_again)
 
@@ -62,7 +63,8 @@ def fit_to(
     if not settings.may_do_without_trees:
         return settings
     text_config = target.config.get_text_config(decoder=True)
-    takes_trees = not (is_split or is_hybrid(text_config) or wants_compiled(generation_config))
+    on_a_cpu = target.device.type == "cpu"
+    takes_trees = on_a_cpu and not (is_split or is_hybrid(text_config) or wants_compiled(generation_config))
     try:
         check_takes_masks(target, model_kwargs)
         check_scales_by_position(target, generation_config.max_length + settings.depth + settings.tree_budget)

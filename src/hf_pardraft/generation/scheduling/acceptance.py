@@ -9,15 +9,19 @@ from operator import mul
 class Acceptance:
     """Of tokens whose predecessors were all accepted, the share that was accepted too.
 
-    The past is forgotten slowly, since acceptance varies from round to round, and all at once where a run of rounds says that
-    the text has become another (a CUSUM test; Page 1954).
+    A text's rounds are judged by what is known of earlier texts, and by these rounds themselves the more there are of them. They
+    are forgotten slowly, since acceptance varies from round to round, and all at once where a run of rounds says that the text
+    has become another (a CUSUM test; Page 1954).
 
     Args:
-        like: what to believe of positions that little is known of: that they are somewhat better than these.
+        earlier: what was accepted in earlier texts; `None` for that itself, which lasts.
     """
 
-    # Rounds with a draft after which about a third of their weight is left; and the weight that a change leaves.
-    MEMORY, AFTER_CHANGE = 250, 1.5
+    # Rounds with a draft after which about a third of their weight is left, of one text and of all; and the weight that a change
+    # leaves.
+    MEMORY, LASTING, AFTER_CHANGE = 250, 250, 1.5
+    # Rounds of a text that count for as much as all earlier texts.
+    OF_EARLIER = 5.0
     # Deviations per round that are no news, and their sum that is: a run of 10 rounds that are one off.
     TOLERATED, ALARM = 0.5, 7.0
     LEAST_DEVIATION = 0.3
@@ -27,26 +31,24 @@ class Acceptance:
     PRIOR, PRIOR_WEIGHT = 0.5, 1.0
     # Standard errors that are believed in a drafter's favour.
     HOPE = 1.0
-    # By how many independent guesses as good as a chain's a level of a small tree is taken for, and one of twice as many nodes.
-    OF_A_CHAIN, OF_A_TREE = 1.8, 1.2
 
-    def __init__(self, like: "Acceptance | None" = None) -> None:
-        self.like = like
+    def __init__(self, earlier: "Acceptance | None" = None) -> None:
+        self.earlier = earlier
         self.accepted: list[float] = []
         self.tried: list[float] = []
         self.too_many = self.too_few = 0.0
 
-    def note(self, outcomes: Sequence[tuple[int, int]]) -> bool:
-        """Learn from a round; returns whether the text has become another.
+    def note(self, outcomes: Sequence[tuple[int, int]]) -> None:
+        """Learn from a round.
 
         Args:
             outcomes: for each batch item the number of accepted tokens, and of positions of which that says something: one more,
                 unless all were accepted or the text ended there.
         """
-        keep = 1 - 1 / self.MEMORY
-        is_another_text = self._is_another_text(outcomes)
-        if is_another_text:
+        keep = 1 - 1 / (self.MEMORY if self.earlier else self.LASTING)
+        if self.earlier and self._is_another_text(outcomes):
             keep = self.AFTER_CHANGE / max(self.tried[0], self.AFTER_CHANGE)
+            self.earlier = Acceptance()
         self.accepted = [keep * value for value in self.accepted]
         self.tried = [keep * value for value in self.tried]
         for num_accepted, num_tried in outcomes:
@@ -56,33 +58,29 @@ class Acceptance:
             for position in range(num_tried):
                 self.tried[position] += 1
                 self.accepted[position] += position < num_accepted
-        return is_another_text
-
-    def forget(self) -> None:
-        """Know nothing any more."""
-        self.accepted, self.tried, self.too_many, self.too_few = [], [], 0.0, 0.0
 
     def rates(self, depth: int) -> list[float]:
         """For each of the first `depth` positions, how probably a token is accepted if all before it were."""
-        believed = None if self.like is None else self.like.for_more(depth)
         rates, rate = [], self.PRIOR
         for position in range(depth):
-            rate = believed[position] if believed else rate
-            if position < len(self.tried):
-                weight = self.tried[position] + self.PRIOR_WEIGHT
-                rate = (self.accepted[position] + self.PRIOR_WEIGHT * rate) / weight
+            weight = self.PRIOR_WEIGHT
+            if self.earlier:
+                rate, weight = self.earlier.updated(position, rate, weight)
+            rate, _ = self.updated(position, rate, min(weight, self.OF_EARLIER))
             rates.append(rate)
         return rates
 
+    def updated(self, position: int, rate: float, weight: float) -> tuple[float, float]:
+        """What was believed of a position, with the weight of so many tries, and what was found together; and their weight."""
+        if position >= len(self.tried):
+            return rate, weight
+        tried = self.tried[position] + weight
+        return (self.accepted[position] + weight * rate) / tried, tried
+
     @property
     def num_judged(self) -> float:
-        """Drafts that these rates are judged by, those of other sizes included."""
-        return (self.tried[0] if self.tried else 0.0) + (self.like.num_judged if self.like else 0.0)
-
-    def for_more(self, depth: int) -> list[float]:
-        """What to expect of these rates where there are more nodes."""
-        guesses = self.OF_A_CHAIN if self.like is None else self.OF_A_TREE
-        return [1 - (1 - rate) ** guesses for rate in self.rates(depth)]
+        """Drafts that these rates are judged by."""
+        return (self.tried[0] if self.tried else 0.0) + (self.earlier.num_judged if self.earlier else 0.0)
 
     def _is_another_text(self, outcomes: Sequence[tuple[int, int]]) -> bool:
         """Whether the last rounds were better, or worse, than what is believed can explain."""
@@ -101,11 +99,36 @@ class Acceptance:
         self.too_many = self.too_few = 0.0
         return True
 
-    def expected_tokens(self, depth: int) -> list[float]:
+    def expected_tokens(self, depth: int, hopefully: bool = False) -> list[float]:
         """Tokens that a round commits to an item, the bonus token counted, for drafts of no token up to `depth` tokens.
 
-        Of what a draft adds the upper end of what is likely: a drafter that had bad luck gets another chance.
+        Args:
+            depth: the longest of these drafts.
+            hopefully: take, of what a draft adds, the upper end of what is likely.
         """
         reached = accumulate(self.rates(depth), mul)
-        hope = 1 + self.HOPE / math.sqrt(1 + (self.tried[0] if self.tried else 0.0))
+        hope = 1 + hopefully * self.HOPE / math.sqrt(1 + self.num_judged)
         return [1.0 + min(hope * added, most) for most, added in enumerate(accumulate(reached, initial=0.0))]
+
+
+class TreeGain:
+    """How many more tokens trees of one size have accepted than the chains of likeliest tokens would have, in the same rounds.
+
+    The same rounds, since trees may be what easy stretches of a text are drafted with, and chains what hard ones are.
+    """
+
+    # What is believed at first, with the weight of so many tokens; and tokens after which about a third of their weight is left.
+    PRIOR, PRIOR_WEIGHT = 1.4, 6.0
+    MEMORY = 2000
+
+    def __init__(self) -> None:
+        self.of_tree, self.of_chain = self.PRIOR * self.PRIOR_WEIGHT, self.PRIOR_WEIGHT
+
+    def note(self, of_tree: int, of_chain: int) -> None:
+        """Learn from a round that so many tokens were accepted, and would have been."""
+        keep = 1 - of_tree / (of_tree + self.MEMORY)
+        self.of_tree, self.of_chain = keep * self.of_tree + of_tree, keep * self.of_chain + of_chain
+
+    @property
+    def factor(self) -> float:
+        return self.of_tree / self.of_chain

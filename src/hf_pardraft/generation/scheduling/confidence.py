@@ -79,17 +79,25 @@ class Calibration:
 class ReadingCosts:
     """Seconds that the target takes to read so many slots."""
 
-    # Measurements of a size that are remembered; times the seconds for one slot that make it worth the while to look at drafts.
-    REMEMBERED, NOTICEABLE = 25, 1.25
+    # Measurements of a size that are remembered, and after how many a median is worked out again.
+    REMEMBERED, RENEWED = 25, 8
+    # What makes it worth the while to look at drafts, which itself takes some tenths of a millisecond: so many times the seconds
+    # for one slot, and so many seconds more.
+    NOTICEABLE, LONG = 1.25, 3e-3
 
     def __init__(self) -> None:
         self.measured: dict[int, deque[float]] = {}
+        self.num_notes = 0
         self._known: dict[int, float | None] = {}
 
     def note(self, slots: int, seconds: float) -> None:
         """Learn from a forward."""
-        if math.isfinite(seconds) and seconds > 0:
-            self.measured.setdefault(slots, deque(maxlen=self.REMEMBERED)).append(seconds)
+        if not (math.isfinite(seconds) and seconds > 0):
+            return
+        is_new = slots not in self.measured
+        self.measured.setdefault(slots, deque(maxlen=self.REMEMBERED)).append(seconds)
+        self.num_notes += 1
+        if is_new or self.num_notes % self.RENEWED == 0:
             self._known.clear()
 
     def of(self, slots: int) -> float | None:
@@ -102,7 +110,7 @@ class ReadingCosts:
     def are_noticeable(self, slots: int) -> bool:
         """Whether so many slots take clearly longer than one."""
         one, all_of_them = self.of(1), self.of(slots)
-        return one is not None and all_of_them is not None and all_of_them > self.NOTICEABLE * one
+        return None not in (one, all_of_them) and all_of_them > max(self.NOTICEABLE * one, one + self.LONG)
 
 
 def worth_reading(probabilities: Sequence[Sequence[float]], seconds: Callable[[int], float], rate: float) -> int:

@@ -56,7 +56,7 @@ class Costs:
     def _estimate(self, plan: Plan) -> float | None:
         own = lower_median(self.measured[plan]) if plan in self.measured else None
         if own is not None and self.count(plan) >= self.BELIEVED:
-            return own
+            return self._smoothed(plan, own)
         costs = {other: lower_median(seconds) for other, seconds in self.measured.items() if other != plan}
         if own is None and plan in self.guesses:
             return max([self.guesses[plan], *(cost for other, cost in costs.items() if plan.includes(other))])
@@ -66,6 +66,16 @@ class Costs:
             return others if own is None else own
         # One or two rounds may have been outliers, and then they cost more than others say.
         return min([own, self.DOUBT * others, *(cost for other, cost in costs.items() if other.includes(plan))])
+
+    def _smoothed(self, plan: Plan, own: float) -> float:
+        """A plan's own cost, and a little of what other sizes of its kind say."""
+        points = [
+            (other.num_nodes, lower_median(seconds))
+            for other, seconds in self.measured.items()
+            if other != plan and (other.budget > 0) == (plan.budget > 0) and other.depth and plan.depth
+        ]
+        others, count = interpolated(sorted(points), plan.num_nodes), self.count(plan)
+        return own if others is None else (count * own + self.BELIEVED * others) / (count + self.BELIEVED)
 
     def note(self, plan: Plan, seconds: float) -> None:
         """Learn from an ordinary round."""

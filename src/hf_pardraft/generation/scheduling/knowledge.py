@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .acceptance import Acceptance
+from .acceptance import Acceptance, TreeGain
 from .confidence import Calibration, ReadingCosts
 from .costs import Costs
 
@@ -11,33 +11,37 @@ class Knowledge:
     """What is known of rounds of one kind, from call to call.
 
     Attributes:
-        chain: what is accepted of chains.
-        trees: what is accepted of trees, by their budget.
+        earlier, chain: what was accepted of chains in all texts, and in this one; of trees where there are no chains.
+        gains: what trees have over chains, by their budget.
         costs, reading: what rounds cost, and the target's forwards, by batch size (powers of two).
         calibration: what a drafter's own probabilities are worth.
         purse: what may be lost by trying plans that don't seem the best, in rounds of the best one. Each round puts a little in.
     """
 
     # What is put in: the share of all time that trying may cost. And the most that is saved up.
-    SHARE = 0.01
+    SHARE = 0.015
     MOST_SAVED = 32.0
 
     def __init__(self) -> None:
-        self.chain = Acceptance()
-        self.trees: dict[int, Acceptance] = {}
+        self.earlier = Acceptance()
+        self.gains: dict[int, TreeGain] = {}
+        self.begin_text()
         self.costs: dict[int, Costs] = {}
         self.reading: dict[int, ReadingCosts] = {}
         self.calibration = Calibration()
         self.purse = 0.0
 
-    def accepted_of(self, budget: int) -> Acceptance:
-        """What is accepted of trees of this budget, or of chains if it is 0."""
-        if not budget:
-            return self.chain
-        if budget not in self.trees:
-            smaller = max((known for known in self.trees if known < budget), default=0)
-            self.trees[budget] = Acceptance(like=self.accepted_of(smaller))
-        return self.trees[budget]
+    def begin_text(self) -> None:
+        """Judge what comes by earlier texts, until it speaks for itself."""
+        self.chain = Acceptance(self.earlier)
+
+    def expected_tokens(self, depth: int, hopefully: bool = False) -> list[float]:
+        """See [`Acceptance.expected_tokens`]."""
+        return self.chain.expected_tokens(depth, hopefully)
+
+    def gain_of(self, budget: int) -> TreeGain:
+        """What trees of this budget have over chains."""
+        return self.gains.setdefault(budget, TreeGain())
 
     def costs_for(self, batch: int) -> Costs:
         """The costs at a batch size; where they are new, those of the nearest one are believed at first."""
@@ -47,21 +51,25 @@ class Knowledge:
             self.costs[size] = Costs(like=self.costs.get(near))
         return self.costs[size]
 
-    def note(self, budget: int, outcomes: Sequence[tuple[int, int]]) -> None:
-        """Learn what was accepted in a round; see [`Acceptance.note`]. What one kind of drafts says of the text goes for all."""
-        known = self.accepted_of(budget)
-        if known.note(outcomes):
-            for other in {self.chain, *self.trees.values()} - {known}:
-                other.forget()
+    def note(
+        self, budget: int, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None
+    ) -> None:
+        """Learn what was accepted in a round.
+
+        Args:
+            budget: of the tree; 0 for a chain.
+            outcomes: see [`Acceptance.note`].
+            of_chains: of a tree, what would have become of the chain of likeliest tokens; `None` if nobody asked.
+        """
+        if of_chains is not None:
+            accepted = (sum(count for count, _ in each) for each in (outcomes, of_chains))
+            self.gain_of(budget).note(*accepted)
+        for known in (self.chain, self.earlier):
+            known.note(outcomes if of_chains is None else of_chains)
 
     def reading_for(self, batch: int) -> ReadingCosts:
         """What the target's forwards cost at a batch size."""
         return self.reading.setdefault(size_class(batch), ReadingCosts())
-
-    @property
-    def num_judged(self) -> float:
-        """Drafts that acceptance is judged by."""
-        return max(known.num_judged for known in (self.chain, *self.trees.values()))
 
     def put_in(self, rounds: float) -> None:
         """Save for tries: so many rounds of the best plan have passed."""

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 # Chains and trees of other sizes are worth little more than the nearest of these, and each size has to be tried.
-CHAIN_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-TREE_SIZES = (8, 16, 32, 64)
+CHAIN_SIZES = (1, 2, 4, 8, 16, 32, 64)
+TREE_SIZES = (16, 32, 64)
 # Nodes that a tree may have where nobody says how many.
 MOST_NODES = 32
 

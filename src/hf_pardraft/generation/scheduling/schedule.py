@@ -15,10 +15,10 @@ class FixedSchedule:
 
     Attributes:
         deepest: the most tokens that are drafted.
-        is_pausing: never.
+        is_pausing, looks: never.
     """
 
-    is_pausing = False
+    is_pausing = looks = False
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.deepest = plan, plan.depth
@@ -44,7 +44,7 @@ class FixedSchedule:
         """The plan, as far as there is room for it."""
         return self.plan.within(room)
 
-    def note(self, outcomes: Sequence[tuple[int, int]]) -> None:
+    def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
         """Nothing is learned."""
 
     def end_round(self, is_ordinary: bool) -> None:
@@ -80,7 +80,7 @@ class Schedule:
     CHECK = 1.5
     # Plain `generate` is left alone with a call if drafts are this much slower, and were judged by so many, or for sure by more.
     # A round of ours without a draft takes so much more time than a step of its own, of a call no longer than this.
-    CLEARLY, JUDGED, SURE, OWN_LOOP, LONG = 1.03, 2.5, 16, 0.1, 200
+    CLEARLY, JUDGED, SURE, OWN_LOOP, LONG = 1.03, 6, 32, 0.1, 200
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class Schedule:
         reads_again: bool = False,
     ) -> None:
         self.knowledge, self.plans, self.first, self.clock = knowledge, plans, first, clock
+        knowledge.begin_text()
         self.looks = looks
         self.reads_again, self.deepest = reads_again, plans[-1].depth
         self.last_tried: dict[Plan, int] = {}
@@ -100,7 +101,6 @@ class Schedule:
         self.plan = self.best = NOTHING
         self.is_a_try = self.is_pausing = False
         self.costs: Costs = Costs()
-        self.outcomes: Sequence[tuple[int, int]] = []
         self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
         self.started = self.reading_since = clock()
         self.reading = ReadingCosts()
@@ -108,14 +108,15 @@ class Schedule:
     def leaves_to_plain(self, batch: int, num_tokens: int) -> bool:
         """Whether plain `generate` is better for a call of so many items and tokens, and nothing is to be tried in it."""
         self.costs = self.knowledge.costs_for(batch)
-        if not self._is_known or self.knowledge.num_judged < self.JUDGED:
+        if not self._is_known or self.knowledge.earlier.num_judged < self.JUDGED:
             return False
-        self.tokens, self.best = self._expected_tokens(), NOTHING
+        # A drafter that had bad luck gets another chance.
+        self.tokens, self.best = self._expected_tokens(hopefully=True), NOTHING
         drafts = [plan for plan in self.plans if plan.depth]
         if max(map(self._rate, drafts)) * self.CLEARLY > self._rate(NOTHING):
             return False
         # A drafter that was judged by little gets its next chance soon.
-        price = self.OWN_LOOP * min(num_tokens, self.LONG) * min(1.0, self.knowledge.num_judged / self.SURE)
+        price = self.OWN_LOOP * min(num_tokens, self.LONG) * min(1.0, self.knowledge.earlier.num_judged / self.SURE)
         if price + min(map(self._loss, drafts)) > self.knowledge.purse:
             return True
         self.knowledge.purse -= price
@@ -132,7 +133,7 @@ class Schedule:
             batch: items that go on.
             room: the most tokens that are worth drafting.
         """
-        costs, self.outcomes = self.knowledge.costs_for(batch), []
+        costs = self.knowledge.costs_for(batch)
         self.reading = self.knowledge.reading_for(batch)
         if costs is not self.costs:
             self.costs, self.reconsidered = costs, -self.HELD
@@ -172,11 +173,10 @@ class Schedule:
         """It has read so many slots of each item, and no prompt."""
         self.reading.note(slots, self.clock() - self.reading_since)
 
-    def note(self, outcomes: Sequence[tuple[int, int]]) -> None:
-        """Learn what was accepted in this round; see [`Acceptance.note`]."""
-        self.outcomes = outcomes
+    def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
+        """Learn what was accepted in this round; see [`Knowledge.note`]."""
         if self.plan.depth and outcomes:
-            self.knowledge.note(self.plan.budget, outcomes)
+            self.knowledge.note(self.plan.budget, outcomes, of_chains)
 
     def end_round(self, is_ordinary: bool) -> None:
         """Learn how long the round took.
@@ -229,17 +229,18 @@ class Schedule:
         """Whether there is something to choose by."""
         return self.costs.of(NOTHING) is not None and self.costs.of(self.first) is not None
 
-    def _expected_tokens(self) -> dict[Plan, float]:
+    def _expected_tokens(self, hopefully: bool = False) -> dict[Plan, float]:
         """Tokens that a round of each plan commits to an item."""
-        knowledge, depth = self.knowledge, self.plans[-1].depth
-        of_chain = knowledge.chain.expected_tokens(depth)
+        depth, has_chains = self.plans[-1].depth, any(plan.depth and not plan.budget for plan in self.plans)
+        of_chain = self.knowledge.expected_tokens(depth, hopefully)
         if self.reads_again:
             # Unless the last token is accepted too, what is read again is followed by one token more.
             of_chain = [1.0, *(after + 1 - (after - before) for before, after in pairwise(of_chain))]
-        return {
-            plan: knowledge.accepted_of(plan.budget).expected_tokens(depth)[-1] if plan.budget else of_chain[plan.depth]
-            for plan in self.plans
-        }
+        tokens = {plan: of_chain[plan.depth] for plan in self.plans}
+        for plan in self.plans:
+            if plan.budget and has_chains:
+                tokens[plan] = 1 + (tokens[plan] - 1) * self.knowledge.gain_of(plan.budget).factor
+        return tokens
 
     def _rate(self, plan: Plan) -> float:
         return self.tokens[plan] / self.costs.of(plan)
