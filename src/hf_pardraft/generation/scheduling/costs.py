@@ -23,8 +23,9 @@ class Costs:
         like: costs at another batch size, to be believed until there are own ones.
     """
 
-    # Measurements of a plan that are remembered, and rounds by which the machine's pace is known.
-    REMEMBERED, RECENT = 49, 15
+    # Measurements of a plan that are remembered, rounds by which the machine's pace is known, and rounds after which medians are
+    # worked out again.
+    REMEMBERED, RECENT, RENEWED = 49, 15, 8
     # Factors of the pace that are not told from noise.
     USUAL = 1.15
     # Measurements that are believed whatever those of others say; and how far fewer may be from what these say.
@@ -41,6 +42,7 @@ class Costs:
         # By how much rounds take longer than they used to.
         self.pace = 1.0
         self.num_notes = self.num_surprises = 0
+        self.medians: dict[Plan, float] = {}
         self._known: dict[Plan, float | None] = {}
 
     def count(self, plan: Plan) -> int:
@@ -54,10 +56,10 @@ class Costs:
         return self._known[plan]
 
     def _estimate(self, plan: Plan) -> float | None:
-        own = lower_median(self.measured[plan]) if plan in self.measured else None
+        own = self.medians.get(plan)
         if own is not None and self.count(plan) >= self.BELIEVED:
             return self._smoothed(plan, own)
-        costs = {other: lower_median(seconds) for other, seconds in self.measured.items() if other != plan}
+        costs = {other: median for other, median in self.medians.items() if other != plan}
         if own is None and plan in self.guesses:
             return max([self.guesses[plan], *(cost for other, cost in costs.items() if plan.includes(other))])
         costs = {**self.guesses, **costs}
@@ -70,8 +72,8 @@ class Costs:
     def _smoothed(self, plan: Plan, own: float) -> float:
         """A plan's own cost, and a little of what other sizes of its kind say."""
         points = [
-            (other.num_nodes, lower_median(seconds))
-            for other, seconds in self.measured.items()
+            (other.num_nodes, median)
+            for other, median in self.medians.items()
             if other != plan and (other.budget > 0) == (plan.budget > 0) and other.depth and plan.depth
         ]
         others, count = interpolated(sorted(points), plan.num_nodes), self.count(plan)
@@ -86,12 +88,14 @@ class Costs:
             self.paces.append(seconds / expected)
             pace = lower_median(self.paces) if len(self.paces) == self.RECENT else 1.0
             self.pace = 1.0 if 1 / self.USUAL < pace < self.USUAL else pace
-        self.measured.setdefault(plan, deque(maxlen=self.REMEMBERED)).append(seconds / self.pace)
+        measured = self.measured.setdefault(plan, deque(maxlen=self.REMEMBERED))
+        measured.append(seconds / self.pace)
         self.num_notes += 1
         is_news = count < self.BELIEVED
         self.num_surprises += is_news
         # Medians move slowly.
-        if is_news or self.num_notes % self.BELIEVED == 0:
+        if is_news or self.num_notes % self.RENEWED == 0:
+            self.medians[plan] = lower_median(measured)
             self._known.clear()
 
     def charged(self, plan: Plan, seconds: float) -> float:

@@ -72,7 +72,7 @@ class Schedule:
     """
 
     # Rounds before the choice is thought over, and before a plan is tried again. By what even a bad estimate of a cost is wrong.
-    HELD, REST = 8, 8
+    HELD, REST = 16, 8
     DOUBT = 1.5
     # In one of so many rounds all that is drafted is read.
     READS_ALL = 16
@@ -99,7 +99,7 @@ class Schedule:
         self.num_rounds, self.reconsidered, self.num_surprises = 0, -self.HELD, 0
         self.next_try, self.next_loss = NOTHING, math.inf
         self.plan = self.best = NOTHING
-        self.is_a_try = self.is_pausing = False
+        self.is_a_try = self.is_pausing = self.is_noticeable = False
         self.costs: Costs = Costs()
         self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
         self.started = self.reading_since = clock()
@@ -148,7 +148,7 @@ class Schedule:
 
     def looks_at_draft(self, num_nodes: int) -> bool:
         """Whether to ask [`worth_reading`] about this round's draft: where the target takes clearly longer for all of it."""
-        return self.looks and self.costs.of(self.best) is not None and self.reading.are_noticeable(num_nodes + 1)
+        return self.is_noticeable and self.reading.are_noticeable(num_nodes + 1)
 
     def worth_reading(self, drafts: Sequence[ClaimedTree]) -> list[tuple[list[int], list[int]]]:
         """For each item the nodes of its draft to be read, equally many, and their parents; see [`best_nodes`].
@@ -167,11 +167,13 @@ class Schedule:
 
     def begin_reading(self) -> None:
         """The target begins to read."""
-        self.reading_since = self.clock()
+        if self.looks:
+            self.reading_since = self.clock()
 
     def end_reading(self, slots: int) -> None:
         """It has read so many slots of each item, and no prompt."""
-        self.reading.note(slots, self.clock() - self.reading_since)
+        if self.looks:
+            self.reading.note(slots, self.clock() - self.reading_since)
 
     def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
         """Learn what was accepted in this round; see [`Knowledge.note`]."""
@@ -216,6 +218,7 @@ class Schedule:
         self.reconsidered, self.num_surprises = self.num_rounds, self.costs.num_surprises
         self.tokens = self._expected_tokens()
         self.best = max(self.plans, key=self._rate)
+        self.is_noticeable = self.looks and self.reading.are_noticeable(self.plans[-1].num_nodes + 1)
         needs_check = self.costs.count(self.first) == 1 and not self.costs.guesses
         if needs_check and self._loss(self.first) < self.CHECK:
             self.next_try, self.next_loss = self.first, -math.inf
@@ -253,9 +256,12 @@ class Schedule:
         return self.num_rounds - self.last_tried.get(plan, 0)
 
     def _is_worth_a_try(self, plan: Plan) -> bool:
-        return self._rested(plan) >= self.REST and self.DOUBT * (plan.depth + 1) / self.costs.of(plan) > self._rate(
-            self.best
-        )
+        rest = self.REST
+        if self.best.includes(plan):
+            # What would be accepted of it is known from the best plan's rounds, and only its cost is to be learned.
+            rest *= 1 + self.costs.count(plan)
+        may_be_better = self.DOUBT * (plan.depth + 1) / self.costs.of(plan) > self._rate(self.best)
+        return self._rested(plan) >= rest and may_be_better
 
     def _priority(self, plan: Plan) -> float:
         """Plans that lose little are tried more often than others."""
