@@ -19,7 +19,7 @@ class Knowledge:
     """
 
     # What is put in: the share of all time that trying may cost. And the most that is saved up.
-    SHARE = 0.01
+    SHARE = 0.015
     MOST_SAVED = 32.0
 
     def __init__(self) -> None:
