@@ -84,6 +84,18 @@ def test_a_clock_that_jumps_loses_no_drafts(rates):
     assert jumping.speed(6) >= 0.93 * calm.speed(6)
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+def test_texts_that_are_shorter_than_a_draft_do_no_harm(length):
+    world = World([0.9] * 7)
+    for _ in range(30):
+        schedule = Schedule(world.knowledge, world.plans, Plan(7), lambda: world.now)
+        for left in range(length, 0, -1):
+            plan = schedule.next_plan(1, left - 1)
+            world.now += world.cost(plan)
+            schedule.note([(0, 1)] if plan.depth else [])
+            schedule.end_round(True)
+
+
 @pytest.mark.parametrize("stopped", [0.0, math.nan, -1.0])
 def test_a_clock_that_says_nothing_does_no_harm(stopped):
     schedule = Schedule(Knowledge(), all_plans(4, 16), Plan(4), lambda: stopped)

@@ -197,7 +197,7 @@ class Schedule:
             self.knowledge.put_in(charged / best)
             if self.is_a_try:
                 # By what is expected, not by what luck made of it.
-                cost = self.costs.of(self.plan) if is_ordinary else charged
+                cost = (self.costs.of(self.plan) if is_ordinary else None) or charged
                 self.knowledge.purse -= max(cost / best - self.tokens.get(self.plan, 1.0) / self.tokens[self.best], 0.0)
 
     def _choice(self) -> Plan:
