@@ -103,7 +103,7 @@ class ReadingCosts:
     def of(self, slots: int) -> float | None:
         """The cost of a forward; `None` of fewer than two sizes."""
         if slots not in self._known:
-            points = sorted((size, lower_median(seconds)) for size, seconds in self.measured.items())
+            points = sorted((size, lower_median(seconds)) for size, seconds in [*self.measured.items()])
             self._known[slots] = interpolated(points, slots)
         return self._known[slots]
 

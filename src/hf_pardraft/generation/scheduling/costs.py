@@ -42,6 +42,7 @@ class Costs:
         # By how much rounds take longer than they used to.
         self.pace = 1.0
         self.num_notes = self.num_surprises = 0
+        # Calls in other threads may add to it.
         self.medians: dict[Plan, float] = {}
         self._known: dict[Plan, float | None] = {}
 
@@ -59,7 +60,7 @@ class Costs:
         own = self.medians.get(plan)
         if own is not None and self.count(plan) >= self.BELIEVED:
             return self._smoothed(plan, own)
-        costs = {other: median for other, median in self.medians.items() if other != plan}
+        costs = {other: median for other, median in [*self.medians.items()] if other != plan}
         if own is None and plan in self.guesses:
             return max([self.guesses[plan], *(cost for other, cost in costs.items() if plan.includes(other))])
         costs = {**self.guesses, **costs}
@@ -73,7 +74,7 @@ class Costs:
         """A plan's own cost, and a little of what other sizes of its kind say."""
         points = [
             (other.num_nodes, median)
-            for other, median in self.medians.items()
+            for other, median in [*self.medians.items()]
             if other != plan and (other.budget > 0) == (plan.budget > 0) and other.depth and plan.depth
         ]
         others, count = interpolated(sorted(points), plan.num_nodes), self.count(plan)
