@@ -177,3 +177,14 @@ def test_how_rarely_rounding_makes_another_text():
     summaries = results("sampled_text")["differences"]
     for summary in summaries:
         assert f"{summary['tokens']:,}" in text, summary
+
+
+def test_tau_of_sampled_text():
+    rows = {(row["source"] == "before", row["temperature"], row["name"]): row for row in results("sampled_text")["rows"]}
+    for kind, cells in table_of("performance.md", "sampled").items():
+        expected = [
+            rows[was, temperature, f"{kind}, {way}"]["tau"]
+            for temperature in (1.0, 0.7)
+            for way, was in (("chain", True), ("chain", False), ("rejection", False), ("tree", True), ("tree", False))
+        ]
+        assert numbers(cells) == pytest.approx(expected, abs=0.0051)
