@@ -180,7 +180,9 @@ def test_how_rarely_rounding_makes_another_text():
 
 
 def test_tau_of_sampled_text():
-    rows = {(row["source"] == "before", row["temperature"], row["name"]): row for row in results("sampled_text")["rows"]}
+    rows = {
+        (row["source"] == "before", row["temperature"], row["name"]): row for row in results("sampled_text")["rows"]
+    }
     for kind, cells in table_of("performance.md", "sampled").items():
         expected = [
             rows[was, temperature, f"{kind}, {way}"]["tau"]

@@ -25,6 +25,8 @@ class Acceptance:
     # Deviations per round that are no news, and their sum that is: a run of 10 rounds that are one off.
     TOLERATED, ALARM = 0.5, 7.0
     LEAST_DEVIATION = 0.3
+    # Rounds after which what is believed is worked out again.
+    RENEWED = 8
     # Tries of which less is no belief that could be contradicted.
     KNOWN = 16
     # What nothing is known of: as good as a middling drafter, with the weight of so many tokens.
@@ -36,6 +38,9 @@ class Acceptance:
         self.earlier = earlier
         self.accepted: list[float] = []
         self.tried: list[float] = []
+        # How many tokens a round is believed to accept, and how far rounds are off, by its depth; worked out now and then.
+        self.believed: dict[int, tuple[float, float]] = {}
+        self.num_notes = 0
         self.too_many = self.too_few = 0.0
 
     def note(self, outcomes: Sequence[tuple[int, int]]) -> None:
@@ -87,17 +92,28 @@ class Acceptance:
         if not self.tried or self.tried[0] < self.KNOWN:
             return False
         depth = max(num_tried for _, num_tried in outcomes)
-        reached = list(accumulate(self.rates(depth), mul))
-        mean = sum(reached)
-        square = sum((2 * position + 1) * share for position, share in enumerate(reached))
-        deviation = max(math.sqrt(max(square - mean**2, 0.0)), self.LEAST_DEVIATION) / math.sqrt(len(outcomes))
-        found = (sum(num_accepted for num_accepted, _ in outcomes) / len(outcomes) - mean) / deviation
+        self.num_notes += 1
+        if self.num_notes % self.RENEWED == 0:
+            self.believed = {}
+        if depth not in self.believed:
+            self.believed[depth] = self._belief(depth)
+        mean, deviation = self.believed[depth]
+        found = (sum(num_accepted for num_accepted, _ in outcomes) / len(outcomes) - mean) * math.sqrt(len(outcomes))
+        found /= deviation
         self.too_many = max(0.0, self.too_many + found - self.TOLERATED)
         self.too_few = max(0.0, self.too_few - found - self.TOLERATED)
         if max(self.too_many, self.too_few) < self.ALARM:
             return False
         self.too_many = self.too_few = 0.0
+        self.believed = {}
         return True
+
+    def _belief(self, depth: int) -> tuple[float, float]:
+        """Mean and standard deviation of the tokens that a draft of this depth is believed to have accepted."""
+        reached = list(accumulate(self.rates(depth), mul))
+        mean = sum(reached)
+        square = sum((2 * position + 1) * share for position, share in enumerate(reached))
+        return mean, max(math.sqrt(max(square - mean**2, 0.0)), self.LEAST_DEVIATION)
 
     def expected_tokens(self, depth: int, hopefully: bool = False) -> list[float]:
         """Tokens that a round commits to an item, the bonus token counted, for drafts of no token up to `depth` tokens.

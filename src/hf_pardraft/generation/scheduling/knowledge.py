@@ -18,9 +18,8 @@ class Knowledge:
         purse: what may be lost by trying plans that don't seem the best, in rounds of the best one. Each round puts a little in.
     """
 
-    # What is put in: the share of all time that trying may cost. And the most that is saved up.
-    SHARE = 0.015
-    MOST_SAVED = 32.0
+    # What it begins with. What is put in: the share of all time that trying may cost. And the most that is saved up.
+    BEGINNING, SHARE, MOST_SAVED = 3.0, 0.0075, 32.0
 
     def __init__(self) -> None:
         self.earlier = Acceptance()
@@ -29,7 +28,7 @@ class Knowledge:
         self.costs: dict[int, Costs] = {}
         self.reading: dict[int, ReadingCosts] = {}
         self.calibration = Calibration()
-        self.purse = 0.0
+        self.purse = self.BEGINNING
 
     def begin_text(self) -> None:
         """Judge what comes by earlier texts, until it speaks for itself."""
