@@ -372,9 +372,9 @@ def proposed(monkeypatch):
     )
 
     def proposal(self, draft_logits):
-        tree, drawn = real_proposal(self, draft_logits)
+        tree = real_proposal(self, draft_logits)
         tokens.extend([] if tree is None else tree.tokens.flatten().tolist())
-        return tree, drawn
+        return tree
 
     def candidates(self, input_ids, *args, **kwargs):
         text, logits = real_candidates(self, input_ids, *args, **kwargs)

@@ -257,7 +257,7 @@ class Schedule:
 
     def _is_worth_a_try(self, plan: Plan) -> bool:
         rest = self.REST
-        if self.best.includes(plan):
+        if plan.depth and self.best.includes(plan):
             # What would be accepted of it is known from the best plan's rounds, and only its cost is to be learned.
             rest *= 1 + self.costs.count(plan)
         may_be_better = self.DOUBT * (plan.depth + 1) / self.costs.of(plan) > self._rate(self.best)
