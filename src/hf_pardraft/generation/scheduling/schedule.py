@@ -201,7 +201,8 @@ class Schedule:
                 self.knowledge.purse -= max(cost / best - self.tokens.get(self.plan, 1.0) / self.tokens[self.best], 0.0)
 
     def _choice(self) -> Plan:
-        if not self._is_known:
+        # What another batch size taught may be wrong for this one, about the round above all that others are compared with.
+        if self.costs.count(NOTHING) < 2 or not self._is_known:
             self.best, self.tokens = NOTHING, self._expected_tokens()
             # Two rounds that need no draft, since one may be an outlier, then one that does.
             return self.first if self.costs.count(NOTHING) > 1 else NOTHING
