@@ -190,3 +190,13 @@ def test_tau_of_sampled_text():
             for way, was in (("chain", True), ("chain", False), ("rejection", False), ("tree", True), ("tree", False))
         ]
         assert numbers(cells) == pytest.approx(expected, abs=0.0051)
+
+
+def test_the_schedule():
+    shown = table_of("performance.md", "over plain `generate`")
+    for condition in results("schedule")["conditions"]:
+        rows = {row["name"]: row["speedup"] for row in condition["rows"]}
+        fixed = max(row["speedup"] for row in condition["rows"] if row["is_fixed"])
+        cells = shown.pop(f"{condition['case']}, T={condition['temperature']:.0f}")
+        assert numbers(cells) == pytest.approx([fixed, rows["auto"], rows["auto, first call"]], abs=0.0051)
+    assert not shown
