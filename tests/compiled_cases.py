@@ -12,6 +12,21 @@ LONGEST = 20
 GREEDY = {"do_sample": False, "max_new_tokens": 12}
 
 
+def leave_uncompiled(monkeypatch) -> list[str]:
+    """Compile nothing; returns where the names of the steps that run are noted."""
+    names = []
+
+    def uncompiled(step, **options):
+        def noted(*arguments):
+            names.append(step.__name__)
+            return step(*arguments)
+
+        return noted
+
+    monkeypatch.setattr(torch, "compile", uncompiled)
+    return names
+
+
 def batch_of(lengths) -> dict[str, torch.Tensor]:
     """Prompts of different lengths, padded on the left."""
     prompts, longest = [random_prompt(length, seed=seed) for seed, length in enumerate(lengths)], max(lengths)

@@ -6,7 +6,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GPT2Config, StaticCache, StoppingCriteria
 
-from compiled_cases import RATES, assert_same, assert_same_stats, batch_of, eager_and_static, oracle, settle, texts_of
+from compiled_cases import (
+    RATES,
+    assert_same,
+    assert_same_stats,
+    batch_of,
+    eager_and_static,
+    leave_uncompiled,
+    oracle,
+    settle,
+    texts_of,
+)
 from drawn_plans import draw_plans
 from hf_pardraft import NgramModel
 from hf_pardraft.generation.compiled import static_cache as buffers
@@ -31,17 +41,7 @@ PAIRS = [
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
     """Nothing is compiled; the names of the steps that run are noted."""
-    names = []
-
-    def uncompiled(step, **options):
-        def noted(*arguments):
-            names.append(step.__name__)
-            return step(*arguments)
-
-        return noted
-
-    monkeypatch.setattr(torch, "compile", uncompiled)
-    return names
+    return leave_uncompiled(monkeypatch)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from compiled_cases import settle
+from compiled_cases import leave_uncompiled, settle
 from hf_pardraft import NgramModel
 from sampled_cases import BUDGETS, KINDS, another, assert_plain_text, batch_of, double_target, knowing, seeded, unpadded
 
@@ -18,17 +18,7 @@ SAMPLING = {
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
     """Nothing is compiled; the names of the steps that run are noted."""
-    names = []
-
-    def uncompiled(step, **options):
-        def noted(*arguments):
-            names.append(step.__name__)
-            return step(*arguments)
-
-        return noted
-
-    monkeypatch.setattr(torch, "compile", uncompiled)
-    return names
+    return leave_uncompiled(monkeypatch)
 
 
 @pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)

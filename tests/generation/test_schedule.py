@@ -97,6 +97,7 @@ def test_texts_that_are_shorter_than_a_draft_do_no_harm(length):
             world.now += world.cost(plan)
             schedule.note([(0, 1)] if plan.depth else [])
             schedule.end_round(True)
+    assert math.isfinite(world.knowledge.purse)
 
 
 @pytest.mark.parametrize("stopped", [0.0, math.nan, -1.0])
@@ -106,6 +107,7 @@ def test_a_clock_that_says_nothing_does_no_harm(stopped):
         plan = schedule.next_plan(1, 9)
         schedule.note([(0, 1)] if plan.depth else [])
         schedule.end_round(True)
+    assert math.isfinite(schedule.knowledge.purse)
 
 
 def test_a_machine_that_slows_down_for_a_while_changes_nothing():

@@ -150,7 +150,7 @@ class SpeculativeDecoding:
     def _choices(self, logits: torch.Tensor, tree: TokenTree | None) -> tuple[torch.LongTensor, torch.Tensor]:
         """The choices and processed scores of [`choose`], from logits in float32."""
         if self.processes_in_bulk:
-            scores = process_everywhere(logits, self.processors, self.sequences.ids)
+            scores = process_everywhere(logits, self.processors)
             return self.choice.everywhere(scores, tree), scores
         return choose_along_the_path(logits, self.process_item, self.choice, self.items, self.sequences, tree)
 

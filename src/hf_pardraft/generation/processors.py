@@ -77,6 +77,19 @@ def is_prefix_free(processors: LogitsProcessorList) -> bool:
     return all(type(processor) in PREFIX_FREE for processor in processors)
 
 
+def process_everywhere(logits: torch.Tensor, processors: LogitsProcessorList) -> torch.Tensor:
+    """Scores of all slots or positions at once, `(items, slots, vocab)`, by prefix-free processors.
+
+    Args:
+        logits: in float32, of that shape; processors may overwrite them.
+        processors: prefix-free ones.
+    """
+    scores = logits.flatten(0, 1)
+    for processor in processors:
+        scores = processor(NO_TEXT, scores)
+    return scores.view(logits.shape)
+
+
 def warped(draft_logits: torch.Tensor, warpers: LogitsProcessorList) -> torch.Tensor:
     """A drafter's logits `(items, depth, vocab)` in float32, warped as the target's are.
 
@@ -84,10 +97,7 @@ def warped(draft_logits: torch.Tensor, warpers: LogitsProcessorList) -> torch.Te
         draft_logits: `(items, depth, vocab)`.
         warpers: the prefix-free ones of the caller's processors: the others would have to read drafted texts.
     """
-    scores = draft_logits.float().flatten(0, 1)
-    for warper in warpers:
-        scores = warper(NO_TEXT, scores)
-    return scores.view(draft_logits.shape)
+    return process_everywhere(draft_logits.float(), warpers)
 
 
 def warped_law(draft_logits: torch.Tensor, warpers: LogitsProcessorList) -> torch.Tensor:
@@ -102,20 +112,6 @@ def warped_law(draft_logits: torch.Tensor, warpers: LogitsProcessorList) -> torc
 def prefix_free_ones(processors: LogitsProcessorList) -> LogitsProcessorList:
     """Those of the caller's processors that look at the logits of one position and at nothing else."""
     return LogitsProcessorList(processor for processor in processors if type(processor) in PREFIX_FREE)
-
-
-def process_everywhere(logits: torch.Tensor, processors: LogitsProcessorList, text: torch.LongTensor) -> torch.Tensor:
-    """Processed scores of all slots at once, by prefix-free processors; shapes `(items, slots, vocab)`.
-
-    Args:
-        logits: in float32; processors may overwrite them.
-        processors: prefix-free ones.
-        text: `(items, length)`, passed on to the processors, which don't read it.
-    """
-    scores = logits.flatten(0, 1)
-    for processor in processors:
-        scores = processor(text, scores)
-    return scores.view(logits.shape)
 
 
 class ItemProcessors:

@@ -17,9 +17,8 @@ class Acceptance:
         earlier: what was accepted in earlier texts; `None` for that itself, which lasts.
     """
 
-    # Rounds with a draft after which about a third of their weight is left, of one text and of all; and the weight that a change
-    # leaves.
-    MEMORY, LASTING, AFTER_CHANGE = 250, 250, 1.5
+    # Rounds with a draft after which about a third of their weight is left; and the weight that a change leaves.
+    MEMORY, AFTER_CHANGE = 250, 1.5
     # Rounds of a text that count for as much as all earlier texts.
     OF_EARLIER = 5.0
     # Deviations per round that are no news, and their sum that is: a run of 10 rounds that are one off.
@@ -50,7 +49,7 @@ class Acceptance:
             outcomes: for each batch item the number of accepted tokens, and of positions of which that says something: one more,
                 unless all were accepted or the text ended there.
         """
-        keep = 1 - 1 / (self.MEMORY if self.earlier else self.LASTING)
+        keep = 1 - 1 / self.MEMORY
         if self.earlier and self._is_another_text(outcomes):
             keep = self.AFTER_CHANGE / max(self.tried[0], self.AFTER_CHANGE)
             self.earlier = Acceptance()
