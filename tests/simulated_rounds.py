@@ -35,7 +35,7 @@ class World:
     tree_gain: float = 0.4
     noise: float = 0.1
     seed: int = 0
-    pace: Callable[[int], float] = lambda number: 1.0
+    pace: Callable[[int], float] = lambda number: 0.002
     outliers: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,7 +75,11 @@ class World:
         """A call by the schedule: its tokens over its cost, noise not counted, and its plans."""
         schedule = Schedule(self.knowledge, self.plans, Plan(self.depth), lambda: self.now)
         left, pending, cost, followed = TOKENS, 24, 0.0, []
+        is_plains = schedule.leaves_to_plain(batch)
         while left > 0:
+            if is_plains or schedule.leaves_rest_to_plain():
+                schedule.note_plain(left)
+                return TOKENS / (cost + left), followed
             plan = schedule.next_plan(batch, left - 1)
             accepted = [self.accepted(plan) for _ in range(batch)]
             price, is_ordinary = self.cost(plan), not plan.depth or pending <= self.depth + 1

@@ -155,7 +155,7 @@ def test_the_text_is_plain_generates_however_much_is_read(monkeypatch, kind, bud
     settings.draft_schedule, settings.tree_budget, settings.num_assistant_tokens = "auto", budget, 4
     # All drafts are looked at: none is left out because the clock says so.
     monkeypatch.setattr(scheduling.Schedule, "next_plan", next_plan)
-    monkeypatch.setattr(scheduling.Schedule, "leaves_to_plain", lambda self, batch, num_tokens: False)
+    monkeypatch.setattr(scheduling.Schedule, "leaves_to_plain", lambda self, batch: False)
     for _ in range(2):
         torch.manual_seed(3)
         assert torch.equal(target.generate(prompt, assistant_model=drafter, **options), plain)

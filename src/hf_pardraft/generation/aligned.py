@@ -107,6 +107,9 @@ class AlignedDecoding(SpeculativeDecoding):
     def _noted_items(self) -> list[int]:
         return [item for item, was_over in enumerate(self.was_over) if not was_over]
 
+    def _rest_is_like_plain(self) -> bool:
+        return super()._rest_is_like_plain() and not any(self.over)
+
     def _are_over(self) -> list[bool]:
         """All items leave together; before that, those that are over stay in the batch."""
         if all(self.over):

@@ -26,6 +26,7 @@ from .target import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, read_promp
 from .tree.token_tree import TokenTree, draft_chain, node_log_probabilities, nodes_of_tree
 from .tree.verify import Acceptance, accept, paths_on_host, plain_step
 from .tree_search import TreeSearch
+from .undrafted import PlainRest
 
 
 class SpeculativeDecoding:
@@ -80,6 +81,14 @@ class SpeculativeDecoding:
         if self.recorder.attentions is not None:
             requested["output_attentions"] = True
         self.reader = TargetReader(target, model_kwargs, requested)
+        self.rest = PlainRest(
+            target,
+            generation_config,
+            model_kwargs,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            streamer=streamer,
+        )
         self.schedule, self.plan, self.is_ordinary = schedule, NOTHING, False
         # What the drafter thinks of this round's drafts, if anybody asked.
         self.claims: list[ClaimedTree] | None = None
@@ -95,6 +104,8 @@ class SpeculativeDecoding:
         self.choice = self._choice()
         self._read_prompt(input_ids)
         while self.items:
+            if self.schedule.leaves_rest_to_plain() and self._rest_is_like_plain():
+                return self._leave_rest()
             self.round()
         if self.streamer is not None:
             self.streamer.end()
@@ -287,7 +298,9 @@ class SpeculativeDecoding:
         plan = self.schedule.next_plan(len(self.items), room)
         # A drafter that was left out for long has more to read than in other rounds.
         has_caught_up = plan.depth == 0 or self.candidates.num_pending <= self.schedule.deepest + 1
-        self.is_ordinary = has_caught_up and not reads_text
+        # A round without a draft stands for a step of plain `generate`, whose items have one length.
+        is_like_plain = plan.depth > 0 or len(self.items) == 1 or self.reader.cache.is_even
+        self.is_ordinary = has_caught_up and is_like_plain and not reads_text
         return plan
 
     def _room(self) -> int:
@@ -441,6 +454,40 @@ class SpeculativeDecoding:
     def _returns_cache(self) -> bool:
         """Whether anybody will see the cache: generate marks one that the caller passed in, and so keeps."""
         return self.recorder.enabled or "_is_user_defined" in vars(self.model_kwargs["past_key_values"])
+
+    def _rest_is_like_plain(self) -> bool:
+        """Whether plain `generate` would write, after the texts as they are now, what this loop does."""
+        everybody_goes_on = self.items == list(range(self.batch)) and not any(self.stop.end_of_item)
+        # Texts that are ahead of others are cut; what a layer with a window has dropped does not come back.
+        lengths = self.sequences.lengths
+        can_be_cut = max(lengths) == min(lengths) or not any(map(any, map(self.reader.cache.dropped, self.items)))
+        sees_scores = self.recorder.scores is not None and self.stop.others
+        return (
+            self.rest.is_possible
+            and self.inputs == SLICED_INPUTS
+            and self.prompt is None
+            and everybody_goes_on
+            and can_be_cut
+            and not sees_scores
+        )
+
+    def _leave_rest(self) -> Any:
+        """Let plain `generate` write what is left, from the end of the shortest text on; returns what `generate` returns."""
+        self._catch_up()
+        lengths, length = self.sequences.lengths, min(self.sequences.lengths)
+        num_new = length - self.prompt_length
+        self.choice.finish(num_new)
+        self.candidates.stats.take_back([own - length for own in lengths])
+        for item in self.items:
+            self.recorder.keep_first(item, num_new)
+            self.finished.add(item, self.sequences.item(item), self.entries_of(item))
+        given = self.model_kwargs["past_key_values"]
+        self.finished.fill(given, self.reader.cache, self.columns, self.prompt_length, length)
+        rest = self.rest.write(self.finished.text(length), num_new, self.candidates.stats)
+        if isinstance(rest, torch.Tensor):
+            return rest
+        self.recorder.add_rest(rest)
+        return self.recorder.result(rest.sequences, rest.sequences.shape[1] - self.prompt_length, rest.past_key_values)
 
     def _result(self) -> Any:
         """What `generate` returns, items in the caller's order; its cache is the kind that plain `generate` leaves."""

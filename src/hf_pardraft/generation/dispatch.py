@@ -5,7 +5,6 @@ import weakref
 from dataclasses import replace
 from typing import Any
 
-import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.utils import logging
@@ -22,7 +21,6 @@ from .scheduling.plans import NOTHING, Plan, all_plans
 from .scheduling.schedule import FixedSchedule, Schedule
 from .sequences import StopChecks
 from .settings import DraftSettings, wants_compiled
-from .stats import DecodeStats
 from .target import TOKEN_TYPES
 
 logger = logging.get_logger(__name__)
@@ -148,41 +146,3 @@ def reason_against(
     except ValueError as error:
         return str(error)
     return None
-
-
-def write_undrafted(
-    target: PreTrainedModel,
-    drafter: ParallelDrafter,
-    input_ids: torch.LongTensor,
-    generation_config: GenerationConfig,
-    **arguments: Any,
-) -> Any:
-    """Continue `input_ids (batch, length)` by plain `generate`; returns what that returns.
-
-    Args:
-        target, input_ids, generation_config: as `generate` prepared them.
-        drafter: drafts nothing; its `last_stats` say so.
-        **arguments: the others that `generate` prepared.
-    """
-    result = target._sample(input_ids, generation_config=generation_config, **arguments)
-    sequences = result if isinstance(result, torch.Tensor) else result.sequences
-    drafter.last_stats = undrafted_stats(sequences[:, input_ids.shape[1] :], generation_config._eos_token_tensor)
-    return result
-
-
-def undrafted_stats(new_ids: torch.LongTensor, end_tokens: torch.LongTensor | None) -> DecodeStats:
-    """The statistics of rounds that commit one token each.
-
-    Args:
-        new_ids: `(batch, new)`; after the token that ends its text, an item is padded.
-        end_tokens: `(ends,)`.
-    """
-    over = torch.zeros_like(new_ids, dtype=torch.bool)
-    if end_tokens is not None:
-        over = torch.isin(new_ids, end_tokens.to(new_ids.device))
-    # An item's last token is the one that ends it.
-    live = (over.cumsum(dim=1) - over.long() == 0).sum(dim=0)
-    stats = DecodeStats()
-    for count in live.tolist():
-        stats.add_round([0] * count, [0] * count, [1] * count)
-    return stats

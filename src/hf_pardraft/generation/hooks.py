@@ -10,9 +10,10 @@ from ..checkpoints.adopt import adopted
 from ..pairing.remembered import warn_if_other_text
 from .candidate_generator import ParallelCandidateGenerator
 from .checks import check_mode, check_request
-from .dispatch import decoding_for, fit_to, schedule_for, write_undrafted
+from .dispatch import decoding_for, fit_to, schedule_for
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
 from .tree_search import check_ngram_model
+from .undrafted import write_undrafted
 
 logger = logging.get_logger(__name__)
 
@@ -143,7 +144,7 @@ def _assisted_decoding(
         inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
         if settings.decode_loop == "native":
             schedule = schedule_for(self, assistant_model, settings, generation_config)
-            if schedule.leaves_to_plain(len(input_ids), generation_config.max_length - input_ids.shape[1]):
+            if schedule.leaves_to_plain(len(input_ids)):
                 result = write_undrafted(
                     self, assistant_model, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs
                 )

@@ -114,6 +114,12 @@ class OutputRecorder:
         window = self.layer_windows[layer]
         return placed if window is None else placed[..., -(window - 1 + height) :]
 
+    def add_rest(self, rest: GenerateDecoderOnlyOutput) -> None:
+        """Take the scores and logits of a call that went on where this one stopped, `(batch, vocab)` for each token."""
+        for collected, steps in ((self.scores, rest.scores), (self.logits, rest.logits)):
+            for item, of_item in enumerate(collected or ()):
+                of_item += [step[item : item + 1] for step in steps]
+
     def keep_first(self, item: int, count: int) -> None:
         """Forget the scores and logits of an item beyond its first `count` tokens."""
         for collected in (self.scores, self.logits):

@@ -82,6 +82,17 @@ class DecodeStats:
         self.tokens_per_round += committed
         self.rows_per_round.append(len(committed))
 
+    def take_back(self, counts: list[int]) -> None:
+        """Forget the last tokens of each item, so many, which others are going to write again. All items are still there."""
+        left = list(counts)
+        for start in range(len(self.tokens_per_round) - len(left), -1, -len(left)):
+            for item, count in enumerate(left):
+                at = start + item
+                taken = min(count, self.tokens_per_round[at])
+                self.tokens_per_round[at] -= taken
+                self.accepted_per_round[at] = min(self.accepted_per_round[at], self.tokens_per_round[at])
+                left[item] -= taken
+
 
 NOTHING = nullcontext()
 

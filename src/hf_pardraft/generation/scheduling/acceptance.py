@@ -30,8 +30,6 @@ class Acceptance:
     KNOWN = 16
     # What nothing is known of: as good as a middling drafter, with the weight of so many tokens.
     PRIOR, PRIOR_WEIGHT = 0.5, 1.0
-    # Standard errors that are believed in a drafter's favour.
-    HOPE = 1.0
 
     def __init__(self, earlier: "Acceptance | None" = None) -> None:
         self.earlier = earlier
@@ -42,19 +40,18 @@ class Acceptance:
         self.num_notes = 0
         self.too_many = self.too_few = 0.0
 
-    def note(self, outcomes: Sequence[tuple[int, int]]) -> None:
-        """Learn from a round.
+    def note(self, outcomes: Sequence[tuple[int, int]]) -> bool:
+        """Learn from a round; returns whether it says that the text has become another.
 
         Args:
             outcomes: for each batch item the number of accepted tokens, and of positions of which that says something: one more,
                 unless all were accepted or the text ended there.
         """
-        keep = 1 - 1 / self.MEMORY
-        if self.earlier and self._is_another_text(outcomes):
-            keep = self.AFTER_CHANGE / max(self.tried[0], self.AFTER_CHANGE)
+        is_another = self.earlier is not None and self._is_another_text(outcomes)
+        if is_another:
+            self.weaken(self.AFTER_CHANGE / max(self.tried[0], self.AFTER_CHANGE))
             self.earlier = Acceptance()
-        self.accepted = [keep * value for value in self.accepted]
-        self.tried = [keep * value for value in self.tried]
+        self.weaken(1 - 1 / self.MEMORY)
         for num_accepted, num_tried in outcomes:
             new = num_tried - len(self.tried)
             self.tried += [0.0] * new
@@ -62,6 +59,12 @@ class Acceptance:
             for position in range(num_tried):
                 self.tried[position] += 1
                 self.accepted[position] += position < num_accepted
+        return is_another
+
+    def weaken(self, keep: float) -> None:
+        """Believe what was found with this share of its weight."""
+        self.accepted = [keep * value for value in self.accepted]
+        self.tried = [keep * value for value in self.tried]
 
     def rates(self, depth: int) -> list[float]:
         """For each of the first `depth` positions, how probably a token is accepted if all before it were."""
@@ -114,16 +117,10 @@ class Acceptance:
         square = sum((2 * position + 1) * share for position, share in enumerate(reached))
         return mean, max(math.sqrt(max(square - mean**2, 0.0)), self.LEAST_DEVIATION)
 
-    def expected_tokens(self, depth: int, hopefully: bool = False) -> list[float]:
-        """Tokens that a round commits to an item, the bonus token counted, for drafts of no token up to `depth` tokens.
-
-        Args:
-            depth: the longest of these drafts.
-            hopefully: take, of what a draft adds, the upper end of what is likely.
-        """
+    def expected_tokens(self, depth: int) -> list[float]:
+        """Tokens that a round commits to an item, the bonus token counted, for drafts of no token up to `depth` tokens."""
         reached = accumulate(self.rates(depth), mul)
-        hope = 1 + hopefully * self.HOPE / math.sqrt(1 + self.num_judged)
-        return [1.0 + min(hope * added, most) for most, added in enumerate(accumulate(reached, initial=0.0))]
+        return list(accumulate(reached, initial=1.0))
 
 
 class TreeGain:
@@ -147,3 +144,40 @@ class TreeGain:
     @property
     def factor(self) -> float:
         return self.of_tree / self.of_chain
+
+
+class Slowest:
+    """Of a batch, how much the item with which drafts fare worst gets of them, compared with the mean of all items.
+
+    A batch takes as long as its slowest item, so that what drafts are worth to the others is partly lost.
+
+    Attributes:
+        share: 1 if all items fare alike.
+    """
+
+    # What is believed at first, and for how many rounds' worth.
+    PRIOR, PRIOR_WEIGHT = 0.6, 8.0
+
+    def __init__(self) -> None:
+        self.share, self.before, self.num_rounds = self.PRIOR, self.PRIOR, 0
+        self.accepted: list[int] = []
+
+    def note(self, counts: Sequence[int]) -> None:
+        """Learn how many tokens of a round's drafts each item accepted."""
+        if len(counts) != len(self.accepted):
+            # Another call, or an item is over: which, is not known.
+            self.before, self.accepted, self.num_rounds = self.share, [0] * len(counts), 0
+        self.num_rounds += 1
+        self.accepted = [total + count for total, count in zip(self.accepted, counts, strict=True)]
+        mean = sum(self.accepted) / len(self.accepted)
+        if mean:
+            prior = self.PRIOR_WEIGHT * mean / self.num_rounds
+            self.share = (min(self.accepted) + self.before * prior) / (mean + prior)
+
+    def slowed(self, tokens: float) -> float:
+        """What a round that commits so many tokens to an item is worth to the batch.
+
+        Half of its time a batch takes whoever is left of it, and the other half in proportion to who is: that is how much rounds
+        of few items cost less.
+        """
+        return 2 / (1 / tokens + 1 / (1 + self.share * (tokens - 1)))

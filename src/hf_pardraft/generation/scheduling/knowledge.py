@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .acceptance import Acceptance, TreeGain
+from .acceptance import Acceptance, Slowest, TreeGain
 from .confidence import Calibration, ReadingCosts
 from .costs import Costs
 
@@ -13,6 +13,7 @@ class Knowledge:
     Attributes:
         earlier, chain: what was accepted of chains in all texts, and in this one; of trees where there are no chains.
         gains: what trees have over chains, by their budget.
+        slowest: how unevenly drafts serve the items of a batch, by batch size.
         costs, reading: what rounds cost, and the target's forwards, by batch size (powers of two).
         calibration: what a drafter's own probabilities are worth.
         purse: what may be lost by trying plans that don't seem the best, in rounds of the best one. Each round puts a little in.
@@ -20,11 +21,14 @@ class Knowledge:
 
     # What it begins with. What is put in: the share of all time that trying may cost. And the most that is saved up.
     BEGINNING, SHARE, MOST_SAVED = 3.0, 0.0075, 32.0
+    # Of what earlier texts taught, the weight that is left once a text is found to be another.
+    AFTER_CHANGE = 0.1
 
     def __init__(self) -> None:
         self.earlier = Acceptance()
         self.gains: dict[int, TreeGain] = {}
         self.begin_text()
+        self.slowest: dict[int, Slowest] = {}
         self.costs: dict[int, Costs] = {}
         self.reading: dict[int, ReadingCosts] = {}
         self.calibration = Calibration()
@@ -34,13 +38,17 @@ class Knowledge:
         """Judge what comes by earlier texts, until it speaks for itself."""
         self.chain = Acceptance(self.earlier)
 
-    def expected_tokens(self, depth: int, hopefully: bool = False) -> list[float]:
+    def expected_tokens(self, depth: int) -> list[float]:
         """See [`Acceptance.expected_tokens`]."""
-        return self.chain.expected_tokens(depth, hopefully)
+        return self.chain.expected_tokens(depth)
 
     def gain_of(self, budget: int) -> TreeGain:
         """What trees of this budget have over chains."""
         return self.gains.setdefault(budget, TreeGain())
+
+    def slowest_of(self, batch: int) -> Slowest:
+        """How unevenly drafts serve a batch of this size."""
+        return self.slowest.setdefault(size_class(batch), Slowest())
 
     def costs_for(self, batch: int) -> Costs:
         """The costs at a batch size; where they are new, those of the nearest one are believed at first."""
@@ -60,11 +68,16 @@ class Knowledge:
             outcomes: see [`Acceptance.note`].
             of_chains: of a tree, what would have become of the chain of likeliest tokens; `None` if nobody asked.
         """
+        if len(outcomes) > 1:
+            self.slowest_of(len(outcomes)).note([count for count, _ in outcomes])
         if of_chains is not None:
             accepted = (sum(count for count, _ in each) for each in (outcomes, of_chains))
             self.gain_of(budget).note(*accepted)
-        for known in (self.chain, self.earlier):
-            known.note(outcomes if of_chains is None else of_chains)
+        outcomes = outcomes if of_chains is None else of_chains
+        self.earlier.note(outcomes)
+        if self.chain.note(outcomes):
+            # The next text may be like this one.
+            self.earlier.weaken(self.AFTER_CHANGE)
 
     def reading_for(self, batch: int) -> ReadingCosts:
         """What the target's forwards cost at a batch size."""

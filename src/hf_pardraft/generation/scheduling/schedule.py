@@ -23,8 +23,12 @@ class FixedSchedule:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.deepest = plan, plan.depth
 
-    def leaves_to_plain(self, batch: int, num_tokens: int) -> bool:
+    def leaves_to_plain(self, batch: int) -> bool:
         """It drafts."""
+        return False
+
+    def leaves_rest_to_plain(self) -> bool:
+        """It goes on drafting."""
         return False
 
     def looks_at_draft(self, num_nodes: int) -> bool:
@@ -78,9 +82,11 @@ class Schedule:
     READS_ALL = 16
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
     CHECK = 1.5
-    # Plain `generate` is left alone with a call if drafts are this much slower, and were judged by so many, or for sure by more.
-    # A round of ours without a draft takes so much more time than a step of its own, of a call no longer than this.
-    CLEARLY, JUDGED, SURE, OWN_LOOP, LONG = 1.03, 6, 32, 0.1, 200
+    # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many, or for sure by more.
+    # Beginning a call in our loop costs so many rounds.
+    JUDGED, SURE, START = 3, 32, 3.0
+    # Seconds of a round without a draft beside which it doesn't matter whose it is, if the batch has one item.
+    LONG = 0.02
 
     def __init__(
         self,
@@ -96,31 +102,33 @@ class Schedule:
         self.looks = looks
         self.reads_again, self.deepest = reads_again, plans[-1].depth
         self.last_tried: dict[Plan, int] = {}
-        self.num_rounds, self.reconsidered, self.num_surprises = 0, -self.HELD, 0
+        self.num_rounds, self.reconsidered, self.num_surprises, self.batch = 0, -self.HELD, 0, 1
         self.next_try, self.next_loss = NOTHING, math.inf
         self.plan = self.best = NOTHING
-        self.is_a_try = self.is_pausing = self.is_noticeable = False
-        self.costs: Costs = Costs()
+        self.is_a_try = self.is_pausing = self.is_noticeable = self.rests_with_plain = False
+        self.costs, self.num_tokens = Costs(), 1.0
         self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
         self.started = self.reading_since = clock()
         self.reading = ReadingCosts()
 
-    def leaves_to_plain(self, batch: int, num_tokens: int) -> bool:
-        """Whether plain `generate` is better for a call of so many items and tokens, and nothing is to be tried in it."""
-        self.costs = self.knowledge.costs_for(batch)
+    def leaves_to_plain(self, batch: int) -> bool:
+        """Whether plain `generate` is better for a call of so many items, and nothing is to be tried in it."""
+        self.costs, self.batch = self.knowledge.costs_for(batch), batch
         if not self._is_known or self.knowledge.earlier.num_judged < self.JUDGED:
             return False
-        # A drafter that had bad luck gets another chance.
-        self.tokens, self.best = self._expected_tokens(hopefully=True), NOTHING
-        drafts = [plan for plan in self.plans if plan.depth]
-        if max(map(self._rate, drafts)) * self.CLEARLY > self._rate(NOTHING):
+        self.tokens, self.best = self._expected_tokens(), NOTHING
+        if max(map(self._rate, self.plans)) > self._rate(NOTHING):
             return False
-        # A drafter that was judged by little gets its next chance soon.
-        price = self.OWN_LOOP * min(num_tokens, self.LONG) * min(1.0, self.knowledge.earlier.num_judged / self.SURE)
-        if price + min(map(self._loss, drafts)) > self.knowledge.purse:
+        price, plan = self.START * self._certainty, self._least_known
+        if price + self._loss(plan) > self.knowledge.purse:
             return True
         self.knowledge.purse -= price
+        self.last_tried[plan] = -self.REST
         return False
+
+    def leaves_rest_to_plain(self) -> bool:
+        """Whether plain `generate` is better for the rest of a call, too: to be asked before each round."""
+        return self.rests_with_plain and self.next_loss > self.knowledge.purse
 
     def note_plain(self, num_rounds: int) -> None:
         """Learn that plain `generate` has written so many tokens instead."""
@@ -138,7 +146,8 @@ class Schedule:
         if costs is not self.costs:
             self.costs, self.reconsidered = costs, -self.HELD
         self.num_rounds += 1
-        self.plan, self.is_a_try = NOTHING, False
+        self.batch = batch
+        self.plan, self.is_a_try, self.num_tokens = NOTHING, False, 1.0
         if room:
             choice = self._choice()
             self.is_a_try, self.is_pausing, self.plan = choice != self.best, choice == NOTHING, choice.within(room)
@@ -177,6 +186,7 @@ class Schedule:
 
     def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
         """Learn what was accepted in this round; see [`Knowledge.note`]."""
+        self.num_tokens = 1.0 + sum(count for count, _ in outcomes) / max(len(outcomes), 1)
         if self.plan.depth and outcomes:
             self.knowledge.note(self.plan.budget, outcomes, of_chains)
 
@@ -196,9 +206,10 @@ class Schedule:
         if best:
             self.knowledge.put_in(charged / best)
             if self.is_a_try:
-                # By what is expected, not by what luck made of it.
+                # By what is expected, not by what bad luck made of it.
                 cost = (self.costs.of(self.plan) if is_ordinary else None) or charged
-                self.knowledge.purse -= max(cost / best - self.tokens.get(self.plan, 1.0) / self.tokens[self.best], 0.0)
+                tokens = max(self.tokens.get(self.plan, 1.0), self.num_tokens)
+                self.knowledge.purse -= max(cost / best - tokens / self.tokens[self.best], 0.0)
 
     def _choice(self) -> Plan:
         # What another batch size taught may be wrong for this one, about the round above all that others are compared with.
@@ -206,7 +217,9 @@ class Schedule:
             self.best, self.tokens = NOTHING, self._expected_tokens()
             # Two rounds that need no draft, since one may be an outlier, then one that does.
             return self.first if self.costs.count(NOTHING) > 1 else NOTHING
-        if self.num_rounds >= self.reconsidered + self.HELD or self.costs.num_surprises != self.num_surprises:
+        # A text that has just begun may be another than the last.
+        held = min(self.HELD, 2 + self.num_rounds // 2)
+        if self.num_rounds >= self.reconsidered + held or self.costs.num_surprises != self.num_surprises:
             self._reconsider()
         # Where the purse is too small for it, it is saved up for: the cheapest tries are not the ones that say most.
         if self.next_loss > self.knowledge.purse:
@@ -219,6 +232,9 @@ class Schedule:
         self.reconsidered, self.num_surprises = self.num_rounds, self.costs.num_surprises
         self.tokens = self._expected_tokens()
         self.best = max(self.plans, key=self._rate)
+        matters = self.batch > 1 or self.costs.of(NOTHING) < self.LONG
+        is_judged = self.knowledge.chain.num_judged >= self.JUDGED
+        self.rests_with_plain = self.best == NOTHING and is_judged and matters
         self.is_noticeable = self.looks and self.reading.are_noticeable(self.plans[-1].num_nodes + 1)
         needs_check = self.costs.count(self.first) == 1 and not self.costs.guesses
         if needs_check and self._loss(self.first) < self.CHECK:
@@ -233,10 +249,10 @@ class Schedule:
         """Whether there is something to choose by."""
         return self.costs.of(NOTHING) is not None and self.costs.of(self.first) is not None
 
-    def _expected_tokens(self, hopefully: bool = False) -> dict[Plan, float]:
+    def _expected_tokens(self) -> dict[Plan, float]:
         """Tokens that a round of each plan commits to an item."""
         depth, has_chains = self.plans[-1].depth, any(plan.depth and not plan.budget for plan in self.plans)
-        of_chain = self.knowledge.expected_tokens(depth, hopefully)
+        of_chain = self.knowledge.expected_tokens(depth)
         if self.reads_again:
             # Unless the last token is accepted too, what is read again is followed by one token more.
             of_chain = [1.0, *(after + 1 - (after - before) for before, after in pairwise(of_chain))]
@@ -244,6 +260,8 @@ class Schedule:
         for plan in self.plans:
             if plan.budget and has_chains:
                 tokens[plan] = 1 + (tokens[plan] - 1) * self.knowledge.gain_of(plan.budget).factor
+        if self.batch > 1:
+            tokens = {plan: self.knowledge.slowest_of(self.batch).slowed(count) for plan, count in tokens.items()}
         return tokens
 
     def _rate(self, plan: Plan) -> float:
@@ -256,8 +274,18 @@ class Schedule:
     def _rested(self, plan: Plan) -> int:
         return self.num_rounds - self.last_tried.get(plan, 0)
 
+    @property
+    def _least_known(self) -> Plan:
+        """Of the plan to begin with and the smallest tree, what was tried less often."""
+        return min([self.first, *(plan for plan in self.plans if plan.budget)][:2], key=self.costs.count)
+
+    @property
+    def _certainty(self) -> float:
+        """A drafter that was judged by little gets its next chance soon."""
+        return min(1.0, self.knowledge.chain.num_judged / self.SURE)
+
     def _is_worth_a_try(self, plan: Plan) -> bool:
-        rest = self.REST
+        rest = self.REST * (self._certainty if self.best == NOTHING and plan.depth == self.deepest else 1.0)
         if plan.depth and self.best.includes(plan):
             # What would be accepted of it is known from the best plan's rounds, and only its cost is to be learned.
             rest *= 1 + self.costs.count(plan)

@@ -1,0 +1,103 @@
+"""What plain `generate` writes of a call with a drafter: all of it, or the rest of it from some round on."""
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..models.base import ParallelDrafter
+from .stats import DecodeStats
+from .target import first_inputs
+
+
+def write_undrafted(
+    target: PreTrainedModel,
+    drafter: ParallelDrafter,
+    input_ids: torch.LongTensor,
+    generation_config: GenerationConfig,
+    **arguments: Any,
+) -> Any:
+    """Continue `input_ids (batch, length)` by plain `generate`; returns what that returns.
+
+    Args:
+        target, input_ids, generation_config: as `generate` prepared them.
+        drafter: drafts nothing; its `last_stats` say so.
+        **arguments: the others that `generate` prepared.
+    """
+    result = target._sample(input_ids, generation_config=generation_config, **arguments)
+    drafter.last_stats = DecodeStats()
+    add_undrafted(drafter.last_stats, new_ids_of(result, input_ids.shape[1]), generation_config._eos_token_tensor)
+    return result
+
+
+class PlainRest:
+    """Plain `generate`, for the rest of a call.
+
+    Args:
+        target: the model whose text is written.
+        generation_config, model_kwargs: as `generate` prepared them.
+        **arguments: the others that `generate` prepared.
+
+    Attributes:
+        is_possible: whether the rest of such a call can be written like a later turn of a chat.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        **arguments: Any,
+    ) -> None:
+        self.target, self.generation_config, self.model_kwargs = target, generation_config, model_kwargs
+        self.arguments = arguments
+        self.end_tokens = generation_config._eos_token_tensor
+        wants_states = generation_config.output_hidden_states or generation_config.output_attentions
+        # States come in one piece for each forward, and an image is not read twice. A mask that hides nothing is
+        # left out, and its length noted; of a target that takes none plain `generate` can't tell what it has read.
+        has_mask = model_kwargs.get("attention_mask") is not None
+        self.is_possible = (
+            not (generation_config.return_dict_in_generate and wants_states)
+            and not first_inputs(model_kwargs)
+            and (has_mask or "_mask_length" in vars(generation_config))
+        )
+
+    def write(self, text: torch.LongTensor, num_new: int, stats: DecodeStats) -> Any:
+        """Continue the text; returns what plain `generate` returns.
+
+        Args:
+            text: `(batch, columns)`, padding included; the caller's cache has the entries of all columns but the last.
+            num_new: how many of the columns are new since the prompt.
+            stats: of the call; the new rounds are added.
+        """
+        self.generation_config._mask_length = text.shape[1]
+        # It changes the dictionary that it is given.
+        model_kwargs = self.target._update_model_kwargs_for_generation(
+            ModelOutput(), dict(self.model_kwargs), num_new_tokens=num_new
+        )
+        result = self.target._sample(text, generation_config=self.generation_config, **self.arguments, **model_kwargs)
+        add_undrafted(stats, new_ids_of(result, text.shape[1]), self.end_tokens)
+        return result
+
+
+def new_ids_of(result: Any, length: int) -> torch.LongTensor:
+    """What `generate` appended to a text of `length` columns, `(batch, new)`."""
+    return (result if isinstance(result, torch.Tensor) else result.sequences)[:, length:]
+
+
+def add_undrafted(stats: DecodeStats, new_ids: torch.LongTensor, end_tokens: torch.LongTensor | None) -> None:
+    """Note rounds that commit one token each.
+
+    Args:
+        stats: of the call.
+        new_ids: `(batch, new)`; after the token that ends its text, an item is padded.
+        end_tokens: `(ends,)`.
+    """
+    over = torch.zeros_like(new_ids, dtype=torch.bool)
+    if end_tokens is not None:
+        over = torch.isin(new_ids, end_tokens.to(new_ids.device))
+    # An item's last token is the one that ends it.
+    live = (over.cumsum(dim=1) - over.long() == 0).sum(dim=0)
+    for count in live.tolist():
+        stats.add_round([0] * count, [0] * count, [1] * count)
