@@ -3,29 +3,13 @@
 from dataclasses import replace
 
 import torch
-from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList, StopStringCriteria
+from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from .choice import children_of
 from .decoder import SpeculativeDecoding
-from .processors import BY_ITEM, PREFIX_FREE, TEXT_ONLY
-from .sequences import StopChecks
 from .tree.token_tree import TokenTree, draft_chain
 from .tree.verify import NO_CHOICE
-
-# They look at one sequence at a time, and remember nothing.
-ITEM_WISE_CRITERIA = {StopStringCriteria, MaxTimeCriteria}
-
-
-def see_the_batch(processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> list[str]:
-    """Names of the processors and criteria that may look across a batch, or remember what they were called with.
-
-    Of a caller's own nobody knows better.
-    """
-    known = PREFIX_FREE | TEXT_ONLY | BY_ITEM
-    others = [processor for processor in processors if type(processor) not in known]
-    others += [criterion for criterion in StopChecks(criteria).others if type(criterion) not in ITEM_WISE_CRITERIA]
-    return sorted({type(other).__name__ for other in others})
 
 
 class AlignedDecoding(SpeculativeDecoding):

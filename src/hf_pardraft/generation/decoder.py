@@ -12,6 +12,7 @@ from ..models.inputs import DraftInputs, cached_arange, last_columns
 from .cache import Entries, Snapshot, attended_layers
 from .candidate_generator import ParallelCandidateGenerator
 from .choice import LikeliestToken, PlainDraw, RejectionSampling, choose_along_the_path
+from .inference_mode import mode_for
 from .noise import StepNoise
 from .outputs import ItemRead, OutputRecorder
 from .processors import ItemProcessors, is_prefix_free, prefix_free_ones, process_everywhere
@@ -96,17 +97,22 @@ class SpeculativeDecoding:
         self.likeliest: list[list[int]] | None = None
         self.stopwatch = Stopwatch(candidates.stats, self.settings.time_rounds, synchronizer(target.device))
         self.items = list(range(batch))
+        cache = model_kwargs["past_key_values"]
+        self.mode = mode_for(target, generation_config, logits_processor, stopping_criteria, cache, candidates.drafter)
 
     def run(self, input_ids: torch.LongTensor) -> Any:
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""
-        self.prompt_length = input_ids.shape[1]
-        self.sequences = TokenBuffer(input_ids)
-        self.choice = self._choice()
-        self._read_prompt(input_ids)
-        while self.items:
-            if self.schedule.leaves_rest_to_plain() and self._rest_is_like_plain():
-                return self._leave_rest()
-            self.round()
+        with self.mode:
+            self.prompt_length = input_ids.shape[1]
+            self.sequences = TokenBuffer(input_ids)
+            self.choice = self._choice()
+            self._read_prompt(input_ids)
+            while self.items and not (self.schedule.leaves_rest_to_plain() and self._rest_is_like_plain()):
+                self.round()
+            if self.items:
+                self._set_texts_aside()
+        if self.items:
+            return self._leave_rest()
         if self.streamer is not None:
             self.streamer.end()
         return self._result()
@@ -191,7 +197,8 @@ class SpeculativeDecoding:
             texts.remove(index, len(new_tokens[index]) - counts[index])
             recorder.keep_first(item, texts.lengths[index] - self.prompt_length)
         if self.streamer is not None:
-            self.streamer.put(torch.tensor([new_tokens[0][: counts[0]]]))
+            with torch.inference_mode(False):
+                self.streamer.put(torch.tensor([new_tokens[0][: counts[0]]]))
         return counts
 
     def commit(self, outputs: Any, start: int, paths: list[list[int]], tokens: torch.LongTensor) -> None:
@@ -471,19 +478,22 @@ class SpeculativeDecoding:
             and not sees_scores
         )
 
-    def _leave_rest(self) -> Any:
-        """Let plain `generate` write what is left, from the end of the shortest text on; returns what `generate` returns."""
+    def _set_texts_aside(self) -> None:
+        """Make of all texts what plain `generate` can go on with: they are cut to the shortest."""
         self._catch_up()
-        lengths, length = self.sequences.lengths, min(self.sequences.lengths)
-        num_new = length - self.prompt_length
-        self.choice.finish(num_new)
-        self.candidates.stats.take_back([own - length for own in lengths])
+        lengths = self.sequences.lengths
+        self.rest_from = min(lengths)
+        self.choice.finish(self.rest_from - self.prompt_length)
+        self.candidates.stats.take_back([length - self.rest_from for length in lengths])
         for item in self.items:
-            self.recorder.keep_first(item, num_new)
+            self.recorder.keep_first(item, self.rest_from - self.prompt_length)
             self.finished.add(item, self.sequences.item(item), self.entries_of(item))
-        given = self.model_kwargs["past_key_values"]
-        self.finished.fill(given, self.reader.cache, self.columns, self.prompt_length, length)
-        rest = self.rest.write(self.finished.text(length), num_new, self.candidates.stats)
+
+    def _leave_rest(self) -> Any:
+        """Let plain `generate` write what is left; returns what `generate` returns."""
+        given, num_new = self.model_kwargs["past_key_values"], self.rest_from - self.prompt_length
+        self.finished.fill(given, self.reader.cache, self.columns, self.prompt_length, self.rest_from)
+        rest = self.rest.write(self.finished.text(self.rest_from), num_new, self.candidates.stats)
         if isinstance(rest, torch.Tensor):
             return rest
         self.recorder.add_rest(rest)

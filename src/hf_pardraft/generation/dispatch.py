@@ -10,11 +10,12 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.utils import logging
 
 from ..models.base import ParallelDrafter
-from .aligned import AlignedDecoding, see_the_batch
+from .aligned import AlignedDecoding
 from .cache import is_hybrid
 from .checks import check_scales_by_position, check_takes_masks, told_by_hooks
 from .compiled.decoder import CompiledDecoding
 from .decoder import SpeculativeDecoding
+from .processors import see_the_batch
 from .rope import longest_text
 from .scheduling.knowledge import Knowledge
 from .scheduling.plans import NOTHING, Plan, all_plans

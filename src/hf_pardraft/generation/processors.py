@@ -12,6 +12,7 @@ from transformers import (
     InfNanRemoveLogitsProcessor,
     LogitNormalization,
     LogitsProcessorList,
+    MaxTimeCriteria,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
@@ -19,6 +20,8 @@ from transformers import (
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    StoppingCriteriaList,
+    StopStringCriteria,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
@@ -30,6 +33,7 @@ from transformers import (
 )
 
 from ..models.stock_assistant import with_a_law
+from .sequences import StopChecks
 
 # They look at the logits of one position and at nothing else, so all slots can be processed as one batch. Exact
 # types: a subclass may read the prefix.
@@ -57,6 +61,8 @@ TEXT_ONLY = {
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    StoppingCriteriaList,
+    StopStringCriteria,
     SuppressTokensAtBeginLogitsProcessor,
     WatermarkLogitsProcessor,
 }
@@ -68,6 +74,9 @@ BY_ITEM = {
 }
 
 
+# They look at one sequence at a time, and remember nothing.
+ITEM_WISE_CRITERIA = {StopStringCriteria, MaxTimeCriteria}
+
 # What processors are given that don't read the text.
 NO_TEXT = torch.empty(1, 0, dtype=torch.long)
 
@@ -75,6 +84,17 @@ NO_TEXT = torch.empty(1, 0, dtype=torch.long)
 def is_prefix_free(processors: LogitsProcessorList) -> bool:
     """Whether no processor reads the text before the position that it processes."""
     return all(type(processor) in PREFIX_FREE for processor in processors)
+
+
+def see_the_batch(processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> list[str]:
+    """Names of the processors and criteria that may look across a batch, or remember what they were called with.
+
+    Of a caller's own nobody knows better.
+    """
+    known = PREFIX_FREE | TEXT_ONLY | BY_ITEM
+    others = [processor for processor in processors if type(processor) not in known]
+    others += [criterion for criterion in StopChecks(criteria).others if type(criterion) not in ITEM_WISE_CRITERIA]
+    return sorted({type(other).__name__ for other in others})
 
 
 def process_everywhere(logits: torch.Tensor, processors: LogitsProcessorList) -> torch.Tensor:

@@ -1,12 +1,15 @@
 """What plain `generate` writes of a call with a drafter: all of it, or the rest of it from some round on."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
 from ..models.base import ParallelDrafter
+from .inference_mode import mode_for
 from .stats import DecodeStats
 from .target import first_inputs
 
@@ -25,7 +28,7 @@ def write_undrafted(
         drafter: drafts nothing; its `last_stats` say so.
         **arguments: the others that `generate` prepared.
     """
-    result = target._sample(input_ids, generation_config=generation_config, **arguments)
+    result = _continued(target, input_ids, generation_config, **arguments)
     drafter.last_stats = DecodeStats()
     add_undrafted(drafter.last_stats, new_ids_of(result, input_ids.shape[1]), generation_config._eos_token_tensor)
     return result
@@ -76,9 +79,33 @@ class PlainRest:
         model_kwargs = self.target._update_model_kwargs_for_generation(
             ModelOutput(), dict(self.model_kwargs), num_new_tokens=num_new
         )
-        result = self.target._sample(text, generation_config=self.generation_config, **self.arguments, **model_kwargs)
+        result = _continued(self.target, text, self.generation_config, **self.arguments, **model_kwargs)
         add_undrafted(stats, new_ids_of(result, text.shape[1]), self.end_tokens)
         return result
+
+
+def _continued(
+    target: PreTrainedModel,
+    input_ids: torch.LongTensor,
+    generation_config: GenerationConfig,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    streamer: BaseStreamer | None,
+    **arguments: Any,
+) -> Any:
+    """What plain `generate` returns for a text `(batch, length)`; a streamer is shown tensors as ever."""
+    seen = generation_config, logits_processor, stopping_criteria
+    mode = mode_for(target, *seen, arguments["past_key_values"]) if streamer is None else nullcontext()
+    with mode:
+        result = target._sample(
+            input_ids,
+            generation_config=generation_config,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            streamer=streamer,
+            **arguments,
+        )
+    return result.clone() if isinstance(result, torch.Tensor) and result.is_inference() else result
 
 
 def new_ids_of(result: Any, length: int) -> torch.LongTensor:

@@ -4,6 +4,7 @@ A call's first rounds, which read the prompt, run as ever. Then everything moves
 round has to say goes from step to step on the device.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ class CompiledDecoding(SpeculativeDecoding):
     def __init__(self, target, *, compile_config: CompileConfig | None, **arguments: Any) -> None:
         super().__init__(target, **arguments)
         self.target, self.drafter = target, self.candidates.drafter
+        # What is compiled is guarded by the mode that it was compiled in.
+        self.mode = nullcontext()
         self.compiler = Compiler(target, compile_config)
         self.full_depth = self.schedule.deepest
         # The pending tokens of a round: all that it accepted, and the bonus token.

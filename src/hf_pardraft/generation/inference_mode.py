@@ -1,0 +1,64 @@
+"""Whether a call may run under `torch.inference_mode`, which costs less than `no_grad`: where nobody can tell the difference."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
+
+import torch
+from torch import nn
+from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from .cache import is_hybrid
+from .probing import KNOWN_PACKAGES
+from .processors import see_the_batch
+from .rope import rope_changes
+
+
+def mode_for(
+    target: PreTrainedModel,
+    generation_config: GenerationConfig,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    cache: Cache,
+    drafter: nn.Module | None = None,
+) -> AbstractContextManager:
+    """What a call's forwards run in: inference mode, or, as ever, the `no_grad` of `generate`.
+
+    A tensor that is made in inference mode can't be used in autograd, nor changed in place later. So nobody may get hold of one
+    but those who are known not to keep it: the caller gets the text alone, made after the call; no processor, criterion or layer
+    is a caller's own, no forward was replaced or hooked (compilation, offloading, adapters for each item), and no layer changes a
+    tensor of its own or is of a tensor subclass (quantised or sharded weights, rotary frequencies that follow the text).
+
+    Args:
+        target, generation_config, logits_processor, stopping_criteria: as `generate` prepared them.
+        cache: the one that `generate` prepared; it marks one that the caller passed in.
+        drafter: whose forwards are meant, too.
+    """
+    is_returned = generation_config.return_dict_in_generate or "_is_user_defined" in vars(cache)
+    looks = see_the_batch(logits_processor, stopping_criteria)
+    text_config = target.config.get_text_config(decoder=True)
+    changes = is_hybrid(text_config) or rope_changes(text_config).any
+    if is_returned or looks or changes or not is_untouched(target):
+        return nullcontext()
+    return torch.inference_mode() if drafter is None or is_untouched(drafter, "hf_pardraft") else nullcontext()
+
+
+def is_untouched(model: nn.Module, *packages: str) -> bool:
+    """Whether a model consists of known modules as their packages made them, with plain tensors for weights."""
+    known = KNOWN_PACKAGES.union(packages)
+    for module in model.modules():
+        own = vars(module)
+        hooks = [*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
+        if "forward" in own or not all(map(is_transformers_own, hooks)):
+            return False
+        if type(module).__module__.partition(".")[0] not in known:
+            return False
+        if any(type(weight) not in (nn.Parameter, type(None)) for weight in own["_parameters"].values()):
+            return False
+    return getattr(model, "hf_quantizer", None) is None
+
+
+def is_transformers_own(hook: Callable) -> bool:
+    """Whether a hook is one of those by which transformers collects hidden states, which hands them to the loop alone."""
+    origin = hook if isinstance(hook, FunctionType) else type(hook)
+    return origin.__module__.partition(".")[0] == "transformers"

@@ -1,0 +1,162 @@
+"""Calls run in inference mode where nobody can tell, and nowhere else."""
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from compiled_cases import leave_uncompiled
+from hf_pardraft.generation.scheduling.schedule import Schedule
+from hf_pardraft.generation.target import TargetReader
+from tiny_models import ragged_prompts, random_prompt, tiny_drafter, tiny_target
+from unusual_targets import hybrid_target
+
+KINDS = ("pard", "dflash", "dflare", "dart")
+OPTIONS = {"max_new_tokens": 10, "do_sample": False}
+
+
+@pytest.fixture
+def modes(monkeypatch):
+    """Whether each forward of the target's ran in inference mode."""
+    seen, read = [], TargetReader.read
+
+    def noted(self, *arguments, **options):
+        seen.append(torch.is_inference_mode_enabled())
+        return read(self, *arguments, **options)
+
+    monkeypatch.setattr(TargetReader, "read", noted)
+    return seen
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "repetition_penalty": 1.2}, {"tree_budget": 8}])
+@pytest.mark.parametrize("lengths", [(5,), (5, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_that_returns_the_text_alone_runs_in_it_and_leaves_nothing_of_it_behind(modes, kind, lengths, options):
+    target = tiny_target("llama")
+    drafter = tiny_drafter(kind, target)
+    ids, mask = ragged_prompts(lengths)
+    config = GenerationConfig(**{**OPTIONS, **options})
+    text = target.generate(ids, attention_mask=mask, assistant_model=drafter, generation_config=config)
+    assert set(modes) == {True}
+    assert not text.is_inference()
+    for model in (target, drafter):
+        assert not any(tensor.is_inference() for tensor in [*model.parameters(), *model.buffers()])
+    # What was made once and kept serves a training step.
+    text += 0
+    target(text, labels=text).loss.backward()
+    target.generate(ids, attention_mask=mask, assistant_model=drafter, generation_config=config)
+
+
+class Keeping(LogitsProcessor, StoppingCriteria):
+    """Might keep what it is shown."""
+
+    def __call__(self, input_ids, scores):
+        return scores if isinstance(scores, torch.Tensor) else torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def hooked(target):
+    target.model.layers[0].register_forward_hook(lambda module, given, out: None)
+
+
+def replaced(target):
+    layer = target.model.layers[0]
+    layer.forward = layer.forward
+
+
+def foreign(target):
+    norm = type(target.model.norm)
+    target.model.norm.__class__ = type("Norm", (norm,), {"__module__": "somebody"})
+
+
+def subclassed(target):
+    class Weight(torch.nn.Parameter):
+        pass
+
+    layer = target.model.layers[0].mlp.up_proj
+    layer.weight = Weight(layer.weight.data)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"return_dict_in_generate": True},
+        {"past_key_values": DynamicCache},
+        {"logits_processor": LogitsProcessorList([Keeping()])},
+        {"stopping_criteria": [Keeping()]},
+        {"change": hooked},
+        {"change": replaced},
+        {"change": foreign},
+        {"change": subclassed},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+    ],
+)
+def test_where_somebody_may_see_its_tensors_it_is_not_used(modes, options):
+    change, rope = options.pop("change", None), options.pop("rope_parameters", None)
+    target = tiny_target("llama", **({"rope_parameters": rope} if rope else {}))
+    if change is not None:
+        change(target)
+    if "past_key_values" in options:
+        options = {"past_key_values": DynamicCache(config=target.config)}
+    plain = target.generate(random_prompt(5), **OPTIONS)
+    found = target.generate(random_prompt(5), assistant_model=tiny_drafter("dflash", target), **OPTIONS, **options)
+    assert torch.equal(found if isinstance(found, torch.Tensor) else found.sequences, plain)
+    assert set(modes) == {False}
+
+
+def test_hooks_of_a_drafter_count_too(modes):
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dflash", target)
+    drafter.register_forward_pre_hook(lambda module, given: None)
+    target.generate(random_prompt(5), assistant_model=drafter, **OPTIONS)
+    assert set(modes) == {False}
+
+
+def test_neither_recurrent_layers_nor_compiled_rounds_run_in_it(modes, monkeypatch):
+    target = hybrid_target("lfm2")
+    target.generate(random_prompt(5), assistant_model=tiny_drafter("dflash", target), **OPTIONS)
+    leave_uncompiled(monkeypatch)
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dflash", target)
+    target.generate(random_prompt(5), assistant_model=drafter, cache_implementation="static", **OPTIONS)
+    assert set(modes) == {False}
+
+
+class Kept(BaseStreamer):
+    def __init__(self) -> None:
+        self.values = []
+
+    def put(self, value):
+        self.values.append(value)
+
+    def end(self):
+        pass
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_what_a_streamer_is_shown_is_as_usable_as_ever(monkeypatch, is_left):
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch: is_left)
+    target, streamer = tiny_target("llama"), Kept()
+    drafter = tiny_drafter("dflash", target)
+    drafter.generation_config.draft_schedule = "auto"
+    target.generate(random_prompt(5), assistant_model=drafter, streamer=streamer, **OPTIONS)
+    assert streamer.values
+    assert not any(value.is_inference() for value in streamer.values)
+
+
+@pytest.mark.parametrize("options", [{}, {"return_dict_in_generate": True}])
+def test_what_is_left_to_plain_generate_runs_in_it_as_well(monkeypatch, options):
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch: True)
+    target, seen = tiny_target("llama"), []
+    sample = type(target)._sample
+
+    def noted(self, *arguments, **more):
+        seen.append(torch.is_inference_mode_enabled())
+        return sample(self, *arguments, **more)
+
+    monkeypatch.setattr(type(target), "_sample", noted)
+    drafter = tiny_drafter("dflash", target)
+    drafter.generation_config.draft_schedule = "auto"
+    monkeypatch.setattr("hf_pardraft.generation.hooks.check_request", lambda *arguments: None)
+    found = target.generate(random_prompt(5), assistant_model=drafter, **OPTIONS, **options)
+    assert seen == [not options]
+    assert not (found if isinstance(found, torch.Tensor) else found.sequences).is_inference()
