@@ -24,7 +24,7 @@ class Acceptance:
     # Deviations per round that are no news, and their sum that is: a run of 10 rounds that are one off.
     TOLERATED, ALARM = 0.5, 7.0
     LEAST_DEVIATION = 0.3
-    # Rounds after which what is believed is worked out again.
+    # Rounds after which what was found is weakened, and what is believed is worked out again.
     RENEWED = 8
     # Tries of which less is no belief that could be contradicted.
     KNOWN = 16
@@ -51,7 +51,10 @@ class Acceptance:
         if is_another:
             self.weaken(self.AFTER_CHANGE / max(self.tried[0], self.AFTER_CHANGE))
             self.earlier = Acceptance()
-        self.weaken(1 - 1 / self.MEMORY)
+        self.num_notes += 1
+        if self.num_notes % self.RENEWED == 0:
+            self.weaken((1 - 1 / self.MEMORY) ** self.RENEWED)
+            self.believed = {}
         for num_accepted, num_tried in outcomes:
             new = num_tried - len(self.tried)
             self.tried += [0.0] * new
@@ -94,9 +97,6 @@ class Acceptance:
         if not self.tried or self.tried[0] < self.KNOWN:
             return False
         depth = max(num_tried for _, num_tried in outcomes)
-        self.num_notes += 1
-        if self.num_notes % self.RENEWED == 0:
-            self.believed = {}
         if depth not in self.believed:
             self.believed[depth] = self._belief(depth)
         mean, deviation = self.believed[depth]

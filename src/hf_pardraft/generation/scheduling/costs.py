@@ -23,9 +23,9 @@ class Costs:
         like: costs at another batch size, to be believed until there are own ones.
     """
 
-    # Measurements of a plan that are remembered, rounds by which the machine's pace is known, and rounds after which medians are
-    # worked out again.
-    REMEMBERED, RECENT, RENEWED = 49, 15, 8
+    # Measurements of a plan that are remembered, rounds by which the machine's pace is known, and rounds after which the pace and
+    # the medians are worked out again.
+    REMEMBERED, RECENT, PACED, RENEWED = 49, 15, 4, 8
     # Factors of the pace that are not told from noise.
     USUAL = 1.15
     # Measurements that are believed whatever those of others say; and how far fewer may be from what these say.
@@ -87,8 +87,9 @@ class Costs:
         expected, count = self.of(plan), self.count(plan)
         if expected is not None and count:
             self.paces.append(seconds / expected)
-            pace = lower_median(self.paces) if len(self.paces) == self.RECENT else 1.0
-            self.pace = 1.0 if 1 / self.USUAL < pace < self.USUAL else pace
+            if self.num_notes % self.PACED == 0 and len(self.paces) == self.RECENT:
+                pace = lower_median(self.paces)
+                self.pace = 1.0 if 1 / self.USUAL < pace < self.USUAL else pace
         measured = self.measured.setdefault(plan, deque(maxlen=self.REMEMBERED))
         measured.append(seconds / self.pace)
         self.num_notes += 1

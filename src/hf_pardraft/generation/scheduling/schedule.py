@@ -78,8 +78,8 @@ class Schedule:
     # Rounds before the choice is thought over, and before a plan is tried again. By what even a bad estimate of a cost is wrong.
     HELD, REST = 16, 8
     DOUBT = 1.5
-    # In one of so many rounds all that is drafted is read.
-    READS_ALL = 16
+    # In one of so many rounds all that is drafted is read; in one of so many the target's forward is timed by itself.
+    READS_ALL, TIMED = 16, 4
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
     CHECK = 1.5
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many, or for sure by more.
@@ -105,7 +105,9 @@ class Schedule:
         self.num_rounds, self.reconsidered, self.num_surprises, self.batch = 0, -self.HELD, 0, 1
         self.next_try, self.next_loss = NOTHING, math.inf
         self.plan = self.best = NOTHING
-        self.is_a_try = self.is_pausing = self.is_noticeable = self.rests_with_plain = False
+        self.is_a_try = self.is_pausing = self.is_noticeable = self.is_timed = self.rests_with_plain = False
+        # By plan, as of when the choice was thought over last.
+        self.seconds: dict[Plan, float] = {}
         self.costs, self.num_tokens = Costs(), 1.0
         self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
         self.started = self.reading_since = clock()
@@ -116,7 +118,8 @@ class Schedule:
         self.costs, self.batch = self.knowledge.costs_for(batch), batch
         if not self._is_known or self.knowledge.earlier.num_judged < self.JUDGED:
             return False
-        self.tokens, self.best = self._expected_tokens(), NOTHING
+        self._estimate()
+        self.best = NOTHING
         if max(map(self._rate, self.plans)) > self._rate(NOTHING):
             return False
         price, plan = self.START * self._certainty, self._least_known
@@ -176,12 +179,14 @@ class Schedule:
 
     def begin_reading(self) -> None:
         """The target begins to read."""
-        if self.looks:
+        # Of rounds like those before a few will do.
+        self.is_timed = self.looks and (self.is_a_try or self.num_rounds % self.TIMED == 0)
+        if self.is_timed:
             self.reading_since = self.clock()
 
     def end_reading(self, slots: int) -> None:
         """It has read so many slots of each item, and no prompt."""
-        if self.looks:
+        if self.is_timed:
             self.reading.note(slots, self.clock() - self.reading_since)
 
     def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
@@ -198,18 +203,23 @@ class Schedule:
         """
         now = self.clock()
         seconds, self.started = now - self.started, now
-        charged = self.costs.charged(self.plan, seconds)
+        if self.is_a_try or not self.seconds:
+            self._pay(seconds, is_ordinary)
+        else:
+            self.knowledge.put_in(1.0)
         if is_ordinary and self.plan in self.plans:
             self.costs.note(self.plan, seconds)
             self.last_tried[self.plan] = self.num_rounds
-        best = self.costs.of(self.best)
+
+    def _pay(self, seconds: float, is_ordinary: bool) -> None:
+        """What a try has cost is taken from the purse, by what is expected, not by what bad luck made of it."""
+        best, charged = self.costs.of(self.best), self.costs.charged(self.plan, seconds)
         if best:
             self.knowledge.put_in(charged / best)
-            if self.is_a_try:
-                # By what is expected, not by what bad luck made of it.
-                cost = (self.costs.of(self.plan) if is_ordinary else None) or charged
-                tokens = max(self.tokens.get(self.plan, 1.0), self.num_tokens)
-                self.knowledge.purse -= max(cost / best - tokens / self.tokens[self.best], 0.0)
+        if best and self.is_a_try:
+            cost = (self.costs.of(self.plan) if is_ordinary else None) or charged
+            tokens = max(self.tokens.get(self.plan, 1.0), self.num_tokens)
+            self.knowledge.purse -= max(cost / best - tokens / self.tokens[self.best], 0.0)
 
     def _choice(self) -> Plan:
         # What another batch size taught may be wrong for this one, about the round above all that others are compared with.
@@ -230,9 +240,9 @@ class Schedule:
     def _reconsider(self) -> None:
         """Find the best plan by what is known now, and what to try next."""
         self.reconsidered, self.num_surprises = self.num_rounds, self.costs.num_surprises
-        self.tokens = self._expected_tokens()
+        self._estimate()
         self.best = max(self.plans, key=self._rate)
-        matters = self.batch > 1 or self.costs.of(NOTHING) < self.LONG
+        matters = self.batch > 1 or self.seconds[NOTHING] < self.LONG
         is_judged = self.knowledge.chain.num_judged >= self.JUDGED
         self.rests_with_plain = self.best == NOTHING and is_judged and matters
         self.is_noticeable = self.looks and self.reading.are_noticeable(self.plans[-1].num_nodes + 1)
@@ -243,6 +253,11 @@ class Schedule:
         tries = [plan for plan in self.plans if plan != self.best and self._is_worth_a_try(plan)]
         self.next_try = max(tries, key=self._priority, default=self.best)
         self.next_loss = self._loss(self.next_try) if tries else math.inf
+
+    def _estimate(self) -> None:
+        """What plans cost and bring, by what is known now."""
+        self.tokens = self._expected_tokens()
+        self.seconds = {plan: self.costs.of(plan) for plan in self.plans}
 
     @property
     def _is_known(self) -> bool:
@@ -265,11 +280,11 @@ class Schedule:
         return tokens
 
     def _rate(self, plan: Plan) -> float:
-        return self.tokens[plan] / self.costs.of(plan)
+        return self.tokens[plan] / self.seconds[plan]
 
     def _loss(self, plan: Plan) -> float:
         """What a round of this plan is thought to lose, in rounds of the best one."""
-        return self.costs.of(plan) / self.costs.of(self.best) - self.tokens[plan] / self.tokens[self.best]
+        return self.seconds[plan] / self.seconds[self.best] - self.tokens[plan] / self.tokens[self.best]
 
     def _rested(self, plan: Plan) -> int:
         return self.num_rounds - self.last_tried.get(plan, 0)
@@ -289,7 +304,7 @@ class Schedule:
         if plan.depth and self.best.includes(plan):
             # What would be accepted of it is known from the best plan's rounds, and only its cost is to be learned.
             rest *= 1 + self.costs.count(plan)
-        may_be_better = self.DOUBT * (plan.depth + 1) / self.costs.of(plan) > self._rate(self.best)
+        may_be_better = self.DOUBT * (plan.depth + 1) / self.seconds[plan] > self._rate(self.best)
         return self._rested(plan) >= rest and may_be_better
 
     def _priority(self, plan: Plan) -> float:
