@@ -1,9 +1,12 @@
 """Positions are scored a chunk at a time: the same values and gradients, and no tensor of all positions and tokens."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
@@ -15,7 +18,7 @@ from transformers import (
 )
 
 from hf_pardraft.training.layouts.base import SupervisedPositions
-from hf_pardraft.training.losses.scoring import PositionScorer, kl_divergences, label_log_probs
+from hf_pardraft.training.losses.scoring import PositionScorer, is_likeliest, kl_divergences, label_log_probs
 from hf_pardraft.training.target.head import target_head
 from hf_pardraft.training.target.reading import read_target
 from tiny_models import tiny_target
@@ -36,9 +39,9 @@ def peak_of(step) -> int:
     return most
 
 
-def case(dtype=torch.float64):
+def case(dtype=torch.float64, is_frozen=False):
     generator = torch.Generator().manual_seed(0)
-    head = nn.Linear(HIDDEN, VOCAB).to(dtype)
+    head = nn.Linear(HIDDEN, VOCAB).to(dtype).requires_grad_(not is_frozen)
     states = torch.randn(POSITIONS, HIDDEN, generator=generator, dtype=dtype, requires_grad=True)
     labels = torch.randint(0, VOCAB, (POSITIONS,), generator=generator)
     labels[3] = -1
@@ -54,12 +57,13 @@ def case(dtype=torch.float64):
 def gradients(head, states, scored, seed=1, names=FIELDS):
     generator = torch.Generator().manual_seed(seed)
     loss = sum((scored[name] * torch.rand(POSITIONS, generator=generator)).sum() for name in names)
-    return torch.autograd.grad(loss, [states, *head.parameters()])
+    return torch.autograd.grad(loss, [states, *(weight for weight in head.parameters() if weight.requires_grad)])
 
 
+@pytest.mark.parametrize("is_frozen", [False, True])
 @pytest.mark.parametrize("chunk_size", [1, 4, 62, 63, 100])
-def test_chunks_change_neither_values_nor_gradients(chunk_size):
-    head, states, scorer, target_logits = case()
+def test_chunks_change_neither_values_nor_gradients(chunk_size, is_frozen):
+    head, states, scorer, target_logits = case(is_frozen=is_frozen)
     scorer.chunk_size = chunk_size
     found = scorer(head, states)
     logits = head(states)
@@ -76,12 +80,13 @@ def test_chunks_change_neither_values_nor_gradients(chunk_size):
         torch.testing.assert_close(chunked, whole, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("is_frozen", [False, True])
 @pytest.mark.parametrize("asked", ["log_probs", "divergences", "all"])
-def test_the_logits_of_all_positions_are_never_there(asked):
+def test_the_logits_of_all_positions_are_never_there(asked, is_frozen):
     """Not in one tensor, and not in those of all chunks: what a chunk needs is given back before the next."""
     peaks = {}
     for chunk_size in (1, 4, 100):
-        head, states, scorer, _ = case(torch.float32)
+        head, states, scorer, _ = case(torch.float32, is_frozen)
         scorer.chunk_size = chunk_size
         scorer.with_log_probs = asked != "divergences"
         if asked != "all":
@@ -99,14 +104,80 @@ def test_the_logits_of_all_positions_are_never_there(asked):
         assert peaks[chunk_size] < 12 * chunk_size * logits_of_one + 3 * weights + 8000 * chunks
 
 
-def test_no_positions_are_scored_as_such():
-    head, states, scorer, _ = case()
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_no_positions_are_scored_as_such(is_frozen):
+    head, states, scorer, _ = case(is_frozen=is_frozen)
     scorer.labels, scorer.continuations = scorer.labels[:0], scorer.continuations[:0]
     scorer.target_logits = None
     scored = scorer(head, states[:0])
     assert all(len(values) == 0 for values in scored.values())
     scored["log_probs"].sum().backward()
-    assert not head.weight.grad.any()
+    assert not states.grad.any()
+    assert is_frozen or not head.weight.grad.any()
+
+
+class Operations(TorchDispatchMode):
+    """How often each operation was done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.counts[function.overloadpacket.__name__] += 1
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize(("is_frozen", "products"), [(True, 2), (False, 4)])
+def test_a_frozen_heads_logits_are_computed_once(is_frozen, products):
+    """A frozen head's chunk has logits and the gradients by its states; one that learns has its logits twice, and weights'
+    gradients. The likeliest token is looked for once in either, and never by argmax."""
+    head = nn.Linear(HIDDEN, VOCAB, bias=False).requires_grad_(not is_frozen)
+    states = torch.randn(POSITIONS, HIDDEN, requires_grad=True)
+    scorer = PositionScorer(torch.zeros(POSITIONS, dtype=torch.long), chunk_size=9)
+    with Operations() as done:
+        scorer(head, states)["log_probs"].sum().backward()
+    assert done.counts["mm"] == products * 7
+    assert done.counts["max"] == 7
+    assert done.counts["argmax"] == 0
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_the_target_is_asked_again_only_if_its_logits_were_dropped(is_frozen):
+    head, states, scorer, target_logits = case(is_frozen=is_frozen)
+    asked, scorer.chunk_size = [], 9
+    scorer.target_logits = lambda chunk: asked.append(chunk) or target_logits[chunk]
+    gradients(head, states, scorer(head, states))
+    assert len(asked) == (7 if is_frozen else 14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_several_likeliest_tokens_the_first_one_counts(dtype):
+    """As in greedy decoding. Among bfloat16 logits such ties are common."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randint(-2, 3, (4000, 7), generator=generator).to(dtype)
+    labels = torch.randint(0, 7, (4000,), generator=generator)
+    top = logits.amax(dim=-1, keepdim=True)
+    tied = (logits == top).sum(dim=-1) > 1
+    expected = torch.tensor([row.index(max(row)) == label for row, label in zip(logits.tolist(), labels, strict=True)])
+    assert torch.equal(is_likeliest(logits, labels), expected)
+    among = (logits.gather(-1, labels[:, None]) == top)[:, 0]
+    assert (tied & among & ~expected).sum() > 100
+
+
+def test_bfloat16_gradients_of_a_frozen_head_are_as_near_as_plain_ones():
+    head, states, scorer, target_logits = case(is_frozen=True)
+    exact = gradients(head, states, scorer(head, states))[0]
+    head, states = head.bfloat16(), states.detach().bfloat16().requires_grad_()
+    logits = head(states)
+    whole = {
+        "log_probs": label_log_probs(logits, scorer.labels, scorer.labels >= 0),
+        "continuations": label_log_probs(logits, scorer.continuations, scorer.continuations >= 0),
+        "divergences": kl_divergences(logits, target_logits, 1.5),
+    }
+    plain, found = gradients(head, states, whole)[0], gradients(head, states, scorer(head, states))[0]
+    assert found.dtype == torch.bfloat16
+    assert (found - exact).norm() < 1.5 * (plain - exact).norm()
 
 
 SMALL = {

@@ -91,7 +91,9 @@ class DraftTrainingArguments(TrainingArguments):
     dataset_num_proc: int | None = field(default=None, metadata={"help": "Processes that prepare the data set."})
     training_attention: str = field(
         default="auto",
-        metadata={"help": "The drafter's attention: dense, flex (CUDA), or auto: flex where it can train."},
+        metadata={
+            "help": "The drafter's attention: dense, in runs of queries; flex (CUDA); or auto: flex where it can train."
+        },
     )
     loss_gamma: float | None = field(
         default=None,

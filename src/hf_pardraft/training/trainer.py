@@ -35,6 +35,7 @@ from .checks import (
 )
 from .data.dataset import chat_arguments, prepare_all, prepare_for_training, tokenizer_of
 from .drafter_files import DrafterFilesTrainer
+from .layouts.attention import attending_with
 from .losses.objectives import BlockScores, combined, objective_sums, total_loss
 from .losses.sums import Sums, denominators_of, with_denominators
 from .metrics import DraftMetrics, held_out_prompts, tokens_and_rounds, whole_copy
@@ -168,6 +169,11 @@ class DraftTrainer(DrafterFilesTrainer):
         # Each process has its part of the numerators, and gradients and logged losses are averaged over processes.
         loss = loss * (self.accelerator.num_processes // self.get_tp_size())
         return (loss, scores) if return_outputs else loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As in `Trainer`; the drafter attends as it does in training in the backward pass, too, which may recompute layers."""
+        with attending_with(self.drafter, self.scorer.attention):
+            return super().training_step(*args, **kwargs)
 
     def draft_sums(self, scores: BlockScores, gamma: float | None) -> dict[str, Sums]:
         """The objectives' sums over a batch.

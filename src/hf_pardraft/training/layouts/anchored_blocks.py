@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..data.documents import IGNORED, PADDING, checked, positions_in_documents
-from .attention import layout_mask
+from .attention import layout_attention
 from .base import (
     TEXT_FILL,
     Batch,
@@ -121,7 +121,7 @@ class AnchoredBlocks(Layout):
             noise_embeds=target.get_input_embeddings()(batch["block_ids"].flatten(1)).to(drafter.dtype),
             context_hidden_states=features.to(drafter.dtype),
             position_ids=torch.cat([context_positions, block_positions], dim=1),
-            attention_mask=layout_mask(queries, drafter),
+            **layout_attention(queries, drafter),
         ).last_hidden_state
         drafted = hidden_states.view(*shape, -1)[:, :, 1:]
         head = target.get_output_embeddings()

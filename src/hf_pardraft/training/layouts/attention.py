@@ -1,16 +1,21 @@
-"""How a drafter attends while it trains: with dense masks, or with flex attention where that is faster."""
+"""How a drafter attends while it trains: in runs of queries, or with flex attention where that is faster."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
+from torch.autograd.function import once_differentiable
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...models.masks import additive, attention_windows
-from .masks import BlockQueries, PrefixQueries, dense_mask, flex_mask
+from .masks import BlockQueries, PrefixQueries, Run, dense_mask, flex_mask, run_mask
 
-FLEX = "flex_attention"
+FLEX, IN_RUNS = "flex_attention", "hf_pardraft_in_runs"
 ATTENTIONS = ("auto", "dense", "flex")
 
 
@@ -20,26 +25,123 @@ def compute_dtype(model: PreTrainedModel) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
 
 
-def layout_mask(queries: PrefixQueries | BlockQueries, drafter: PreTrainedModel) -> Any:
-    """The mask of a layout as the drafter's attention takes it: a `BlockMask`, or `(batch, 1, queries, keys)` to add.
+@dataclass(frozen=True)
+class LayoutRuns:
+    """What [`attend_in_runs`] has to know of a batch.
 
-    One, or one per layer type if the drafter has several.
+    Attributes:
+        runs: of its queries.
+        masks: by the window of a layer (`None` if it sees everything), a mask for each run, `(batch, 1, queries, keys)`.
+    """
+
+    runs: list[Run]
+    masks: dict[int | None, list[torch.BoolTensor]]
+
+
+def layout_attention(queries: PrefixQueries | BlockQueries, drafter: PreTrainedModel) -> dict[str, Any]:
+    """Who sees whom, as arguments of the drafter's forward: runs, a `BlockMask`, or a mask of all queries and keys to add,
+    `(batch, 1, queries, keys)`, whichever the implementation takes that it attends with. Masks are one per layer type if the
+    drafter has several.
 
     Raises:
         ValueError: for layers that see chunks of a text: the layouts have no such mask.
     """
-    windows = attention_windows(drafter.config)
+    windows, implementation = attention_windows(drafter.config), drafter.config._attn_implementation
     if "chunked_attention" in windows:
         raise ValueError(
             f"can't train a drafter with chunked attention, which the {drafter.config.model_type} model has"
         )
-    masks = {}
-    for layer_type, window in windows.items():
-        if drafter.config._attn_implementation == FLEX:
-            masks[layer_type] = flex_mask(queries, window, compiled=queries.block.device.type != "cpu")
-        else:
-            masks[layer_type] = additive(dense_mask(queries, window), compute_dtype(drafter))
-    return masks if len(masks) > 1 else next(iter(masks.values()))
+    if implementation == IN_RUNS:
+        runs = queries.runs()
+        masks = {window: [run_mask(queries, run, window)[:, None] for run in runs] for window in windows.values()}
+        return {"attention_mask": None, "layout_runs": LayoutRuns(runs, masks)}
+    if implementation == FLEX:
+        compiled = queries.block.device.type != "cpu"
+        masks = {name: flex_mask(queries, window, compiled) for name, window in windows.items()}
+    else:
+        dtype = compute_dtype(drafter)
+        masks = {name: additive(dense_mask(queries, window), dtype) for name, window in windows.items()}
+    return {"attention_mask": masks if len(masks) > 1 else next(iter(masks.values()))}
+
+
+# Each step has other runs, of other lengths.
+@torch.compiler.disable
+def attend_in_runs(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    layout_runs: LayoutRuns,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """An attention function as transformers' models call it: scaled dot-product attention, each run of queries by itself.
+
+    Args:
+        query: `(batch, heads, queries, head_dim)`.
+        key, value: `(batch, key heads, keys, head_dim)`.
+        layout_runs: of the batch.
+        sliding_window: of the layer.
+
+    Returns:
+        `(batch, queries, heads, head_dim)`, and no weights.
+    """
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        # As it would be inside, and so in the backward pass, which knows of no autocast.
+        query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
+    attend = partial(ALL_ATTENTION_FUNCTIONS["sdpa"], module, dropout=dropout, scaling=scaling)
+    parts = list(zip(layout_runs.runs, layout_runs.masks[sliding_window], strict=True))
+    # With dropout, attending again would take the same random numbers again.
+    in_runs = run_by_run if dropout else RunByRun.apply
+    return in_runs(attend, parts, query, key, value), None
+
+
+AttentionInterface.register(IN_RUNS, attend_in_runs)
+
+
+def run_by_run(
+    attend: Callable, parts: list[tuple[Run, torch.BoolTensor]], query: torch.Tensor, *keyed: torch.Tensor
+) -> torch.Tensor:
+    """`attend`, once for each run and its mask; shapes as of [`attend_in_runs`]."""
+    found = [attend(query[:, :, run.queries], *map(run.keys_of, keyed), mask)[0] for run, mask in parts]
+    return torch.cat(found, dim=1)
+
+
+class RunByRun(torch.autograd.Function):
+    """[`run_by_run`], which attends again in the backward pass.
+
+    The keys of a run are a copy, as long as its text is. Of all runs together they would take more memory than a mask of
+    everything that they do without.
+    """
+
+    @staticmethod
+    def forward(ctx, attend, parts, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*tensors)
+        ctx.attend, ctx.parts = attend, parts
+        return run_by_run(attend, parts, *tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        query, *keyed = tensors
+        # Sums over many runs, so they are kept wide.
+        wide = torch.promote_types(query.dtype, torch.float32)
+        totals = [torch.zeros_like(tensor, dtype=wide) for tensor in tensors]
+        for run, mask in ctx.parts:
+            with torch.enable_grad():
+                inputs = [query[:, :, run.queries], *map(run.keys_of, keyed)]
+                inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+                attended = ctx.attend(*inputs, mask)[0]
+            found = torch.autograd.grad(attended, inputs, gradient[:, run.queries])
+            totals[0][:, :, run.queries] = found[0]
+            for total, part in zip(totals[1:], found[1:], strict=True):
+                run.add_to(total, part)
+        return None, None, *(total.to(query.dtype) for total in totals)
 
 
 def training_attention(drafter: PreTrainedModel, setting: str, device: torch.device) -> str:
@@ -47,21 +149,19 @@ def training_attention(drafter: PreTrainedModel, setting: str, device: torch.dev
 
     Args:
         drafter: the model.
-        setting: "dense": the drafter's own, with a mask over all queries and keys. "flex": flex attention, which skips what
-            sees nothing. "auto": "flex" on a CUDA device if the drafter supports it.
+        setting: "dense": scaled dot-product attention, in runs of queries. "flex": flex attention, which skips what sees
+            nothing. "auto": "flex" on a CUDA device if the drafter supports it.
         device: where it will train.
 
     Raises:
         ValueError: if flex attention is asked for where it can't train.
     """
-    own = drafter.config._attn_implementation
     obstacle = flex_obstacle(drafter, device)
     if setting == "flex" and obstacle:
         raise ValueError(f'can\'t train with flex attention: {obstacle}. Use training_attention="dense"')
     if setting == "flex" or (setting == "auto" and not obstacle):
         return FLEX
-    # A dense mask means nothing to these kernels.
-    return "sdpa" if own == FLEX or own.startswith("flash") else own
+    return IN_RUNS
 
 
 def flex_obstacle(drafter: PreTrainedModel, device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""Dropped masks, for PARD: real tokens, then for each further drafted token the masks that COD keeps (arXiv 2504.18583)."""
+"""Dropped masks, for PARD: real tokens, then the masks of further drafted tokens that COD keeps (arXiv 2504.18583)."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ...models.target_projection import one_place_later
 from ..data.documents import IGNORED, PADDING, checked, positions_in_documents
-from .attention import layout_mask
+from .attention import layout_attention
 from .base import Batch, Layout, Scorer, SupervisedPositions, predicts_supervised, some_of, stacked
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def conditional_drop(
 
 
 class DroppedMasks(Layout):
-    """All real tokens of an example, then for each subtask k > 1 the masks that COD keeps.
+    """All real tokens of an example, then the masks that COD keeps of the subtasks k > 1, anchor by anchor.
 
     A batch holds, `(batch, queries)` each: `input_ids`, `position_ids`, `labels` (what the query itself must predict; no
     shift), `draft_positions` (k of eq. 8, from 1; 0 for padding), and what the mask is made of: `query_block`, `query_index`,
@@ -97,6 +97,9 @@ class DroppedMasks(Layout):
         kept[0] = torch.arange(len(input_ids))
         block = torch.cat([torch.full_like(index, j) for j, index in enumerate(kept)])
         index = torch.cat(kept)
+        # Masks that see each other stand together.
+        order = torch.where(block == 0, -1, index - block).argsort(stable=True)
+        block, index = block[order], index[order]
         next_labels = torch.cat([labels[1:], labels.new_full((1,), IGNORED)]).masked_fill(~predicts, IGNORED)
         return {
             "input_ids": torch.where(block == 0, input_ids[index], self._masks()[block - 1]),
@@ -153,7 +156,7 @@ class DroppedMasks(Layout):
         return model(
             input_ids=batch["input_ids"],
             position_ids=batch["position_ids"],
-            attention_mask=layout_mask(cls.queries(batch), drafter),
+            **layout_attention(cls.queries(batch), drafter),
             use_cache=False,
             logits_to_keep=batch["labels"] != IGNORED,
             read_rows=score,

@@ -1,7 +1,10 @@
-"""Training attention masks: one predicate per layout, and a dense and a flex-attention builder over it. Pure.
+"""Training attention masks: one predicate per layout, and builders over it, for runs of queries and for flex attention. Pure.
 
 A predicate takes index tensors `(item, head, query, key)` that broadcast against each other, as a flex-attention `mask_mod`
-does. The dense builder calls it with all indices at once, and flex attention inside its kernel.
+does. Dense builders call it with many indices at once, and flex attention inside its kernel.
+
+Most of a layout's queries stand in small groups (a block, the masks after one prefix) that see the text before their anchor and
+themselves. So of queries that stand together each sees one of few keys, and nobody needs a mask of all queries and all keys.
 """
 
 from collections.abc import Callable
@@ -13,6 +16,33 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from ..data.documents import PADDING
 
 Attends = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# How many queries attend at a time: enough for fast products, and few beside the text that they share.
+RUN_QUERIES = 256
+
+
+@dataclass(frozen=True)
+class Run:
+    """Queries that stand together, and the keys that they could see.
+
+    Attributes:
+        queries: which they are.
+        context: so many keys from the first one on, the text that they share.
+        own: and these, which begin after those: their own and their neighbours'.
+    """
+
+    queries: slice
+    context: int
+    own: slice
+
+    def keys_of(self, values: torch.Tensor) -> torch.Tensor:
+        """Its keys, of a tensor `(batch, heads, keys, size)`."""
+        context, own = values[:, :, : self.context], values[:, :, self.own]
+        return torch.cat([context, own], dim=2) if own.shape[2] else context
+
+    def add_to(self, total: torch.Tensor, values: torch.Tensor) -> None:
+        """Add what stands for its keys to a tensor for all keys, in place; the other way round than [`keys_of`]."""
+        total[:, :, : self.context] += values[:, :, : self.context]
+        total[:, :, self.own] += values[:, :, self.context :]
 
 
 @dataclass(frozen=True)
@@ -34,6 +64,17 @@ class PrefixQueries:
     @property
     def num_keys(self) -> int:
         return self.block.shape[1]
+
+    def runs(self, size: int = RUN_QUERIES) -> list[Run]:
+        """All queries, about `size` at a time. Each item's real tokens come first, and masks of one anchor stand together."""
+        num_queries = self.num_keys
+        # The masks before the first query of a run, in its own group.
+        reach = max(int(self.block.max()) - 1, 0)
+        found = []
+        for start, context in zip(range(0, num_queries, size), _ends(self.index - self.block, size), strict=True):
+            stop = min(start + size, num_queries)
+            found.append(Run(slice(start, stop), context, slice(max(start - reach, context), stop)))
+        return found
 
     def attends(self, window: int | None = None) -> Attends:
         """Whether a query sees another; padding sees itself, so that no softmax is over nothing.
@@ -73,6 +114,18 @@ class BlockQueries:
     @property
     def num_keys(self) -> int:
         return self.context_document.shape[1] + self.block.shape[1]
+
+    def runs(self, size: int = RUN_QUERIES) -> list[Run]:
+        """All queries, about `size` at a time, no block in two of them. The anchors of an item ascend."""
+        num_queries, length = self.block.shape[1], self.context_document.shape[1]
+        block_size = num_queries // (int(self.block.max()) + 1)
+        size = max(size // block_size, 1) * block_size
+        found = []
+        # A block sees what lies before its anchor.
+        for start, context in zip(range(0, num_queries, size), _ends(self.anchor - 1, size), strict=True):
+            stop = min(start + size, num_queries)
+            found.append(Run(slice(start, stop), context, slice(length + start, length + stop)))
+        return found
 
     def attends(self, window: int | None = None) -> Attends:
         """Whether a query sees a context position or, after them, a query.
@@ -127,12 +180,25 @@ def document_attends(query_index, query_document, key_index, key_document):
     return (key_index <= query_index) & (key_document == query_document) & (query_document != PADDING)
 
 
-def dense_mask(queries: PrefixQueries | BlockQueries, window: int | None = None) -> torch.BoolTensor:
-    """`(batch, queries, keys)`: the predicate of a layout, everywhere; of a sliding layer, if there is a `window`."""
+def _ends(last_seen: torch.LongTensor, size: int) -> list[int]:
+    """Of each `size` queries how many keys of the text they see at most, given the last one of each, `(batch, queries)`."""
+    ends = [part.amax() + 1 for part in last_seen.split(size, dim=1)]
+    return torch.stack(ends).clamp(min=0).tolist()
+
+
+def run_mask(queries: PrefixQueries | BlockQueries, run: Run, window: int | None = None) -> torch.BoolTensor:
+    """`(batch, queries, keys)`, of those of a run: the predicate of a layout; of a sliding layer, if there is a `window`."""
     (batch, num_queries), device = queries.block.shape, queries.block.device
     item = torch.arange(batch, device=device)[:, None, None]
-    query = torch.arange(num_queries, device=device)[:, None]
-    return queries.attends(window)(item, None, query, torch.arange(queries.num_keys, device=device))
+    query = torch.arange(num_queries, device=device)[run.queries, None]
+    key = torch.arange(queries.num_keys, device=device)
+    return queries.attends(window)(item, None, query, torch.cat([key[: run.context], key[run.own]]))
+
+
+def dense_mask(queries: PrefixQueries | BlockQueries, window: int | None = None) -> torch.BoolTensor:
+    """`(batch, queries, keys)`, of all of them."""
+    every = Run(slice(0, queries.block.shape[1]), queries.num_keys, slice(0, 0))
+    return run_mask(queries, every, window)
 
 
 def flex_mask(queries: PrefixQueries | BlockQueries, window: int | None = None, compiled: bool = False) -> BlockMask:

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..data.documents import IGNORED, PADDING, checked, document_starts, positions_in_documents
-from .attention import layout_mask
+from .attention import layout_attention
 from .base import (
     TEXT_FILL,
     Batch,
@@ -132,7 +132,7 @@ class SharedPrefixes(Layout):
             target_hidden_states=features[:, :-1].to(drafter.dtype),
             num_masks=batch["labels"].shape[1] - batch["input_ids"].shape[1] + 1,
             position_ids=batch["query_position"],
-            attention_mask=layout_mask(cls.queries(batch), drafter),
+            **layout_attention(cls.queries(batch), drafter),
             logits_to_keep=batch["labels"] != IGNORED,
             read_rows=score,
         )

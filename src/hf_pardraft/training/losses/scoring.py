@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -44,11 +45,18 @@ def kl_divergences(draft_logits: torch.Tensor, target_logits: torch.Tensor, temp
     return terms.sum(dim=-1) * temperature**2
 
 
+def is_likeliest(logits: torch.Tensor, labels: torch.LongTensor) -> torch.BoolTensor:
+    """Whether the label is the likeliest token, `(...)`, the first of several, as `argmax` has it and so every greedy choice."""
+    # Over low-precision logits on a CPU, argmax itself takes longer than the product that they come from.
+    return logits.max(dim=-1).indices == labels
+
+
 class PositionScorer:
     """Called with an lm_head and the hidden states of the supervised positions, it returns what the objectives are made of.
 
-    The states go through the head in chunks, whose logits are dropped at once and computed again in the backward pass. Values
-    and gradients don't depend on the chunks.
+    The states go through the head in chunks, whose logits are dropped at once. What the backward pass needs of a frozen head is
+    kept instead: each score's gradient by its position's state, as large as that. For a head that learns the logits are computed
+    again. Values and gradients don't depend on the chunks.
 
     Args:
         labels: `(positions,)`; those that the drafter can't write are negative.
@@ -83,29 +91,82 @@ class PositionScorer:
             `(positions,)` each: `is_right`, whether the label is the likeliest token; and what was asked for: `log_probs` of the
             labels, those of the `continuations`, and `divergences` from the target's law.
         """
+        learns = torch.is_grad_enabled()
+        is_frozen = not any(weight.requires_grad for weight in head.parameters())
+        if learns and is_frozen and states.requires_grad:
+            return self._score_with_slopes(head, states)
         # What fits into one chunk can stay for the backward pass.
-        again = torch.is_grad_enabled() and len(states) > self.chunk_size
+        again = learns and len(states) > self.chunk_size
         chunks = []
-        # Of no positions there is one empty chunk, which keeps the result in the graph.
-        for start in range(0, max(len(states), 1), self.chunk_size):
-            chunk = slice(start, start + self.chunk_size)
+        for chunk in self._chunks(len(states), self.chunk_size):
             if again:
                 chunks.append(checkpoint(self._score, head, states[chunk], chunk, use_reentrant=False))
             else:
                 chunks.append(self._score(head, states[chunk], chunk))
-        return {name: torch.cat([scored[name] for scored in chunks]) for name in chunks[0]}
+        return _joined(chunks)
+
+    @torch.compiler.disable
+    def _score_with_slopes(self, head: nn.Module, states: torch.Tensor) -> dict[str, torch.Tensor]:
+        """[`__call__`] for a head that learns nothing."""
+        chunks, slopes = [], []
+        for chunk in self._chunks(len(states), self.chunk_size):
+            scores, of_chunk = self._scores_and_slopes(head, states[chunk].detach(), chunk)
+            chunks.append(scores)
+            slopes.append(of_chunk)
+        scores, slopes = _joined(chunks), _joined(slopes)
+        return {
+            name: WithSlopes.apply(states, values, slopes[name]) if name in slopes else values
+            for name, values in scores.items()
+        }
+
+    def _scores_and_slopes(self, head: nn.Module, states: torch.Tensor, chunk: slice) -> tuple[dict, dict]:
+        """Scores of a chunk, and the gradient of each that has one by its position's state, `(positions, hidden)`."""
+        with torch.enable_grad():
+            states.requires_grad_()
+            scores = self._score(head, states, chunk)
+        learned = {name: values for name, values in scores.items() if values.requires_grad}
+        slopes = {}
+        for left, (name, values) in zip(range(len(learned))[::-1], learned.items(), strict=True):
+            # A position's score depends on no other position's state.
+            (slopes[name],) = torch.autograd.grad(values.sum(), states, retain_graph=left > 0)
+        return {name: values.detach() for name, values in scores.items()}, slopes
+
+    @staticmethod
+    def _chunks(count: int, size: int) -> list[slice]:
+        # Of no positions there is one empty chunk, which keeps the result in the graph.
+        return [slice(start, start + size) for start in range(0, max(count, 1), size)]
 
     def _score(self, head: nn.Module, states: torch.Tensor, chunk: slice) -> dict[str, torch.Tensor]:
-        logits = head(states)
+        logits, scores = head(states), {}
         labels = self.labels[chunk].to(logits.device)
-        scores = {"is_right": logits.argmax(dim=-1) == labels}
         if self.with_log_probs:
             scores["log_probs"] = label_log_probs(logits, labels, labels >= 0)
         if self.continuations is not None:
-            labels = self.continuations[chunk].to(logits.device)
-            scores["continuations"] = label_log_probs(logits, labels, labels >= 0)
+            continuations = self.continuations[chunk].to(logits.device)
+            scores["continuations"] = label_log_probs(logits, continuations, continuations >= 0)
         if self.target_logits is not None:
             with torch.no_grad():
                 target_logits = self.target_logits(chunk).to(logits.device)
             scores["divergences"] = kl_divergences(logits, target_logits, self.temperature)
+        # Last, since what is computed again ends with what the backward pass needs.
+        scores["is_right"] = is_likeliest(logits.detach(), labels)
         return scores
+
+
+class WithSlopes(torch.autograd.Function):
+    """Values of positions, `(positions,)`, as a function of their states with a known gradient, `slopes (positions, hidden)`."""
+
+    @staticmethod
+    def forward(ctx, states: torch.Tensor, values: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(slopes)
+        return values.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (slopes,) = ctx.saved_tensors
+        return (gradient[:, None] * slopes).to(slopes.dtype), None, None
+
+
+def _joined(chunks: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
