@@ -165,19 +165,15 @@ def test_of_several_likeliest_tokens_the_first_one_counts(dtype):
     assert (tied & among & ~expected).sum() > 100
 
 
-def test_bfloat16_gradients_of_a_frozen_head_are_as_near_as_plain_ones():
-    head, states, scorer, target_logits = case(is_frozen=True)
-    exact = gradients(head, states, scorer(head, states))[0]
-    head, states = head.bfloat16(), states.detach().bfloat16().requires_grad_()
-    logits = head(states)
-    whole = {
-        "log_probs": label_log_probs(logits, scorer.labels, scorer.labels >= 0),
-        "continuations": label_log_probs(logits, scorer.continuations, scorer.continuations >= 0),
-        "divergences": kl_divergences(logits, target_logits, 1.5),
-    }
-    plain, found = gradients(head, states, whole)[0], gradients(head, states, scorer(head, states))[0]
+@pytest.mark.parametrize("name", FIELDS)
+def test_bfloat16_gradients_of_a_frozen_head_are_rounded_once_more(name):
+    """What is kept of it is rounded, and so is what it is multiplied to."""
+    head, states, scorer, _ = case(is_frozen=True)
+    exact = gradients(head, states, scorer(head, states), names=[name])[0]
+    states = states.detach().bfloat16().requires_grad_()
+    found = gradients(head.bfloat16(), states, scorer(head, states), names=[name])[0]
     assert found.dtype == torch.bfloat16
-    assert (found - exact).norm() < 1.5 * (plain - exact).norm()
+    assert (found - exact).norm() < 2**-7 * exact.norm()
 
 
 SMALL = {

@@ -2,12 +2,16 @@
 tensor is ever whole. Pure, but for the heads that it is given."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+# So many in float32 are 4 MiB.
+CACHED_LOGITS = 2**20
 
 
 def wide(logits: torch.Tensor) -> torch.Tensor:
@@ -43,6 +47,11 @@ def kl_divergences(draft_logits: torch.Tensor, target_logits: torch.Tensor, temp
     # What the target never writes costs nothing, where a logit of -inf says so, too.
     terms = (probabilities * (target - draft)).masked_fill_(probabilities == 0, 0)
     return terms.sum(dim=-1) * temperature**2
+
+
+def slices(count: int, size: int) -> list[slice]:
+    """Of so many positions `size` at a time. Of none there is one that is empty, which keeps results in the graph."""
+    return [slice(start, start + size) for start in range(0, max(count, 1), max(size, 1))]
 
 
 def is_likeliest(logits: torch.Tensor, labels: torch.LongTensor) -> torch.BoolTensor:
@@ -98,7 +107,7 @@ class PositionScorer:
         # What fits into one chunk can stay for the backward pass.
         again = learns and len(states) > self.chunk_size
         chunks = []
-        for chunk in self._chunks(len(states), self.chunk_size):
+        for chunk in slices(len(states), self.chunk_size):
             if again:
                 chunks.append(checkpoint(self._score, head, states[chunk], chunk, use_reentrant=False))
             else:
@@ -109,7 +118,7 @@ class PositionScorer:
     def _score_with_slopes(self, head: nn.Module, states: torch.Tensor) -> dict[str, torch.Tensor]:
         """[`__call__`] for a head that learns nothing."""
         chunks, slopes = [], []
-        for chunk in self._chunks(len(states), self.chunk_size):
+        for chunk in slices(len(states), self.chunk_size):
             scores, of_chunk = self._scores_and_slopes(head, states[chunk].detach(), chunk)
             chunks.append(scores)
             slopes.append(of_chunk)
@@ -131,26 +140,56 @@ class PositionScorer:
             (slopes[name],) = torch.autograd.grad(values.sum(), states, retain_graph=left > 0)
         return {name: values.detach() for name, values in scores.items()}, slopes
 
-    @staticmethod
-    def _chunks(count: int, size: int) -> list[slice]:
-        # Of no positions there is one empty chunk, which keeps the result in the graph.
-        return [slice(start, start + size) for start in range(0, max(count, 1), size)]
-
     def _score(self, head: nn.Module, states: torch.Tensor, chunk: slice) -> dict[str, torch.Tensor]:
         logits, scores = head(states), {}
         labels = self.labels[chunk].to(logits.device)
         if self.with_log_probs:
-            scores["log_probs"] = label_log_probs(logits, labels, labels >= 0)
+            scores["log_probs"] = position_by_position(label_log_probs, logits, labels, labels >= 0)
         if self.continuations is not None:
             continuations = self.continuations[chunk].to(logits.device)
-            scores["continuations"] = label_log_probs(logits, continuations, continuations >= 0)
+            scores["continuations"] = position_by_position(label_log_probs, logits, continuations, continuations >= 0)
         if self.target_logits is not None:
             with torch.no_grad():
                 target_logits = self.target_logits(chunk).to(logits.device)
-            scores["divergences"] = kl_divergences(logits, target_logits, self.temperature)
+            divergence = partial(kl_divergences, temperature=self.temperature)
+            scores["divergences"] = position_by_position(divergence, logits, target_logits)
         # Last, since what is computed again ends with what the backward pass needs.
         scores["is_right"] = is_likeliest(logits.detach(), labels)
         return scores
+
+
+def position_by_position(
+    score: Callable[..., torch.Tensor], logits: torch.Tensor, *constants: torch.Tensor
+) -> torch.Tensor:
+    """`score(logits, *constants)`, whose value at a position depends on that position alone; all `(positions, ...)`.
+
+    Of all that leads from logits to values and back, a CPU's caches hold what a few positions need, and memory is slow.
+    """
+    at_once = max(CACHED_LOGITS // max(logits.shape[-1], 1), 1) if logits.device.type == "cpu" else len(logits)
+    return PositionByPosition.apply(logits, score, at_once, *constants)
+
+
+class PositionByPosition(torch.autograd.Function):
+    """See [`position_by_position`]; nothing but the logits is kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx, logits: torch.Tensor, score: Callable, at_once: int, *constants: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(logits, *constants)
+        ctx.score, ctx.at_once = score, at_once
+        rows = slices(len(logits), at_once)
+        return torch.cat([score(*(tensor[few] for tensor in (logits, *constants))) for few in rows])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        logits, *constants = ctx.saved_tensors
+        by_logits = torch.empty_like(logits)
+        for few in slices(len(logits), ctx.at_once):
+            with torch.enable_grad():
+                leaf = logits[few].detach().requires_grad_()
+                values = ctx.score(leaf, *(tensor[few] for tensor in constants))
+            (by_logits[few],) = torch.autograd.grad(values, leaf, gradient[few])
+        return by_logits, None, None, *(None for _ in constants)
 
 
 class WithSlopes(torch.autograd.Function):
