@@ -21,6 +21,7 @@ from accelerate.utils import DistributedType
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import has_length
 
+from ..models.modeling_pard import PardDrafter
 from .adapters import adapted, base_drafter, is_adapted
 from .arguments import DraftTrainingArguments
 from .batch_scorer import BatchScorer
@@ -124,7 +125,9 @@ class DraftTrainer(DrafterFilesTrainer):
             plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
             check_spreading(is_adapted(trained), plugin and plugin.zero3_save_16bit_model)
         self.add_callback(_TellTheEpoch([self.data_collator, self.scorer]))
-        model.adopt_training(args.draft_tokens)
+        if isinstance(model, PardDrafter):
+            # Masks beyond those of training have learned nothing.
+            model.generation_config.num_assistant_tokens = args.draft_tokens
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """As in `Trainer`; the batches come with the objectives' denominators over all of them and all processes.
