@@ -42,6 +42,7 @@ from .metrics import DraftMetrics, held_out_prompts, tokens_and_rounds, whole_co
 from .run_identity import identity_of
 from .target.feature_store import StoredStatesCollator, store_for
 from .target.reading import freeze
+from .vocabulary import set_frequent_vocabulary
 
 
 class DraftTrainer(DrafterFilesTrainer):
@@ -104,6 +105,8 @@ class DraftTrainer(DrafterFilesTrainer):
         data_collator = data_collator or self.scorer.layout.for_drafter(model, args)
         check_one_device(args)
         raw_data, kwargs = kwargs.get("train_dataset"), prepare_all(model, args, kwargs)
+        if args.draft_vocab_size is not None:
+            set_frequent_vocabulary(model, args.draft_vocab_size, kwargs.get("train_dataset"))
         if target is not None:
             model.note_target(target, tokenizer_of(kwargs.get("processing_class")), chat_arguments(raw_data, args))
         if args.features_folder is not None:
