@@ -44,11 +44,12 @@ def fresh(kind: str, target: PreTrainedModel, block: int) -> ParallelDrafter:
     layers = LAYERS[kind]
     if kind == "dflash":
         ids = [2, target.config.num_hidden_layers // 2, target.config.num_hidden_layers - 3]
-        mask = target.config.vocab_size - 1
-        fields = {"target_layer_ids": ids, "mask_token_id": mask, "block_size": block + 1}
-        return DFlashDrafter.for_target(target, num_layers=layers, **fields)
-    config = LlamaConfig.from_dict({**target.config.to_dict(), "num_hidden_layers": layers, "layer_types": None})
+        return DFlashDrafter.for_target(target, num_layers=layers, target_layer_ids=ids, block_size=block + 1)
+    # Without a name, so that no tokenizer says which token is in use.
+    fields = {**target.config.to_dict(), "_name_or_path": "", "num_hidden_layers": layers, "layer_types": None}
+    config = LlamaConfig.from_dict(fields)
     base = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
+    # Any token serves as a mask that nothing was learned of.
     return PardDrafter.from_causal_lm(base, mask_token_id=target.config.vocab_size - 1)
 
 
