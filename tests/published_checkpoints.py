@@ -45,8 +45,26 @@ def nested_dflash(folder: Path) -> Path:
     return folder
 
 
+# Which tokens `speculators` proposes.
+DRAFT_TOKEN_IDS = list(range(1, 80, 2))
+
+
+def whole_speculators(folder: Path) -> Path:
+    """Speculators' layout with all of the vocabulary, and the head that the target has as well."""
+    speculators(folder)
+    weights, target = load_file(folder / "model.safetensors"), load_file(FIXTURES / "dflash" / "inputs.safetensors")
+    weights |= {
+        "lm_head.weight": target["target.lm_head.weight"],
+        "embed_tokens.weight": weights["embed_tokens.weight"],
+    }
+    weights = {name: weight for name, weight in weights.items() if name not in ("d2t", "t2d")}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    change_config(folder, draft_vocab_size=96)
+    return folder
+
+
 def speculators(folder: Path) -> Path:
-    """The z-lab fixture in speculators' layout, with all that their checkpoints may hold besides."""
+    """The z-lab fixture in speculators' layout with a draft vocabulary, and all that their checkpoints may hold besides."""
     copy_fixture("dflash", folder)
     config, weights = config_of(folder), load_file(folder / "model.safetensors")
     layers = {name: value for name, value in config.items() if name not in ZLAB_ONLY}
@@ -61,7 +79,7 @@ def speculators(folder: Path) -> Path:
             "verifier": {"name_or_path": "someone/target", "architectures": ["Qwen3ForCausalLM"]},
         },
         "transformer_layer_config": layers,
-        "draft_vocab_size": 40,
+        "draft_vocab_size": len(DRAFT_TOKEN_IDS),
         "block_size": config["block_size"],
         # Indices into hidden_states: one more than the layers' numbers.
         "aux_hidden_state_layer_ids": [i + 1 for i in config["dflash_config"]["target_layer_ids"]],
@@ -72,9 +90,9 @@ def speculators(folder: Path) -> Path:
     target = load_file(FIXTURES / "dflash" / "inputs.safetensors")
     weights |= {
         "embed_tokens.weight": target["target.embed_tokens.weight"],
-        "lm_head.weight": target["target.lm_head.weight"][:40],
-        "t2d": torch.arange(96) < 40,
-        "d2t": torch.zeros(40, dtype=torch.long),
+        "lm_head.weight": target["target.lm_head.weight"][DRAFT_TOKEN_IDS],
+        "t2d": torch.isin(torch.arange(96), torch.tensor(DRAFT_TOKEN_IDS)),
+        "d2t": torch.tensor(DRAFT_TOKEN_IDS) - torch.arange(len(DRAFT_TOKEN_IDS)),
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
@@ -139,6 +157,7 @@ LAYOUTS = {
     "zlab": lambda folder: copy_fixture("dflash", folder),
     "zlab_nested": nested_dflash,
     "speculators": speculators,
+    "whole_speculators": whole_speculators,
     "muse_glimmer": muse_glimmer,
     "angelslim": lambda folder: copy_fixture("dflare", folder),
     "dart": lambda folder: copy_fixture("dart", folder),

@@ -84,12 +84,26 @@ def check_qwen3(fields: dict) -> None:
     need(fields["rms_norm_eps"] > 0, "an epsilon")
 
 
-def dflash_weights(fields: dict, taps: list[int], folder: Path) -> dict[str, torch.Tensor]:
+def check_reduced_vocabulary(weights: dict[str, torch.Tensor], size: int, vocab_size: int) -> None:
+    """As vLLM reads it: target id = draft id + d2t[draft id]; speculators asks for t2d as well."""
+    need(weights.keys() >= {"d2t", "t2d"}, "a reduced vocabulary needs two maps")
+    d2t, t2d = weights.pop("d2t"), weights.pop("t2d")
+    need((d2t.dtype, d2t.shape) == (torch.int64, (size,)), f"d2t is {d2t.dtype} {tuple(d2t.shape)}")
+    need((t2d.dtype, t2d.shape) == (torch.bool, (vocab_size,)), f"t2d is {t2d.dtype} {tuple(t2d.shape)}")
+    need((torch.arange(size) + d2t).tolist() == t2d.nonzero().flatten().tolist(), "two maps that agree")
+
+
+def dflash_weights(
+    fields: dict, taps: list[int], folder: Path, draft_vocab_size: int | None = None
+) -> dict[str, torch.Tensor]:
     hidden = fields["hidden_size"]
     shapes = {"fc.weight": (hidden, len(taps) * hidden), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     for i in range(fields["num_hidden_layers"]):
         shapes |= {f"layers.{i}.{name}": shape for name, shape in qwen3_layer(fields, hidden).items()}
     weights = read_weights(folder)
+    if draft_vocab_size not in (None, fields["vocab_size"]):
+        check_reduced_vocabulary(weights, draft_vocab_size, fields["vocab_size"])
+        shapes["lm_head.weight"] = (draft_vocab_size, hidden)
     check_weights(weights, shapes)
     return weights
 
@@ -115,7 +129,9 @@ def read_zlab(folder: Path) -> tuple[dict, list[int], dict[str, torch.Tensor]]:
     need(is_told or "sliding_attention" not in config["layer_types"], "a block that is not seen both ways")
     depth = config.get("num_target_layers")
     need(depth is None or max(layers) < depth - 1, "taps the last layer, which only exists after the final norm")
-    return config, [i + 1 for i in layers], dflash_weights(config, layers, folder)
+    need("draft_vocab_size" not in config or config["draft_vocab_size"] > 0, "a vocabulary that is not there")
+    weights = dflash_weights(config, layers, folder, config.get("draft_vocab_size"))
+    return config, [i + 1 for i in layers], weights
 
 
 def read_speculators(folder: Path) -> tuple[dict, list[int], dict[str, torch.Tensor]]:
@@ -134,10 +150,10 @@ def read_speculators(folder: Path) -> tuple[dict, list[int], dict[str, torch.Ten
     layers, taps = config["transformer_layer_config"], config["aux_hidden_state_layer_ids"]
     check_qwen3(layers)
     check_block(config["block_size"], config["mask_token_id"], layers)
-    need(config["draft_vocab_size"] == layers["vocab_size"], "a reduced vocabulary needs a head and two maps")
     need(config["sliding_window_non_causal"] is True, "blocks are seen both ways")
     need(bool(taps) and all(type(i) is int and i >= 1 for i in taps), f"taps {taps}")
-    return {**layers, "block_size": config["block_size"]}, taps, dflash_weights(layers, taps, folder)
+    weights = dflash_weights(layers, taps, folder, config["draft_vocab_size"])
+    return {**layers, "block_size": config["block_size"]}, taps, weights
 
 
 def read_pard(folder: Path) -> dict[str, torch.Tensor]:

@@ -200,3 +200,19 @@ def test_the_schedule():
         cells = shown.pop(f"{condition['case']}, T={condition['temperature']:.0f}")
         assert numbers(cells) == pytest.approx([fixed, rows["auto"], rows["auto, first call"]], abs=0.0051)
     assert not shown
+
+
+def test_draft_vocabularies():
+    rows = results("draft_vocabulary_stories260k")["rows"]
+    found = {name: {row["tokens"]: row for row in rows if row["drafter"] == name} for name in ("DFlash", "PARD")}
+    shown = table_of("performance.md", "tokens proposed")
+    assert shown.keys() == found["PARD"].keys()
+    for size, cells in shown.items():
+        known = round(100 * found["DFlash"][size]["text_known"], 1)
+        assert numbers(cells) == [known, *(round(found[name][size]["tau"], 2) for name in ("DFlash", "PARD"))]
+    rows = results("draft_vocabulary")["rows"]
+    shown = table_of("performance.md", "rows of the head")
+    for size, cells in shown.items():
+        of_size = [row for row in rows if row["tokens"] == size]
+        expected = [(1000 * row["draft"], 1000 * row["tree"], row["of_limit"]) for row in of_size]
+        assert numbers(cells) == pytest.approx([value for row in expected for value in row], abs=0.051)

@@ -35,7 +35,16 @@ def described(member) -> list[str] | str:
 
 
 LOADED = ["from_pretrained", "save_pretrained", "push_to_hub"]
-DRAFTER = [*LOADED, "generate", "forward", "draft_depth", "tapped_hidden_states", "check_target", "note_target"]
+SHARED = [
+    "generate",
+    "forward",
+    "draft_depth",
+    "tapped_hidden_states",
+    "check_target",
+    "note_target",
+    "set_draft_vocabulary",
+]
+DRAFTER = [*LOADED, *SHARED]
 # What the documentation calls besides the names themselves. What else a class has is the package's own matter.
 MEMBERS = {
     "AutoDrafter": ["from_pretrained"],

@@ -153,14 +153,21 @@ def make_oracle(drafter, continuation, rates: list[float], seed: int = 0, runner
                 truth = int(text[anchor + 1 + k]) if anchor + 1 + k < len(text) else 0
                 is_right = torch.rand((), generator=generator) < rates[k]
                 is_second = torch.rand((), generator=generator) < runner_up
-                token = truth if is_right else (truth + 1) % logits.shape[-1]
-                logits[index, k, token] = 10.0
-                if is_second and not is_right:
-                    logits[index, k, truth] = 9.5
+                wrong = (truth + 1) % drafter.config.vocab_size
+                scores = {truth: 10.0 if is_right else 9.5 * is_second, wrong: 0.0 if is_right else 10.0}
+                for token, score in scores.items():
+                    logits[index, k, columns_of_token(drafter, token)] += score
         return logits
 
     drafter.draft, drafter.new_draft_state = draft, new_draft_state
     return drafter
+
+
+def columns_of_token(drafter, token: int) -> torch.LongTensor:
+    """The column of a token among a drafter's logits, `(1,)`; `(0,)` for one that it never proposes."""
+    if drafter.draft_token_ids is None:
+        return torch.tensor([token])
+    return (drafter.draft_token_ids == token).nonzero().flatten()
 
 
 def make_lasting_oracle(
@@ -193,9 +200,9 @@ def make_lasting_oracle(
     def lifted(logits, state, anchors):
         items, anchors = torch.tensor(state.oracle_items), anchors.clamp(max=longest - 1)
         known = slice(0, logits.shape[1])
-        return logits.scatter_add(
-            2, truth[items, anchors, known, None], lift[items, anchors, known, None].to(logits.dtype)
-        )
+        added = torch.zeros(*logits.shape[:2], drafter.config.vocab_size, dtype=logits.dtype)
+        added.scatter_(2, truth[items, anchors, known, None], lift[items, anchors, known, None].to(logits.dtype))
+        return logits + (added if drafter.draft_token_ids is None else added[..., drafter.draft_token_ids])
 
     drafter.new_draft_state = new_draft_state
     drafter.draft = lambda context, state, depth: lifted(

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
 from transformers import AutoModel, PreTrainedConfig
 from transformers.utils import cached_file
 
@@ -12,10 +13,10 @@ from .checkpoints.atomic_folders import finish_interrupted
 from .checkpoints.config_checks import check_config_fields
 from .checkpoints.files import check_beside, check_place, read_config_file, read_json
 from .checkpoints.loading import with_resolved_revision
-from .checkpoints.projection import with_subfolder
+from .checkpoints.projection import check_tensors, find_separate, with_subfolder
 from .checkpoints.published import drafter_class_for, find_drafter_class
 from .models.base import ParallelDrafter, hub_arguments, load_generation_config
-from .models.modeling_pard import PardDrafter
+from .models.modeling_pard import VOCABULARY_FILE, PardDrafter
 
 __all__ = ["AutoDrafter", "drafter_class_for"]
 
@@ -155,6 +156,10 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()
         drafter = load_any(base_name, False, options, (*adapters, str(name_or_path)))
     merged = PeftModel.from_pretrained(drafter, name_or_path, **source).merge_and_unload()
     merged.generation_config = load_generation_config(name_or_path, **source)
+    vocabulary = find_separate(name_or_path, [VOCABULARY_FILE], **source)
+    if vocabulary is not None:
+        check_tensors(vocabulary)
+        merged.set_draft_vocabulary(load_file(vocabulary)["t2d"].nonzero().flatten())
     for name in config.keys() & {"target_name_or_path", "target_model_type", "target_fingerprint"}:
         setattr(merged.config, name, config[name])
     return merged.eval()

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from .models.base import PairedConfig, ParallelDrafter
@@ -52,6 +53,16 @@ class PackageServices:
         from .pairing.remembered import note_pairing
 
         note_pairing(drafter, target, *args)
+
+    def set_draft_vocabulary(self, drafter: ParallelDrafter, token_ids: Any, target: PreTrainedModel | None) -> None:
+        from .pairing.draft_vocabulary import set_draft_vocabulary
+
+        set_draft_vocabulary(drafter, token_ids, target)
+
+    def draft_head(self, drafter: ParallelDrafter, head: nn.Module) -> nn.Module:
+        from .pairing.draft_vocabulary import draft_head
+
+        return draft_head(drafter, head)
 
     def num_layer_outputs(self, target: PreTrainedModel) -> int:
         from .pairing.target_checks import num_layer_outputs

@@ -18,8 +18,8 @@ def test_a_tree_holds_no_token_that_can_t_be_drafted(scoring):
     settings = {"tree_budget": 20, "tree_scoring": scoring}
     for name, value in settings.items():
         setattr(drafter.generation_config, name, value)
-    logits = drafter.over_target_vocabulary(torch.randn(1, 4, 3, generator=torch.Generator().manual_seed(0)) * 20)
+    logits = torch.randn(1, 4, 3, generator=torch.Generator().manual_seed(0)) * 20
     search = TreeSearch(read_settings(drafter, target.generation_config), drafter)
-    tree = search.tree(logits, TokenBuffer(torch.tensor([[5, 6]])), 20)
+    tree = search.tree(logits, TokenBuffer(torch.tensor([[5, 6]])), 20, drafter.draft_token_ids)
     assert {*tree.tokens[0].tolist()} <= {3, 9, 41}
     assert tree.num_nodes == 20

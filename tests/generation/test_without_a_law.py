@@ -122,7 +122,8 @@ def test_where_rounding_leaves_no_residual_the_target_s_law_is_drawn_from():
     scores = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0))
     law = scores.softmax(-1)
     torch.manual_seed(0)
-    drawn = DrawnChain(draw(law.expand(num, -1))[:, None], 1.001 * law.expand(num, 1, -1))
+    tokens, drafted = draw(law.expand(num, -1))[:, None], 1.001 * law.expand(num, 1, -1)
+    drawn = DrawnChain(tokens, drafted.gather(2, tokens[..., None]).squeeze(2), drafted)
     choices = keep_or_redraw(scores.expand(num, 1, -1), drawn)
     assert 0 < (choices != drawn.tokens).sum() < num / 100
     assert choices.min() >= 0

@@ -36,6 +36,7 @@ WEIGHTS = (
     "pytorch_model.bin.index.json",
     "pytorch_model-*-of-*.bin",
     "target_projection/model.safetensors",
+    "draft_vocabulary/model.safetensors",
     "warp_model.safetensors",
     "warp_model.bin",
 )

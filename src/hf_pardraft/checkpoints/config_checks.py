@@ -52,6 +52,7 @@ BOOLEANS = (
     "pard2_proj_bias",
     "fusion_fc",
     "separate_kv",
+    "own_head",
 )
 OBJECTS = (
     "dflash_config",

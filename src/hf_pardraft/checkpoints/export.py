@@ -9,9 +9,11 @@ from huggingface_hub import save_torch_state_dict
 from transformers import PreTrainedConfig
 
 from ..models.base import ParallelDrafter
+from ..models.modeling_pard import VOCABULARY_FILE, VOCABULARY_MAPS, save_tensors
 from .checksums import add_checksums
-from .layouts import NATIVE, layout_for
+from .layouts import NATIVE, layout_for, without
 from .published import class_of_config
+from .saving import WEIGHTS
 from .weights import NAMED
 
 
@@ -59,6 +61,9 @@ def config_and_weights(drafter: ParallelDrafter, layout_name: str) -> tuple[dict
         ValueError: if the layout can't hold it, or its weights are not exactly those of its kind.
     """
     layout, fields = layout_for(layout_name, drafter.config.drafter_kind), fields_of(drafter.config)
+    if fields.get("draft_vocab_size") is None:
+        # Layouts that know of no draft vocabulary have no field for it.
+        fields = without(fields, "draft_vocab_size", "own_head")
     config, weights = layout.write_config(drafter, fields), own_weights(drafter)
     check_weights(drafter.config, weights)
     return config, {layout.name_of(name): weight.detach().cpu().contiguous() for name, weight in weights.items()}
@@ -81,7 +86,10 @@ def export_drafter(drafter: ParallelDrafter, folder: str | Path, layout_name: st
         return
     config, weights = config_and_weights(drafter, layout_name)
     save_torch_state_dict(weights, folder, max_shard_size=max_shard_size, metadata={"format": "pt"})
-    for path in Path(folder).glob("model*.safetensors"):
+    if drafter.draft_token_ids is not None and not weights.keys() & {*VOCABULARY_MAPS}:
+        # Beside weights that stay an ordinary causal LM's: readers that know nothing of it propose all tokens.
+        save_tensors({name: drafter.get_buffer(name) for name in VOCABULARY_MAPS}, folder, VOCABULARY_FILE)
+    for path in (path for pattern in WEIGHTS for path in Path(folder).glob(pattern)):
         add_checksums(path)
     text = json.dumps(config, indent=2, sort_keys=True)
     (Path(folder) / "config.json").write_text(text + "\n", encoding="utf-8")

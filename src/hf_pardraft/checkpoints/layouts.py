@@ -74,14 +74,38 @@ def expect_target(fields: Fields, layout: str) -> None:
 
 def block_drafter_config(fields: Fields, architecture: str) -> Fields:
     """The flat Qwen3 config with a nested `dflash_config` that z-lab and AngelSlim share."""
-    own = without(flat_rope(fields), *CLASS_FIELDS, "mask_token_id", "target_layer_ids")
+    own = without(flat_rope(fields), *CLASS_FIELDS, "mask_token_id", "target_layer_ids", "own_head")
     nested = {"mask_token_id": fields["mask_token_id"], "target_layer_ids": fields["target_layer_ids"]}
     return {**own, "architectures": [architecture], "model_type": "qwen3", "dflash_config": nested}
+
+
+def check_draft_vocabulary(fields: Fields, layout: str, has_place: bool) -> None:
+    """Raise a `ValueError` if a DFlash drafter has a draft vocabulary that the layout, or who reads it, does not take.
+
+    Args:
+        fields: of its config.
+        layout: as it is to be called.
+        has_place: whether it holds `d2t`, `t2d` and their rows of the head.
+    """
+    size = fields.get("draft_vocab_size")
+    if size is None or (has_place and fields["own_head"]):
+        return
+    if has_place:
+        raise ValueError(
+            f"the {layout} layout holds the head's rows of a draft vocabulary ({size} tokens), which its readers don't take from "
+            "the target, and this drafter has none: call drafter.set_draft_vocabulary(drafter.draft_token_ids, target) and save "
+            "it before, or use --to native"
+        )
+    raise ValueError(
+        f"the {layout} layout has no place for a draft vocabulary, and this drafter has one of {size} tokens: use --to native, "
+        "or call drafter.set_draft_vocabulary(None) and save it before"
+    )
 
 
 def zlab_config(drafter: ParallelDrafter, fields: Fields) -> Fields:
     """The layout of z-lab and SpecForge (docs/formats.md)."""
     expect_target(fields, "z-lab")
+    check_draft_vocabulary(fields, "z-lab", has_place=True)
     config = block_drafter_config(fields, "DFlashDraftModel")
     # Left unsaid, vLLM and SGLang take a layer with a window for a causal one.
     return {**config, "is_causal": False} if "sliding_attention" in fields["layer_types"] else config
@@ -96,15 +120,17 @@ def angelslim_config(drafter: ParallelDrafter, fields: Fields) -> Fields:
             f"AngelSlim's layout holds DFlare drafters with {published}, and this one has {other}: use --to native"
         )
     expect_target(fields, "AngelSlim")
+    check_draft_vocabulary(fields, "AngelSlim", has_place=False)
     return block_drafter_config(fields, ANGELSLIM_ARCHITECTURE)
 
 
 def speculators_config(drafter: ParallelDrafter, fields: Fields) -> Fields:
     """Speculators' layout: the layers' config nested, taps as indices into `hidden_states`."""
     expect_target(fields, "speculators")
+    check_draft_vocabulary(fields, "speculators", has_place=True)
     layer_names = Qwen3Config().to_dict().keys() - {*CLASS_FIELDS, "transformers_version", "dtype"}
     layers = {name: fields[name] for name in sorted(layer_names & fields.keys())}
-    own = without(fields, *layers, *CLASS_FIELDS, "target_layer_ids", "target_name_or_path")
+    own = without(fields, *layers, *CLASS_FIELDS, "target_layer_ids", "target_name_or_path", "own_head")
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields.get("target_model_type"))
     architectures = [architecture] if isinstance(architecture, str) else []
     depth = drafter.generation_config.num_assistant_tokens or fields["block_size"] - 1
@@ -120,8 +146,7 @@ def speculators_config(drafter: ParallelDrafter, fields: Fields) -> Fields:
             "verifier": {"name_or_path": fields.get("target_name_or_path"), "architectures": architectures},
         },
         "transformer_layer_config": {**flat_rope(layers), "model_type": "qwen3"},
-        # The target's own lm_head is used, with all of its rows.
-        "draft_vocab_size": fields["vocab_size"],
+        "draft_vocab_size": fields.get("draft_vocab_size", fields["vocab_size"]),
         "aux_hidden_state_layer_ids": drafter.tapped_hidden_states,
         "sliding_window_non_causal": True,
         "sample_from_anchor": False,
@@ -134,6 +159,7 @@ def muse_glimmer_config(drafter: ParallelDrafter, fields: Fields) -> Fields:
         raise ValueError(
             "transformers' own DFlash drafter has no attention_bias, and this drafter does: use --to native"
         )
+    check_draft_vocabulary(fields, "muse-glimmer", has_place=False)
     own = without(fields, *CLASS_FIELDS, *(() if fields["vocab_size"] else ("vocab_size",)))
     window = fields["sliding_window"] or fields["max_position_embeddings"]
     return {

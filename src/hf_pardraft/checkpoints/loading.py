@@ -12,7 +12,9 @@ from transformers.utils.hub import resolve_revision
 
 from ..models.base import ParallelDrafter, hub_arguments
 from ..models.configuration_pard import PardConfig, config_class_of
-from ..models.modeling_pard import PARD_DRAFTERS, PardDrafter
+from ..models.modeling_dart import check_vocabulary_maps
+from ..models.modeling_dflash import DFlashDrafter
+from ..models.modeling_pard import PARD_DRAFTERS, VOCABULARY_FILE, PardDrafter
 from .atomic_folders import finish_interrupted
 from .checksums import check_checksums
 from .config_checks import check_config_fields
@@ -27,7 +29,9 @@ from .files import (
 )
 from .projection import (
     PROJECTION_FILES,
+    check_tensors,
     find_projection,
+    find_separate,
     is_among_weights,
     load_projection,
     with_subfolder,
@@ -50,8 +54,18 @@ def load_drafter(model_class: type[ParallelDrafter], name_or_path, *model_args: 
     """
     if name_or_path is not None:
         finish_interrupted(name_or_path)
-    load = load_pard if issubclass(model_class, PardDrafter) else load_checked
-    return load(model_class, name_or_path, *model_args, **kwargs)
+    if not issubclass(model_class, PardDrafter):
+        return load_checked(model_class, name_or_path, *model_args, **kwargs)
+    kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
+    loaded = load_pard(model_class, name_or_path, *model_args, **kwargs)
+    drafter = loaded[0] if isinstance(loaded, tuple) else loaded
+    if name_or_path is not None and drafter.config.draft_vocab_size is not None:
+        file = find_separate(name_or_path, [VOCABULARY_FILE], **hub_arguments(kwargs))
+        if file is not None:
+            check_tensors(file)
+        drafter.load_vocabulary(name_or_path, file)
+        check_vocabulary_maps(drafter)
+    return loaded
 
 
 def load_pard(model_class: type[PardDrafter], name_or_path, *model_args: Any, **kwargs: Any) -> Any:
@@ -61,7 +75,6 @@ def load_pard(model_class: type[PardDrafter], name_or_path, *model_args: Any, **
     `warp_model.bin`, and among the other weights, where the authors' trainer leaves it. Without it the drafter is loaded as a
     PARD drafter, with a warning. In a repository whose root holds no drafter, the published subfolder `pard_model` is read.
     """
-    kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
     source, config = hub_arguments(kwargs), kwargs.get("config")
     # Not PardConfig: code that came with a checkpoint may have been imported twice, and its classes with it.
     if isinstance(config, PreTrainedConfig):
@@ -107,6 +120,10 @@ def load_checked(model_class: type[ParallelDrafter], name_or_path, *model_args: 
         config = load_config(model_class, name_or_path, kwargs)
         check_generation_config(name_or_path, **hub_arguments(kwargs))
         facts = describe_checkpoint(name_or_path, kwargs)
+        if not isinstance(kwargs.get("config"), PreTrainedConfig):
+            found = reduced_head(config, facts)
+            config.update(found)
+            kwargs = {**kwargs, **found}
         # Quantised weights are stored in shapes and dtypes of their own.
         if kwargs.get("quantization_config") is None and "quantization_config" not in config.to_dict():
             match_weights(model_class, config, facts, name_or_path)
@@ -116,8 +133,30 @@ def load_checked(model_class: type[ParallelDrafter], name_or_path, *model_args: 
     # What was renamed is called by our names from now on, in saved files, too.
     model._weight_conversions = []
     check_finite(model, name_or_path)
+    if "d2t" in model.state_dict():
+        check_vocabulary_maps(model)
+    if isinstance(model, DFlashDrafter) and model.config.own_head:
+        # Rows of the target's head. What is loaded is a parameter like any other.
+        model.lm_head.requires_grad_(False)
     note_own_head(model)
     return (model, info) if return_info else model
+
+
+def reduced_head(config: PreTrainedConfig, facts: dict[str, TensorFacts]) -> dict[str, Any]:
+    """What the files of a DFlash or DFlare drafter say of its draft vocabulary and head, and its config may not.
+
+    Args:
+        config: of any drafter.
+        facts: what the weight files hold.
+    """
+    if config.drafter_kind not in ("dflash", "dflare"):
+        return {}
+    size = config.draft_vocab_size or (facts["d2t"].shape[0] if "d2t" in facts else config.vocab_size)
+    if size == config.vocab_size:
+        # Speculators' configs say it of a whole vocabulary, too.
+        return {"draft_vocab_size": None}
+    head = facts.get("lm_head.weight")
+    return {"draft_vocab_size": size, "own_head": config.own_head or (head is not None and head.shape[:1] == (size,))}
 
 
 def renamed_weights(model_class: type[ParallelDrafter]) -> dict[str, str]:

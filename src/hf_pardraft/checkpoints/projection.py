@@ -1,6 +1,7 @@
 """Where checkpoints keep the projection of a PARD-2 drafter: in a file of its own, or among the other weights."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers.utils import cached_file
 from ..models.base import hub_arguments
 from ..models.target_projection import PROJECTION, PROJECTION_FILES
 from .checksums import check_checksums
-from .files import check_beside, describe_tensors, find_weight_files, is_safetensors, read_tensors
+from .files import TensorFacts, check_beside, describe_tensors, find_weight_files, is_safetensors, read_tensors
 from .weights import all_finite
 
 # Where published repositories keep the drafter.
@@ -24,12 +25,25 @@ def find_projection(folder, **source: Any) -> str | None:
     Raises:
         ValueError: if it is a link that leads out of the folder.
     """
-    for name in PROJECTION_FILES:
+    return find_separate(folder, PROJECTION_FILES, **source)
+
+
+def find_separate(folder, names: Sequence[str], **source: Any) -> str | None:
+    """The first of some files with weights that a drafter keeps outside the main ones; raises what [`find_projection`] does."""
+    for name in names:
         found = cached_file(folder, name, _raise_exceptions_for_missing_entries=False, **source)
         if found is not None:
             check_beside(found, Path(found).parents[len(Path(name).parts) - 1])
             return found
     return None
+
+
+def check_tensors(path: str) -> dict[str, TensorFacts]:
+    """What such a file holds; raises a `ValueError` if it is damaged."""
+    facts = describe_tensors([path])
+    if is_safetensors(path):
+        check_checksums(path)
+    return facts
 
 
 def is_among_weights(folder, kwargs: dict[str, Any], has_bias: bool) -> bool:
@@ -90,9 +104,7 @@ def load_projection(projection: nn.Linear, path: str) -> None:
     Raises:
         ValueError: if the file is damaged, or a weight is missing, left over, of another shape or no number.
     """
-    facts = describe_tensors([path])
-    if is_safetensors(path):
-        check_checksums(path)
+    facts = check_tensors(path)
     found = {name: tensor.shape for name, tensor in facts.items()}
     expected = {f"{PROJECTION}.{name}": tuple(weight.shape) for name, weight in projection.state_dict().items()}
     if found != expected:

@@ -204,8 +204,6 @@ SPECULATORS_FIELDS = (
     "architectures",
     "auto_map",
     "aux_hidden_state_layer_ids",
-    # Of a head that we read from the target.
-    "draft_vocab_size",
     "has_no_defaults_at_init",
     "model_type",
     "sample_from_anchor",

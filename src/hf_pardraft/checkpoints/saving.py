@@ -11,6 +11,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 from ..models import generate_anywhere
 from ..models.base import CUSTOM_GENERATE, ParallelDrafter
+from ..models.modeling_pard import VOCABULARY_FILE
 from .atomic_folders import replaced_files
 from .checksums import add_checksums
 
@@ -27,7 +28,7 @@ PUSH_ARGUMENTS = (
 )
 
 
-WEIGHTS = ("model*.safetensors", "target_projection/*.safetensors")
+WEIGHTS = ("model*.safetensors", "target_projection/*.safetensors", VOCABULARY_FILE)
 
 
 def save_drafter(

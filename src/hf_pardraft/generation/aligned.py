@@ -78,7 +78,7 @@ class AlignedDecoding(SpeculativeDecoding):
         return replace(tree, tokens=tree.tokens.masked_fill(over, self.finished.padding))
 
     def _search(self, draft_logits: torch.Tensor) -> TokenTree | None:
-        return draft_chain(draft_logits) if self._pads_now else super()._search(draft_logits)
+        return draft_chain(draft_logits, self.token_ids) if self._pads_now else super()._search(draft_logits)
 
     @property
     def _pads_now(self) -> bool:

@@ -13,6 +13,7 @@ from .rope import RopeChanges, longest_text, rope_changes
 from .settings import DraftSettings, settings_of_call
 from .stats import DecodeStats, Proposal
 from .target import PendingTokens
+from .tree.columns import tokens_of
 
 
 class ParallelCandidateGenerator(CandidateGenerator):
@@ -60,7 +61,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self._pending.append(context)
 
     def draft_logits(self, depth: int) -> torch.Tensor | None:
-        """Marginal logits `(batch, depth, vocab)` after the committed text, from one forward of the drafter.
+        """Marginal logits `(batch, depth, columns)` after the committed text, see [`ParallelDrafter.draft`], from one forward.
 
         `None` where there is nothing to draft (`depth` is 0) or nothing to draft from: a drafter that taps the target has
         to wait until the target has read the prompt.
@@ -68,6 +69,11 @@ class ParallelCandidateGenerator(CandidateGenerator):
         if depth == 0 or (self.taps and all(context.features is None for context in self._pending)):
             return None
         return self.drafter.draft(self.take_pending(), self.state, depth)
+
+    def token_ids(self, device: torch.device) -> torch.LongTensor | None:
+        """The tokens of the columns of [`draft_logits`]; `None` if they are the same."""
+        token_ids = self.drafter.draft_token_ids
+        return None if token_ids is None else token_ids.to(device)
 
     @property
     def num_pending(self) -> int:
@@ -163,7 +169,8 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self._last_depth = 0 if logits is None else depth
         if logits is None:
             return input_ids, None
-        chain = logits.argmax(dim=-1).to(input_ids.device)
+        token_ids = self.token_ids(input_ids.device)
+        chain = tokens_of(logits.argmax(dim=-1).to(input_ids.device), token_ids)
         self._last_chain = chain if self.settings.record_drafts else None
         return torch.cat([input_ids, chain], dim=1), None
 

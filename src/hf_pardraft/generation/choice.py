@@ -10,9 +10,10 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from .noise import StepNoise
-from .processors import ItemProcessors, warped
+from .processors import ALL_TOKENS, DraftColumns, ItemProcessors, warped
 from .rejection import DrawnChain, draw, draw_chain, keep_or_redraw
 from .sequences import TokenBuffer
+from .tree.columns import tokens_of
 from .tree.token_tree import TokenTree, chain_tree
 from .tree.verify import NO_CHOICE, NO_LAW, check_has_law
 
@@ -31,7 +32,7 @@ class LikeliestToken:
     couples = False
 
     def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree | None:
-        """A chain or tree from the drafter's marginal logits `(items, depth, vocab)`, searched by `search`; `None` for none."""
+        """A chain or tree from the drafter's marginal logits `(items, depth, columns)`, searched by `search`; `None` for none."""
         return search(draft_logits)
 
     def everywhere(self, scores: torch.Tensor, tree: TokenTree | None) -> torch.LongTensor:
@@ -91,12 +92,15 @@ class PlainDraw(LikeliestToken):
         noise: of the call.
         follows: whether all items are at one step all the time and their tokens are chosen one by one: then the generator itself
             stands where it would in plain `generate` whenever a processor is called, and is drawn from in its way.
+        columns: of the drafter's logits.
     """
 
     couples = True
 
-    def __init__(self, warpers: LogitsProcessorList, noise: StepNoise, follows: bool) -> None:
-        self.warpers, self.noise, self.follows = warpers, noise, follows
+    def __init__(
+        self, warpers: LogitsProcessorList, noise: StepNoise, follows: bool, columns: DraftColumns = ALL_TOKENS
+    ) -> None:
+        self.warpers, self.columns, self.noise, self.follows = warpers, columns, noise, follows
         self.temperature = temperature_of(warpers)
         # This round's, `(items, depths, vocab)`; and what either weight guesses, `(weights, items, depth)`.
         self.ahead: torch.Tensor | None = None
@@ -107,15 +111,16 @@ class PlainDraw(LikeliestToken):
         return search(self.coupled(draft_logits))
 
     def coupled(self, draft_logits: torch.Tensor) -> torch.Tensor:
-        """What each token is worth at each position, `(items, depth, vocab)`: log p - w log q, with p the drafter's law there.
+        """What each token is worth at each position, `(items, depth, columns)`: log p - w log q, with p the drafter's law there.
 
         It is multiplied by the temperature: a tree asks how sure the drafter is, and a low temperature makes it no surer of being
         right. The order of the tokens, and so a chain, stays the same.
         """
-        depth, vocab = draft_logits.shape[1:]
-        self._look_ahead(depth + 1, vocab)
-        whole, part = coupled_logits(warped(draft_logits, self.warpers), self.ahead[:, :depth])
-        self.guesses = torch.stack([whole.argmax(dim=-1), part.argmax(dim=-1)])
+        depth, width = draft_logits.shape[1:]
+        self._look_ahead(depth + 1, width if self.columns.token_ids is None else self.columns.vocab_size)
+        noise = self.columns.of(self.ahead[:, :depth])
+        whole, part = coupled_logits(warped(draft_logits, self.warpers), noise)
+        self.guesses = tokens_of(torch.stack([whole.argmax(dim=-1), part.argmax(dim=-1)]), self.columns.token_ids)
         of_whole, of_part = self.right_guesses[:, :depth]
         return torch.where((of_part > of_whole)[:, None], part, whole) * self.temperature
 
@@ -203,14 +208,15 @@ class RejectionSampling(LikeliestToken):
 
     Args:
         warpers: those of the caller's processors that the drafter's law goes through as well.
+        columns: of the drafter's logits.
     """
 
-    def __init__(self, warpers: LogitsProcessorList) -> None:
-        self.warpers = warpers
+    def __init__(self, warpers: LogitsProcessorList, columns: DraftColumns = ALL_TOKENS) -> None:
+        self.warpers, self.columns = warpers, columns
         self.drawn: DrawnChain | None = None
 
     def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree | None:
-        self.drawn = draw_chain(draft_logits, self.warpers)
+        self.drawn = draw_chain(draft_logits, self.warpers, self.columns.token_ids)
         return chain_tree(self.drawn.tokens)
 
     def everywhere(self, scores: torch.Tensor, tree: TokenTree | None) -> torch.LongTensor:
@@ -222,8 +228,7 @@ class RejectionSampling(LikeliestToken):
     def at(self, scores: torch.Tensor, items: slice, depth: int) -> torch.LongTensor:
         if self.drawn is None or depth == self.drawn.tokens.shape[1]:
             return torch.multinomial(scores.softmax(dim=-1), num_samples=1).squeeze(1)
-        here = (items, slice(depth, depth + 1))
-        choice = keep_or_redraw(scores[:, None], DrawnChain(self.drawn.tokens[here], self.drawn.law[here]))[:, 0]
+        choice = keep_or_redraw(scores[:, None], self.drawn.at(items, depth))[:, 0]
         check_has_law(choice.tolist())
         return choice
 

@@ -15,7 +15,7 @@ from .choice import LikeliestToken, PlainDraw, RejectionSampling, choose_along_t
 from .inference_mode import mode_for
 from .noise import StepNoise
 from .outputs import ItemRead, OutputRecorder
-from .processors import ItemProcessors, is_prefix_free, prefix_free_ones, process_everywhere
+from .processors import DraftColumns, ItemProcessors, is_prefix_free, process_everywhere
 from .rope import longest_text
 from .scheduling.confidence import ClaimedTree
 from .scheduling.plans import NOTHING, Plan
@@ -24,6 +24,7 @@ from .sequences import FinishedItems, StopChecks, TokenBuffer
 from .stats import Proposal, Stopwatch, synchronizer
 from .step_inputs import SLICED_INPUTS, StepInputs
 from .target import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, read_prompt
+from .tree.columns import tokens_of
 from .tree.token_tree import TokenTree, draft_chain, node_log_probabilities, nodes_of_tree
 from .tree.verify import Acceptance, accept, paths_on_host, plain_step
 from .tree_search import TreeSearch
@@ -105,6 +106,8 @@ class SpeculativeDecoding:
         with self.mode:
             self.prompt_length = input_ids.shape[1]
             self.sequences = TokenBuffer(input_ids)
+            # Tokens of the columns of the drafter's logits; `None` if they are the same.
+            self.token_ids = self.candidates.token_ids(self.sequences.device)
             self.choice = self._choice()
             self._read_prompt(input_ids)
             while self.items and not (self.schedule.leaves_rest_to_plain() and self._rest_is_like_plain()):
@@ -175,11 +178,12 @@ class SpeculativeDecoding:
         """How this call chooses its tokens."""
         if not self.do_sample:
             return LikeliestToken()
-        warpers = prefix_free_ones(self.processors)
+        columns = DraftColumns(self.token_ids, self.candidates.drafter.config.vocab_size)
+        warpers = columns.warpers(self.processors)
         if self.settings.verification == "rejection":
-            return RejectionSampling(warpers)
+            return RejectionSampling(warpers, columns)
         noise = StepNoise(self.batch, self.sequences.device, self.schedule.deepest + 1)
-        return PlainDraw(warpers, noise, self._chooses_in_plain_order())
+        return PlainDraw(warpers, noise, self._chooses_in_plain_order(), columns)
 
     def _chooses_in_plain_order(self) -> bool:
         """Whether tokens are chosen one by one, each for all items: then other users of random numbers may come between."""
@@ -327,27 +331,28 @@ class SpeculativeDecoding:
         return len(self.items) == 1 and not self.reader.is_hybrid and not (self.prompt and self.prompt.extra)
 
     def _proposal(self, draft_logits: torch.Tensor | None) -> TokenTree | None:
-        """What to propose, from marginal logits `(batch, depth, vocab)`."""
+        """What to propose, from marginal logits `(batch, depth, columns)`."""
         if draft_logits is None:
             return None
         return self.choice.propose(draft_logits.to(self.sequences.device), self._search)
 
     def _search(self, draft_logits: torch.Tensor) -> TokenTree | None:
-        """The chain or tree in logits `(batch, depth, vocab)`."""
+        """The chain or tree in logits `(batch, depth, columns)`."""
         # A text is read with the target's own mask, which has no room for branches.
         reads_text = self.prompt or self.pending.ids.shape[1] > 1
         if self.plan.budget and not reads_text and not self.reader.is_hybrid:
-            tree = self.search.tree(draft_logits, self.sequences, self.plan.budget)
-            self.likeliest = draft_logits.argmax(dim=-1).tolist() if self.schedule.looks else None
+            tree = self.search.tree(draft_logits, self.sequences, self.plan.budget, self.token_ids)
+            if self.schedule.looks:
+                self.likeliest = tokens_of(draft_logits.argmax(dim=-1), self.token_ids).tolist()
         else:
-            tree = draft_chain(draft_logits)
+            tree = draft_chain(draft_logits, self.token_ids)
         if reads_text or not self.schedule.looks_at_draft(tree.num_nodes):
             return tree
         return self._worth_reading(tree, draft_logits)
 
     def _worth_reading(self, tree: TokenTree, logits: torch.Tensor) -> TokenTree | None:
-        """What of a draft, made of marginal logits `(batch, depth, vocab)`, is worth the target's time."""
-        claims = node_log_probabilities(tree, logits).tolist()
+        """What of a draft, made of marginal logits `(batch, depth, columns)`, is worth the target's time."""
+        claims = node_log_probabilities(tree, logits, self.token_ids).tolist()
         drafts = [ClaimedTree(*both) for both in zip(tree.parents.tolist(), claims, strict=True)]
         kept, parents = zip(*self.schedule.worth_reading(drafts), strict=True)
         if len(kept[0]) < tree.num_nodes:

@@ -1,5 +1,7 @@
 """What the caller's logits processors make of the target's logits at every slot, and of a drafter's marginals."""
 
+from dataclasses import dataclass
+
 import torch
 from transformers import (
     EncoderNoRepeatNGramLogitsProcessor,
@@ -11,6 +13,7 @@ from transformers import (
     ForcedEOSTokenLogitsProcessor,
     InfNanRemoveLogitsProcessor,
     LogitNormalization,
+    LogitsProcessor,
     LogitsProcessorList,
     MaxTimeCriteria,
     MinLengthLogitsProcessor,
@@ -111,11 +114,11 @@ def process_everywhere(logits: torch.Tensor, processors: LogitsProcessorList) ->
 
 
 def warped(draft_logits: torch.Tensor, warpers: LogitsProcessorList) -> torch.Tensor:
-    """A drafter's logits `(items, depth, vocab)` in float32, warped as the target's are.
+    """A drafter's logits `(items, depth, columns)` in float32, warped as the target's are.
 
     Args:
-        draft_logits: `(items, depth, vocab)`.
-        warpers: the prefix-free ones of the caller's processors: the others would have to read drafted texts.
+        draft_logits: `(items, depth, columns)`.
+        warpers: see [`DraftColumns.warpers`]; other processors would have to read drafted texts.
     """
     return process_everywhere(draft_logits.float(), warpers)
 
@@ -129,9 +132,36 @@ def warped_law(draft_logits: torch.Tensor, warpers: LogitsProcessorList) -> torc
     return with_a_law(warped(with_a_law(draft_logits.float()), warpers)).softmax(dim=-1)
 
 
-def prefix_free_ones(processors: LogitsProcessorList) -> LogitsProcessorList:
-    """Those of the caller's processors that look at the logits of one position and at nothing else."""
-    return LogitsProcessorList(processor for processor in processors if type(processor) in PREFIX_FREE)
+@dataclass(frozen=True)
+class DraftColumns:
+    """What the columns of a drafter's logits are.
+
+    Attributes:
+        token_ids: `(columns,)`, their tokens, ascending; `None` if columns are tokens.
+        vocab_size: of the target; asked for with `token_ids` only.
+    """
+
+    token_ids: torch.LongTensor | None = None
+    vocab_size: int | None = None
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        """Of values `(..., vocab_size)` those of the columns, `(..., columns)`."""
+        return values if self.token_ids is None else values.index_select(-1, self.token_ids)
+
+    def warpers(self, processors: LogitsProcessorList) -> LogitsProcessorList:
+        """Those of the caller's processors that look at the logits of one position and at nothing else, for the drafter's."""
+        found = LogitsProcessorList(processor for processor in processors if type(processor) in PREFIX_FREE)
+        return found if self.token_ids is None else LogitsProcessorList(map(self._for_columns, found))
+
+    def _for_columns(self, processor: LogitsProcessor) -> LogitsProcessor:
+        # Of all that are prefix-free, it alone knows one token from another.
+        if not isinstance(processor, SuppressTokensLogitsProcessor):
+            return processor
+        suppressed = torch.isin(self.token_ids, processor.suppress_tokens.to(self.token_ids.device))
+        return SuppressTokensLogitsProcessor(suppressed.nonzero().flatten().tolist(), device=str(self.token_ids.device))
+
+
+ALL_TOKENS = DraftColumns()
 
 
 class ItemProcessors:

@@ -6,6 +6,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from .processors import warped_law
+from .tree.columns import tokens_of
 from .tree.verify import NO_LAW
 
 
@@ -31,17 +32,36 @@ class DrawnChain:
 
     Attributes:
         tokens: `(batch, depth)`.
-        law: `(batch, depth, vocab)`, what they were drawn from.
+        probabilities: `(batch, depth)`, theirs.
+        law: `(batch, depth, columns)`, what they were drawn from.
+        token_ids: `(columns,)`, the tokens of the columns; `None` if they are the same. Of all others the probability is 0.
     """
 
     tokens: torch.LongTensor
+    probabilities: torch.Tensor
     law: torch.Tensor
+    token_ids: torch.LongTensor | None = None
+
+    def at(self, items: slice, depth: int) -> "DrawnChain":
+        """One depth of some items."""
+        here = (items, slice(depth, depth + 1))
+        return DrawnChain(self.tokens[here], self.probabilities[here], self.law[here], self.token_ids)
+
+    def residual(self, law: torch.Tensor) -> torch.Tensor:
+        """Of another law `(batch, depth, vocab)` what exceeds this one, of the same shape."""
+        if self.token_ids is None:
+            return (law - self.law).clamp(min=0)
+        return law.scatter_add(2, self.token_ids.expand_as(self.law), -self.law).clamp(min=0)
 
 
-def draw_chain(draft_logits: torch.Tensor, warpers: LogitsProcessorList) -> DrawnChain:
+def draw_chain(
+    draft_logits: torch.Tensor, warpers: LogitsProcessorList, token_ids: torch.LongTensor | None = None
+) -> DrawnChain:
     """Draw a token at each position from the drafter's law (see [`warped_law`]); any law will do for [`keep_or_redraw`]."""
     law = warped_law(draft_logits, warpers)
-    return DrawnChain(draw(law.flatten(0, 1)).view(law.shape[:2]), law)
+    columns = draw(law.flatten(0, 1)).view(law.shape[:2])
+    probabilities = law.gather(2, columns[..., None]).squeeze(2)
+    return DrawnChain(tokens_of(columns, token_ids), probabilities, law, token_ids)
 
 
 def keep_or_redraw(scores: torch.Tensor, drawn: DrawnChain) -> torch.LongTensor:
@@ -58,9 +78,9 @@ def keep_or_redraw(scores: torch.Tensor, drawn: DrawnChain) -> torch.LongTensor:
         `(batch, depth)`; `NO_LAW` where the target has none.
     """
     law = scores.softmax(dim=-1)
-    odds = law.gather(2, drawn.tokens[..., None]) / drawn.law.gather(2, drawn.tokens[..., None])
+    odds = law.gather(2, drawn.tokens[..., None]) / drawn.probabilities[..., None]
     is_kept = torch.rand_like(odds) < odds
-    residual = (law - drawn.law).clamp(min=0)
+    residual = drawn.residual(law)
     # Where the laws are equal, rounding may leave no residual, and nothing is ever redrawn.
     residual = torch.where(residual.sum(dim=-1, keepdim=True) > 0, residual, law)
     redrawn = draw(residual.flatten(0, 1)).view(drawn.tokens.shape)

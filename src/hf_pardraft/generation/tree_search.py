@@ -88,14 +88,20 @@ class TreeSearch:
             self.ngram = self.ngram.smoothed(settings.ngram_smoothing)
         self.beam_width = settings.tree_beam_width or (NGRAM_BEAM_WIDTH if has_ngram else None)
         self.top_k = settings.tree_top_k or (NGRAM_TOP_K if has_ngram else None)
-        # A token that the drafter can't propose is worth -inf, which a scoring with an epsilon would make finite.
-        self.most_tokens = drafter.num_draftable_tokens
+        token_ids = drafter.draft_token_ids
+        self.most_tokens = drafter.config.vocab_size if token_ids is None else len(token_ids)
         self.scoring = scoring_for(settings, has_ngram)
         self.end_tokens = end_tokens
         self.end_rule = settings.tree_end_rule or ("stop" if has_ngram else "ignore")
 
-    def tree(self, draft_logits: torch.Tensor, texts: TokenBuffer, budget: int) -> TokenTree:
-        """The tree of `budget` nodes after `texts`, from marginal logits `(batch, depth, vocab)`."""
+    def tree(
+        self,
+        draft_logits: torch.Tensor,
+        texts: TokenBuffer,
+        budget: int,
+        token_ids: torch.LongTensor | None = None,
+    ) -> TokenTree:
+        """The tree of `budget` nodes after `texts`, from marginal logits; see [`build_tree`]."""
         context = None
         if self.ngram is not None:
             # Columns that only pad a shorter item are no text, but then nothing goes on from them either.
@@ -105,6 +111,7 @@ class TreeSearch:
             ngram=self.ngram,
             ngram_context=context,
             end_token_id=self.end_tokens,
+            token_ids=token_ids,
             **dict(self.arguments(budget)),
         )
 

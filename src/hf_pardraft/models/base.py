@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 from transformers.utils import cached_file
 
 from .cache import GrowingCache
-from .inputs import DraftInputs, DraftState, StaticDraftInputs
+from .inputs import DraftInputs, DraftState, StaticDraftInputs, cached_arange
 
 # Arguments of `from_pretrained` that say where the files are.
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
@@ -53,6 +53,12 @@ class DrafterServices(Protocol):
 
     def num_layer_outputs(self, target: PreTrainedModel) -> int:
         """How many layers' outputs are among a target's `hidden_states`."""
+
+    def set_draft_vocabulary(self, drafter: "ParallelDrafter", token_ids: Any, target: PreTrainedModel | None) -> None:
+        """Let a drafter propose some tokens only."""
+
+    def draft_head(self, drafter: "ParallelDrafter", head: torch.nn.Module) -> torch.nn.Module:
+        """What scores the tokens that a drafter proposes, where `head` scores all."""
 
 
 class PairedConfig(PreTrainedConfig):
@@ -123,9 +129,23 @@ class ParallelDrafter:
         return bool(self.tapped_hidden_states)
 
     @property
-    def num_draftable_tokens(self) -> int:
-        """How many of the target's tokens it can propose; the logits of the others are -inf."""
-        return self.config.vocab_size
+    def draft_token_ids(self) -> torch.LongTensor | None:
+        """`(draft vocabulary,)`, ascending, the target's ids of the tokens that it proposes: the columns of what [`draft`]
+        returns. `None` for all tokens; without the package it is all that the drafter, or its target, has rows of."""
+        d2t = self._buffers.get("d2t")
+        return None if d2t is None or self.services is None else d2t + cached_arange(0, len(d2t), d2t.device)
+
+    def set_draft_vocabulary(self, token_ids: Any, target: PreTrainedModel | None = None) -> None:
+        """Propose some of the target's tokens only: a draft reads no other rows of the head, and the text stays as it is.
+
+        Args:
+            token_ids: a list or tensor of ids; `None` for all, or all that a DART drafter was loaded with. Saved with it.
+            target: DFlash, DFlare: whose rows become the drafter's own, as servers want them, and not whatever it drafts for.
+
+        Raises:
+            ValueError: if they aren't distinct tokens, or their rows can't be had; nothing has changed then.
+        """
+        self.package().set_draft_vocabulary(self, token_ids, target)
 
     @property
     def max_draft_depth(self) -> int | None:
@@ -192,7 +212,8 @@ class ParallelDrafter:
         Afterwards `state.cache` holds the real context and nothing of the masks or the block.
 
         Returns:
-            `(batch, depth, vocab)`; position k scores the token k + 1 places after the anchor.
+            `(batch, depth, vocab)`; position k scores the token k + 1 places after the anchor. With [`draft_token_ids`] there
+            are columns for these alone.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement draft()")
 
@@ -261,11 +282,6 @@ class ParallelDrafter:
             ValueError: if the drafter can't draft as many.
         """
         return self.max_draft_depth or draft_tokens
-
-    def adopt_training(self, draft_tokens: int) -> None:
-        """Draft as many tokens as training teaches, unless the drafter has a block size of its own."""
-        if self.max_draft_depth is None:
-            self.generation_config.num_assistant_tokens = draft_tokens
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """What `to`, `half`, `bfloat16` and the like call: rotary frequencies keep their precision where weights change theirs.

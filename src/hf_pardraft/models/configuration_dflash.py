@@ -56,6 +56,8 @@ class DFlashConfig(PairedConfig, Qwen3Config):
         num_target_layers: depth of the target.
         vocab_size: the target's; 0 where the checkpoint does not say, until the drafter meets its target.
         target_hidden_size: width of the target's hidden states; `None` for `hidden_size`.
+        draft_vocab_size: how many tokens the drafter proposes; `None` for all.
+        own_head: whether it has their rows of the head itself (`lm_head.weight`), and doesn't read the target's.
         **kwargs: as for [`PairedConfig`], what it was trained with, and for the base configuration.
     """
 
@@ -67,6 +69,8 @@ class DFlashConfig(PairedConfig, Qwen3Config):
     target_layer_ids: list[int] | None = None
     num_target_layers: int | None = None
     target_hidden_size: int | None = None
+    draft_vocab_size: int | None = None
+    own_head: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         nested = kwargs.pop("dflash_config", None) or {}

@@ -25,6 +25,7 @@ class PardConfig(PairedConfig):
         pard2_target_dim: PARD-2: their width, side by side.
         pard2_scale: PARD-2: what the projected states are multiplied with (0.02, as published).
         pard2_proj_bias: PARD-2: whether the projection has a bias.
+        draft_vocab_size: how many tokens the drafter proposes; `None`, and not in config.json, for all.
         **kwargs: as for [`PairedConfig`], what it was trained with, and for the base configuration. A PARD drafter serves every
             target of one model type, so it remembers no fingerprint of a target.
     """
@@ -38,6 +39,7 @@ class PardConfig(PairedConfig):
     pard2_target_dim: int | None = None
     pard2_scale: float | None = None
     pard2_proj_bias: bool | None = None
+    draft_vocab_size: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         # Published configs say it twice.
@@ -73,10 +75,11 @@ class PardConfig(PairedConfig):
         return [self.pard_token] if self.pard_tokens is None else list(self.pard_tokens)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `PreTrainedConfig`; a PARD drafter's has no fields of PARD-2, nor a list of masks if they share an id."""
+        """As in `PreTrainedConfig`; a PARD drafter's has no fields of PARD-2, and none that is left open."""
         fields = super().to_dict()
-        if self.pard_tokens is None:
-            fields.pop("pard_tokens", None)
+        for name in ("pard_tokens", "draft_vocab_size"):
+            if fields[name] is None:
+                del fields[name]
         if self.pard2_target_layers is None:
             fields = {name: value for name, value in fields.items() if name not in PARD2_FIELDS}
         return fields

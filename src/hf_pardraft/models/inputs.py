@@ -121,7 +121,8 @@ class DraftState:
 
     Attributes:
         cache: keys and values of the context.
-        embed_tokens, lm_head: the target's, if the drafter has none of its own.
+        embed_tokens: the target's, if the drafter has none of its own.
+        lm_head: what scores drafts, if the drafter's forward does not end with it.
         constants: arguments of the drafter's forward that are the same in every round, computed once.
         embed_device, head_device, head_dtype: where what is borrowed takes its input, and in what precision.
     """

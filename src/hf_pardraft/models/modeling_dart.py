@@ -206,10 +206,6 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         return self.config.draft_vocab_size < self.config.vocab_size
 
     @property
-    def num_draftable_tokens(self) -> int:
-        return self.config.draft_vocab_size
-
-    @property
     def draft_token_ids(self) -> torch.LongTensor | None:
         """`(draft_vocab_size,)`, the target's id of each column of the lm_head; `None` if they are the same."""
         if not self.has_reduced_vocabulary:
@@ -233,7 +229,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         """Feed the newly read prefix and the masks after it; the last `depth` positions score the draft.
 
         Shapes as in [`ParallelDrafter.draft`]. Rows see what lies before them only, so masks that are not asked for are not
-        run. Logits of tokens that can't be drafted are -inf.
+        run.
         """
         batch, num_read = inputs.features.shape[:2]
         num_masks = depth - 1 if self.config.shifted else depth
@@ -253,7 +249,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             logits_to_keep=slice(-depth, None),
         ).logits
         state.cache.keep(start, last_columns(inputs.feature_counts, batch, num_read))
-        return self.over_target_vocabulary(logits)
+        return logits
 
     def draft_static(
         self, inputs: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
@@ -267,7 +263,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             scored = torch.cat([inputs.anchors, scored], dim=1)
         cache.columns = lengths[:, None] + torch.arange(num_queries, device=device)
 
-        logits = self(
+        return self(
             next_embeds=state.embed_tokens(inputs.ids).to(self.dtype),
             target_hidden_states=inputs.features.to(self.dtype),
             num_masks=num_masks,
@@ -279,14 +275,6 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
             past_key_values=cache,
             read_rows=scoring(scored),
         )
-        return self.over_target_vocabulary(logits)
-
-    def over_target_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
-        """`(..., draft_vocab_size)` to `(..., vocab_size)`, -inf for tokens that can't be drafted."""
-        if not self.has_reduced_vocabulary:
-            return logits
-        scattered = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
-        return scattered.index_copy_(-1, self.draft_token_ids, logits)
 
     def _item_masks(self, inputs: DraftInputs, state: DraftState, num_masks: int) -> torch.Tensor:
         """The mask for items of different lengths: each sees its own prefix, and is causal."""

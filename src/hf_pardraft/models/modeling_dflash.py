@@ -119,8 +119,8 @@ class DFlashLayer(GradientCheckpointingLayer):
 class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
     """A DFlash drafter: anchor and masks attend to each other both ways, and to the target's fused hidden states.
 
-    It borrows the target's embedding and lm_head, and saves neither. Besides [`ParallelDrafter`] it satisfies transformers'
-    own contract for `speculation_type="dflash"`.
+    It borrows the target's embedding and lm_head, and saves neither (but a draft vocabulary's rows of it, if `own_head`).
+    Besides [`ParallelDrafter`] it satisfies transformers' own contract for `speculation_type="dflash"`.
     """
 
     config: DFlashConfig
@@ -138,9 +138,9 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
     ignored_weights: ClassVar[dict[str, str]] = {
         r"(^|\.)rotary_emb\.inv_freq$": "computed from the config",
         r"^(model\.)?embed_tokens\.weight$": "the target's embedding, which is read from the target",
-        r"^lm_head\.weight$": "rows of the target's lm_head, which is read from the target",
+        r"^lm_head\.weight$": "the target's lm_head, which is read from the target",
         r"^verifier_(lm_head|norm)\.weight$": "the target's",
-        r"^(d2t|t2d)$": "say which rows of the target's lm_head the checkpoint holds; all are read from the target",
+        r"^(d2t|t2d)$": "map all tokens to themselves",
     }
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [*ignored_weights]
 
@@ -151,6 +151,12 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         self.layers = nn.ModuleList(self.layer_class(config, i) for i in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
+        if config.draft_vocab_size is not None:
+            # The published names: target id = draft id + d2t[draft id], and t2d says which target ids have a draft id.
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+            self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
+        if config.own_head:
+            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False).requires_grad_(False)
         self.generation_config = GenerationConfig()
         self.gradient_checkpointing = False
         self.post_init()
@@ -229,7 +235,10 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         return self.config.block_size - 1
 
     def new_draft_state(self, target: PreTrainedModel) -> DraftState:
-        return DraftState(BlockCache(), target.get_input_embeddings(), target.get_output_embeddings())
+        head = target.get_output_embeddings()
+        if self.draft_token_ids is not None:
+            head = self.services.draft_head(self, head)
+        return DraftState(BlockCache(), target.get_input_embeddings(), head)
 
     def draft(self, inputs: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
         """Denoise one block after the anchor. The whole block is always run, as in training; see [`ParallelDrafter.draft`]."""

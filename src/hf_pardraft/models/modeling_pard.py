@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import safe_save_file, slice_logits_to_keep
 
 from .base import ParallelDrafter, find_file, text_fact
-from .cache import StaticColumns
+from .cache import GrowingCache, StaticColumns
 from .configuration_pard import PardConfig, PardLlamaConfig, PardQwen2Config, PardQwen3Config
 from .inputs import (
     DraftInputs,
@@ -92,13 +92,15 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         state_dict: dict[str, torch.Tensor] | None,
         **kwargs: Any,
     ) -> None:
-        """See [`ParallelDrafter.save_weights`]; the projection goes into a folder of its own: the rest is a plain causal LM."""
+        """See [`ParallelDrafter.save_weights`]; what is more than a plain causal LM goes into folders of its own."""
+        is_writer = self.should_save_on_this_rank(is_main_process)
+        if is_writer and self.config.draft_vocab_size is not None:
+            save_tensors({name: self.get_buffer(name) for name in VOCABULARY_MAPS}, save_directory, VOCABULARY_FILE)
         if self.target_proj is None:
             super().save_weights(save_directory, is_main_process, state_dict, **kwargs)
             return
         weights = dict(self.state_dict() if state_dict is None else state_dict)
         projection = {name: weights[name] for name in weights if name.startswith(f"{PROJECTION}.")}
-        is_writer = self.should_save_on_this_rank(is_main_process)
         if is_writer and not projection:
             raise ValueError(
                 f"the state dict of a PARD-2 drafter needs its projection ({PROJECTION}.weight), and this one has none: pass "
@@ -106,13 +108,12 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             )
         super().save_weights(save_directory, is_main_process, weights, **kwargs)
         if is_writer:
-            file = Path(save_directory) / PROJECTION_FILES[0]
-            file.parent.mkdir(exist_ok=True)
-            tensors = {name: weight.contiguous() for name, weight in projection.items()}
-            safe_save_file(tensors, str(file), metadata={"format": "pt"})
+            save_tensors(projection, save_directory, PROJECTION_FILES[0])
 
     def load_separate_weights(self, folder, **source: Any) -> None:
-        """See [`ParallelDrafter.load_separate_weights`]: the projection."""
+        """See [`ParallelDrafter.load_separate_weights`]: the draft vocabulary, and the projection."""
+        if self.config.draft_vocab_size is not None:
+            self.load_vocabulary(folder, find_file(folder, VOCABULARY_FILE, **source))
         if self.target_proj is None:
             return
         file = find_file(folder, PROJECTION_FILES[0], **source)
@@ -123,6 +124,17 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             )
         weights = {name.removeprefix(f"{PROJECTION}."): weight for name, weight in load_file(file).items()}
         self.target_proj.load_state_dict(weights)
+
+    def load_vocabulary(self, folder, file: str | None) -> None:
+        """Take the maps of the draft vocabulary from a file; a `ValueError` if it is `None`, or not the config's."""
+        maps, size = {} if file is None else load_file(file), self.config.draft_vocab_size
+        if maps.keys() != {*VOCABULARY_MAPS} or len(maps["d2t"]) != size:
+            raise ValueError(
+                f"{folder} is a drafter of {size} tokens (draft_vocab_size) without {VOCABULARY_FILE}, which names them, or with "
+                "another's: get it again, or take draft_vocab_size out of config.json to propose all tokens"
+            )
+        for name, values in maps.items():
+            self.register_buffer(name, values.to(self.device), persistent=False)
 
     @classmethod
     def from_causal_lm(
@@ -203,10 +215,6 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             )
         return draft_tokens
 
-    def adopt_training(self, draft_tokens: int) -> None:
-        """See [`ParallelDrafter.adopt_training`]; masks beyond those of training have learned nothing."""
-        self.generation_config.num_assistant_tokens = draft_tokens
-
     def generate(self, inputs: torch.LongTensor | None = None, generation_config=None, **kwargs: Any) -> Any:
         """As in `GenerationMixin`; asked as an assistant, which transformers' own loop does, it drafts in one forward.
 
@@ -228,6 +236,10 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             () if end_ids is None else end_ids if isinstance(end_ids, list) else (end_ids,),
         )
 
+    def new_draft_state(self, target: PreTrainedModel) -> DraftState:
+        head = None if self.draft_token_ids is None else self.services.draft_head(self, self.get_output_embeddings())
+        return DraftState(GrowingCache(), lm_head=head)
+
     def draft(self, inputs: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
         """Feed the new tokens and `depth - 1` masks (eq. 7); the last `depth` positions give the candidates' logits.
 
@@ -245,10 +257,11 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             past_key_values=state.cache,
             use_cache=True,
             logits_to_keep=depth,
+            read_rows=state.lm_head and (lambda _, states: state.lm_head(states)),
             **feature_inputs(inputs, depth, self.config),
         )
         state.cache.keep(start, last_columns(inputs.new_counts, batch, num_new))
-        return outputs.logits
+        return outputs if state.lm_head else outputs.logits
 
     def draft_static(
         self, inputs: StaticDraftInputs, state: DraftState, lengths: torch.LongTensor, depth: int
@@ -272,7 +285,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
             ),
             past_key_values=state.cache,
             use_cache=True,
-            read_rows=scoring(scored),
+            read_rows=lambda head, states: scoring(scored)(state.lm_head or head, states),
             **feature_rows_of(inputs, num_masks),
         )
 
@@ -356,7 +369,16 @@ class PardQwen3(PardDrafter, Qwen3ForCausalLM):
     config: PardQwen3Config
 
 
+# The maps of a draft vocabulary, as published: target id = draft id + d2t[draft id], and t2d says which target ids have one.
+VOCABULARY_FILE, VOCABULARY_MAPS = "draft_vocabulary/model.safetensors", ("d2t", "t2d")
 PARD_DRAFTERS = {"llama": PardLlama, "qwen2": PardQwen2, "qwen3": PardQwen3}
+
+
+def save_tensors(tensors: dict[str, torch.Tensor], folder, name: str) -> None:
+    file = Path(folder) / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    safe_save_file(tensors, str(file), metadata={"format": "pt"})
 
 
 @lru_cache(maxsize=64)

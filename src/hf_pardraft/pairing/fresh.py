@@ -19,6 +19,7 @@ from ..models.modeling_pard import PARD_DRAFTERS, PardDrafter
 from ..models.target_bound import TargetBoundDrafter
 from ..models.target_projection import PROJECTION
 from .architecture import architecture_like
+from .draft_vocabulary import checked_token_ids, note_vocabulary
 from .fresh_start import start_as_a_blind_guess
 from .mask_token import check_mask_token_ids, choose_mask_token_id, find_tokenizer
 from .remembered import describe_target, tokenizer_hash
@@ -135,17 +136,6 @@ def num_masks_for(draft_tokens: int, shifted: bool = True, draft_length: int | N
     return num_masks
 
 
-def checked_token_ids(token_ids: Sequence[int] | None, vocab_size: int) -> torch.LongTensor:
-    """`token_ids` in ascending order, all of the vocabulary if `None`; a `ValueError` if they aren't distinct tokens of it."""
-    if token_ids is None:
-        return torch.arange(vocab_size)
-    ids = sorted(torch.as_tensor(token_ids, dtype=torch.long).flatten().tolist())
-    if not ids or ids[0] < 0 or ids[-1] >= vocab_size or len(set(ids)) < len(ids):
-        found = f"{len(ids)} ids, {len(set(ids))} of them distinct, from {ids[0]} to {ids[-1]}" if ids else "none"
-        raise ValueError(f"draft_token_ids must be one or more distinct tokens in [0, {vocab_size}), got {found}")
-    return torch.tensor(ids)
-
-
 def fresh_dart_drafter(
     drafter_class: type[DartDrafter],
     target: PreTrainedModel,
@@ -156,7 +146,8 @@ def fresh_dart_drafter(
     """See [`DartDrafter.for_target`]; it starts as [`start_as_a_blind_guess`] says."""
     check_can_serve(drafter_class, target)
     text_config = target.config.get_text_config(decoder=True)
-    ids = checked_token_ids(draft_token_ids, text_config.vocab_size)
+    vocab_size = text_config.vocab_size
+    ids = torch.arange(vocab_size) if draft_token_ids is None else checked_token_ids(draft_token_ids, vocab_size)
     if overrides.get("draft_vocab_size", len(ids)) != len(ids):
         raise ValueError(
             f"draft_vocab_size is {overrides['draft_vocab_size']}, but {len(ids)} tokens can be drafted: pass the tokens "
@@ -175,8 +166,7 @@ def fresh_dart_drafter(
     drafter = drafter_class(fresh_config(drafter_class.config_class, fields, overrides))
     drafter.check_target(target)
     check_tapped_states(type(drafter).__name__, target, drafter.taps_for(target))
-    drafter.d2t.copy_(ids - torch.arange(len(ids)))
-    drafter.t2d.zero_()[ids] = True
+    note_vocabulary(drafter, ids)
     head = target.get_output_embeddings()
     if head is not None and head.weight.is_floating_point() and not head.weight.is_meta:
         with torch.no_grad():

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..models.modeling_pard import VOCABULARY_FILE, VOCABULARY_MAPS, save_tensors
 from .checks import check_changes_weights, check_peft
 from .layouts import layout_of
 from .run_options import AdapterOptions
@@ -98,3 +99,5 @@ def save_drafter_config(drafter: PreTrainedModel, folder: str | Path) -> None:
     drafter.config.architectures = [type(drafter).__name__]
     drafter.config.save_pretrained(folder)
     drafter.generation_config.save_pretrained(folder)
+    if drafter.draft_token_ids is not None:
+        save_tensors({name: drafter.get_buffer(name) for name in VOCABULARY_MAPS}, folder, VOCABULARY_FILE)

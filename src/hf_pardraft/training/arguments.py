@@ -24,6 +24,13 @@ class DraftTrainingArguments(TrainingArguments):
             "learn their block."
         },
     )
+    draft_vocab_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Propose so many tokens only, those that are learned most often (counted in the target's own answers), and "
+            "read no other rows of the head; all by default."
+        },
+    )
     cod_retention: float = field(
         default=0.7, metadata={"help": "PARD: retention decay r of conditional drop-token; 1 keeps every mask."}
     )

@@ -33,6 +33,8 @@ def check_settings(args: "DraftTrainingArguments") -> None:
     """Raise a `ValueError` for settings that can't be."""
     if not 1 <= args.draft_tokens <= MOST_DRAFT_TOKENS:
         raise ValueError(f"draft_tokens must be from 1 to {MOST_DRAFT_TOKENS}, got {args.draft_tokens}")
+    if args.draft_vocab_size is not None and args.draft_vocab_size < 1:
+        raise ValueError(f"draft_vocab_size must be at least 1, or None for all tokens, got {args.draft_vocab_size}")
     if not 0 < args.cod_retention <= 1 or not 0 <= args.cod_min_retention <= 1:
         raise ValueError(
             "cod_retention must be in (0, 1] and cod_min_retention in [0, 1], got "

@@ -152,4 +152,7 @@ def whole_copy(drafter: PreTrainedModel, weights: dict[str, torch.Tensor]) -> Pr
     copy = type(drafter)(drafter.config)
     copy.generation_config = drafter.generation_config
     copy.load_state_dict(weights)
+    if drafter.draft_token_ids is not None and copy.draft_token_ids is None:
+        # Of an ordinary causal LM it is not among the weights.
+        copy.set_draft_vocabulary(drafter.draft_token_ids)
     return copy.to(drafter.device).eval()

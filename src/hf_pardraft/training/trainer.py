@@ -21,6 +21,7 @@ from accelerate.utils import DistributedType
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import has_length
 
+from ..models.modeling_pard import PardDrafter
 from .adapters import adapted, base_drafter, is_adapted
 from .arguments import DraftTrainingArguments
 from .batch_scorer import BatchScorer
@@ -42,6 +43,7 @@ from .metrics import DraftMetrics, held_out_prompts, tokens_and_rounds, whole_co
 from .run_identity import identity_of
 from .target.feature_store import StoredStatesCollator, store_for
 from .target.reading import freeze
+from .vocabulary import set_frequent_vocabulary
 
 
 class DraftTrainer(DrafterFilesTrainer):
@@ -104,6 +106,8 @@ class DraftTrainer(DrafterFilesTrainer):
         data_collator = data_collator or self.scorer.layout.for_drafter(model, args)
         check_one_device(args)
         raw_data, kwargs = kwargs.get("train_dataset"), prepare_all(model, args, kwargs)
+        if args.draft_vocab_size is not None:
+            set_frequent_vocabulary(model, args.draft_vocab_size, kwargs.get("train_dataset"))
         if target is not None:
             model.note_target(target, tokenizer_of(kwargs.get("processing_class")), chat_arguments(raw_data, args))
         if args.features_folder is not None:
@@ -125,7 +129,9 @@ class DraftTrainer(DrafterFilesTrainer):
             plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
             check_spreading(is_adapted(trained), plugin and plugin.zero3_save_16bit_model)
         self.add_callback(_TellTheEpoch([self.data_collator, self.scorer]))
-        model.adopt_training(args.draft_tokens)
+        if isinstance(model, PardDrafter):
+            # Masks beyond those of training have learned nothing.
+            model.generation_config.num_assistant_tokens = args.draft_tokens
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """As in `Trainer`; the batches come with the objectives' denominators over all of them and all processes.

@@ -14,6 +14,7 @@ from ...models.inputs import DraftInputs
 from ..cache import Entries
 from ..choice import RejectionSampling
 from ..decoder import SpeculativeDecoding
+from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, chain_tree, items_of_tree, number_of_levels
 from ..tree.verify import paths_of
 from . import steps
@@ -127,7 +128,7 @@ class CompiledDecoding(SpeculativeDecoding):
         self._switch(context)
         self.draft_inputs.counts.zero_()
         self.num_pending = 0
-        return Draft(draft_logits, draft_logits.argmax(dim=-1)) if depth else None
+        return self._with_chain(draft_logits) if depth else None
 
     def _switch(self, context: DraftInputs) -> None:
         """Move what the first rounds left into static tensors, and what the drafter read last, or has yet to read."""
@@ -141,11 +142,11 @@ class CompiledDecoding(SpeculativeDecoding):
         self.target_side = TargetSide(
             self.target, arguments, self.reader.windows, self.candidates.taps, cache, self.decode_state
         )
-        self.drafter_side = DrafterSide(self.drafter, state, self.draft_inputs, self.full_depth)
+        self.drafter_side = DrafterSide(self.drafter, state, self.draft_inputs, self.full_depth, self.token_ids)
         # What compiled code depends on, besides the models' and the tensors' own.
         windows, taps = tuple(self.reader.windows.items()), tuple(self.candidates.taps)
         self.read_shape = (batch, windows, taps, self.width)
-        self.draft_shape = (id(self.drafter), batch, self.full_depth)
+        self.draft_shape = (id(self.drafter), self.search.most_tokens, batch, self.full_depth)
         self.longest = self._longest()
 
     def _go_on_with(self, items: list[int]) -> None:
@@ -210,7 +211,10 @@ class CompiledDecoding(SpeculativeDecoding):
         if not self._all_live:
             whole_batch = torch.zeros_like(draft.logits, dtype=logits.dtype)
             logits = whole_batch.index_copy_(0, self.live_index, logits)
-        return Draft(logits, logits.argmax(dim=-1))
+        return self._with_chain(logits)
+
+    def _with_chain(self, draft_logits: torch.Tensor) -> Draft:
+        return Draft(draft_logits, tokens_of(draft_logits.argmax(dim=-1), self.token_ids))
 
     def _grown_tree(self, draft: Draft, depth: int) -> TokenTree | None:
         """The tree of the first levels of a draft; `None` if that isn't compiled."""
@@ -222,7 +226,8 @@ class CompiledDecoding(SpeculativeDecoding):
             return None
         deepest = number_of_levels(depth, logits.device)
         shape = (tuple(logits.shape), self.tree_arguments)
-        return self.compiler(steps.grow_tree, shape, logits, search.end_tokens, self.tree_arguments, deepest)
+        tensors = (logits, search.end_tokens, self.tree_arguments, deepest, self.token_ids)
+        return self.compiler(steps.grow_tree, shape, *tensors)
 
     def _slots(self) -> int:
         """Slots of this round's forward: two different numbers at most, since each is compiled.

@@ -14,6 +14,7 @@ from ...models.cache import StaticColumns
 from ...models.inputs import DraftState, StaticDraftInputs, take_positions
 from ...models.masks import additive_masks
 from ..target import PendingTokens, anchor_and_nodes
+from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, build_tree
 from ..tree.verify import accept, for_host
 from .static_cache import StaticKVCache, packed, static
@@ -92,12 +93,14 @@ class DrafterSide:
         state: its own, with its static KV cache.
         inputs: its pending tokens.
         depth: how many tokens to draft.
+        token_ids: tokens of the columns of its logits; `None` if they are the same.
     """
 
     model: ParallelDrafter
     state: DraftState
     inputs: StaticDraftInputs
     depth: int
+    token_ids: torch.LongTensor | None = None
 
 
 @dataclass
@@ -105,7 +108,7 @@ class Draft:
     """What a drafter drafts.
 
     Attributes:
-        logits: `(batch, depth, vocab)`, marginal ones.
+        logits: `(batch, depth, columns)`, marginal ones.
         chain: `(batch, depth)`, the likeliest tokens.
         tree: what grew from the logits, if it did.
     """
@@ -136,7 +139,7 @@ def draft(drafter: DrafterSide, decode_state: DecodeState) -> Draft:
     state.cache.columns = None
     decode_state.draft_lengths.add_(inputs.counts * decode_state.growing)
     inputs.counts.zero_()
-    return Draft(logits, logits.argmax(dim=-1))
+    return Draft(logits, tokens_of(logits.argmax(dim=-1), drafter.token_ids))
 
 
 def grow_tree(
@@ -144,9 +147,11 @@ def grow_tree(
     end_tokens: torch.LongTensor | None,
     settings: tuple[tuple[str, Any], ...],
     deepest: torch.LongTensor | None = None,
+    token_ids: torch.LongTensor | None = None,
 ) -> TokenTree:
     """[`build_tree`] with some settings."""
-    return build_tree(draft_logits.float(), end_token_id=end_tokens, deepest=deepest, **dict(settings))
+    logits = draft_logits.float()
+    return build_tree(logits, end_token_id=end_tokens, deepest=deepest, token_ids=token_ids, **dict(settings))
 
 
 def read(target: TargetSide, tree: TokenTree) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -257,5 +262,5 @@ def read_commit_and_draft(
     outcome = read_and_commit(target, tree, drafter.inputs)
     drafted = draft(drafter, target.decode_state)
     if tree_settings is not None:
-        drafted.tree = grow_tree(drafted.logits, end_tokens, tree_settings)
+        drafted.tree = grow_tree(drafted.logits, end_tokens, tree_settings, token_ids=drafter.token_ids)
     return outcome, drafted

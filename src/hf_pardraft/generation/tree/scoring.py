@@ -39,25 +39,25 @@ DART_SCORING = TreeScoring(logit_decay=0.9, ngram_weight=0.5, level_exponent=0.7
 def candidate_gains(
     draft_logits: torch.Tensor, top_k: int, scoring: TreeScoring
 ) -> tuple[torch.Tensor, torch.LongTensor]:
-    """The drafter's share of the score of its `top_k` tokens at each level, and those tokens: `(batch, depth, top_k)` each.
+    """The drafter's share of the score of its `top_k` tokens at each level, and their columns: `(batch, depth, top_k)` each.
 
     A level of NaN is worth -inf: what can't be compared would separate nodes from their parents.
     """
     if scoring.softmax_over_top_k:
-        logits, tokens = draft_logits.topk(top_k, dim=-1)
+        logits, columns = draft_logits.topk(top_k, dim=-1)
         log_probabilities = logits.log_softmax(dim=-1)
     else:
         # The k best are the same before and after the softmax, and rounding after it can't tie them.
-        log_probabilities, tokens = draft_logits.log_softmax(dim=-1).topk(top_k, dim=-1)
+        log_probabilities, columns = draft_logits.log_softmax(dim=-1).topk(top_k, dim=-1)
     if scoring.epsilon:
         log_probabilities = (log_probabilities.exp() + scoring.epsilon).log().clamp(max=0)
     depth = draft_logits.shape[1]
     log_probabilities = log_probabilities.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
     if scoring.logit_decay == 1.0 and scoring.level_exponent == 0.0:
-        return log_probabilities, tokens
+        return log_probabilities, columns
     levels = torch.arange(depth, device=draft_logits.device, dtype=log_probabilities.dtype)
     weights = scoring.logit_decay**levels * (levels + 1) ** -scoring.level_exponent
-    return log_probabilities * weights[:, None], tokens
+    return log_probabilities * weights[:, None], columns
 
 
 # Continuation probabilities `(batch, prefixes, candidates)`, from contexts `(batch, prefixes, context)` (the anchor and what

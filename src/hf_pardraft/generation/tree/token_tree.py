@@ -13,6 +13,7 @@ from .beam_search import (
     search_prefixes,
     width_of,
 )
+from .columns import columns_of, tokens_of
 from .scoring import LOG_PROBABILITY, ContinuityModel, TreeScoring, WalkingModel, candidate_gains, walk_of
 
 
@@ -63,9 +64,13 @@ def _chain_shape(batch: int, depth: int, device: torch.device) -> tuple[torch.Te
         return parents, node_slots(depth, device).expand(batch, -1), ancestors
 
 
-def draft_chain(draft_logits: torch.Tensor) -> TokenTree:
-    """The chain of the most probable token at each position, from marginal logits `(batch, depth, vocab)`."""
-    return chain_tree(draft_logits.argmax(dim=-1))
+def draft_chain(draft_logits: torch.Tensor, token_ids: torch.LongTensor | None = None) -> TokenTree:
+    """The chain of the most probable token at each position, from marginal logits `(batch, depth, columns)`.
+
+    Args:
+        token_ids: `(columns,)`, their tokens; `None` if they are the same.
+    """
+    return chain_tree(tokens_of(draft_logits.argmax(dim=-1), token_ids))
 
 
 def items_of_tree(tree: TokenTree, items: torch.LongTensor) -> TokenTree:
@@ -94,19 +99,22 @@ def nodes_of_tree(tree: TokenTree, kept: list[list[int]], parents: list[list[int
     return TokenTree(tree.tokens.gather(1, nodes), slots, depths, ancestors_of(slots, nodes.shape[1]))
 
 
-def node_log_probabilities(tree: TokenTree, logits: torch.Tensor) -> torch.Tensor:
+def node_log_probabilities(
+    tree: TokenTree, logits: torch.Tensor, token_ids: torch.LongTensor | None = None
+) -> torch.Tensor:
     """How probable each node's token is at its position, by the marginal logits that the tree was made of.
 
     Args:
         tree: of N nodes.
-        logits: `(batch, depth, vocab)`.
+        logits: `(batch, depth, columns)`.
+        token_ids: `(columns,)`, their tokens, ascending; `None` if they are the same.
 
     Returns:
         `(batch, N)`, the logarithms.
     """
     items, positions = torch.arange(len(logits), device=logits.device)[:, None], tree.depths - 1
     logits = logits.float()
-    return logits[items, positions, tree.tokens] - logits.logsumexp(dim=-1).gather(1, positions)
+    return logits[items, positions, columns_of(tree.tokens, token_ids)] - logits.logsumexp(dim=-1).gather(1, positions)
 
 
 # What happens to a prefix that ends the text: "stop" extends it by nothing, "last" after all others (DART's code), and
@@ -125,6 +133,7 @@ def build_tree(
     end_token_id: int | torch.LongTensor | None = None,
     end_rule: str = "stop",
     deepest: torch.LongTensor | None = None,
+    token_ids: torch.LongTensor | None = None,
 ) -> TokenTree:
     """The best `budget` prefixes of the drafter's factorised law, by level-wise beam search.
 
@@ -134,7 +143,7 @@ def build_tree(
     the `budget` most probable prefixes (DDTree; arXiv 2606.11552, section 6.4).
 
     Args:
-        draft_logits: `(batch, depth, vocab)`, marginal logits.
+        draft_logits: `(batch, depth, columns)`, marginal logits.
         budget: nodes besides the anchor; fewer if there are not as many. 0 asks for the chain of most probable tokens.
         beam_width: prefixes to extend at each level; by default `budget`.
         top_k: tokens to extend each prefix by; by default `budget`.
@@ -146,6 +155,7 @@ def build_tree(
             fill the budget with); "last", what the beam has room for when all others are in it; "ignore", no difference.
         deepest: `()`, how many levels of the marginals to look at, on their device; by default all of them. With a `top_k` of
             `budget` or more the tree is that of so many levels, and its shape doesn't depend on this number.
+        token_ids: `(columns,)`, the token of each column; `None` if they are the same.
 
     Returns:
         The tree; all items have the same number of nodes.
@@ -155,14 +165,15 @@ def build_tree(
     """
     _check_search(budget, beam_width, top_k, ngram, ngram_context, end_rule)
     if budget == 0:
-        return draft_chain(draft_logits)
-    vocab = draft_logits.shape[2]
+        return draft_chain(draft_logits, token_ids)
     ends = _end_tokens(end_token_id, end_rule, draft_logits.device)
     beam_width = min(beam_width or budget, budget) if ends is None else (beam_width or budget)
-    top_k = min(top_k or budget, vocab)
+    top_k = min(top_k or budget, draft_logits.shape[2])
     # A level's extensions beyond the best `budget` are in no tree. Prefixes that ended may each push one more out of the beam.
     kept_per_level = budget if ends is None else max(budget, 2 * beam_width)
-    gains, tokens = candidate_gains(draft_logits, top_k, scoring)
+    gains, columns = candidate_gains(draft_logits, top_k, scoring)
+    # All that follows is about these few tokens.
+    tokens = tokens_of(columns, token_ids)
     if deepest is not None:
         is_beyond = all_slots(draft_logits.shape[1] - 1, draft_logits.device) >= deepest
         gains = gains.masked_fill(is_beyond[:, None], -torch.inf)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ...pairing.draft_vocabulary import draft_head
 from ..data.documents import IGNORED, PADDING, checked, positions_in_documents
 from .attention import layout_attention
 from .base import (
@@ -100,6 +101,7 @@ class AnchoredBlocks(Layout):
             draft_positions=index + 1,
             items=item,
             places=batch["anchors"][item, block] + index,
+            **cls.vocabulary(drafter),
         )
 
     @classmethod
@@ -112,7 +114,7 @@ class AnchoredBlocks(Layout):
         features: torch.Tensor,
         score: Scorer,
     ) -> Any:
-        """All blocks of a batch in one sequence; the target's own embedding and lm_head, frozen."""
+        """All blocks of a batch in one sequence; the target's own embedding, and lm_head or rows of it, frozen."""
         queries, shape = cls.queries(batch), batch["block_ids"].shape
         context_positions = positions_in_documents(queries.context_document)
         anchors = queries.anchor.clamp(min=0)
@@ -124,5 +126,5 @@ class AnchoredBlocks(Layout):
             **layout_attention(queries, drafter),
         ).last_hidden_state
         drafted = hidden_states.view(*shape, -1)[:, :, 1:]
-        head = target.get_output_embeddings()
+        head = draft_head(drafter, target.get_output_embeddings())
         return score(head, drafted[batch["labels"] != IGNORED].to(head.weight.dtype))

@@ -252,8 +252,16 @@ class Layout:
 
     @classmethod
     def supervised(cls, batch: Batch, drafter: PreTrainedModel) -> SupervisedPositions:
-        """What is learned, in the order in which [`forward`] scores it."""
+        """What is learned, in the order in which [`forward`] scores it.
+
+        With a draft vocabulary a label is a column of the drafter's logits, and `UNKNOWN` where it has none.
+        """
         raise NotImplementedError
+
+    @staticmethod
+    def vocabulary(drafter: PreTrainedModel) -> dict[str, Any]:
+        """What [`SupervisedPositions`] have to know of the tokens that a drafter proposes."""
+        return {"vocabulary": drafter.draft_token_ids, "vocab_size": drafter.config.vocab_size}
 
     @classmethod
     def forward(

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from ...models.target_projection import one_place_later
 from ..data.documents import IGNORED, PADDING, checked, positions_in_documents
+from ..vocabulary import of_own_rows
 from .attention import layout_attention
 from .base import Batch, Layout, Scorer, SupervisedPositions, predicts_supervised, some_of, stacked
 
@@ -130,7 +131,7 @@ class DroppedMasks(Layout):
     @classmethod
     def supervised(cls, batch: Batch, drafter: PreTrainedModel) -> SupervisedPositions:
         """Query (j, p) drafts the token at p + 1 from the prefix that ends at p - j."""
-        return SupervisedPositions.of_queries(batch["query_index"], batch)
+        return SupervisedPositions.of_queries(batch["query_index"], batch, **cls.vocabulary(drafter))
 
     @classmethod
     def forward(
@@ -159,6 +160,6 @@ class DroppedMasks(Layout):
             **layout_attention(cls.queries(batch), drafter),
             use_cache=False,
             logits_to_keep=batch["labels"] != IGNORED,
-            read_rows=score,
+            read_rows=of_own_rows(drafter, score),
             **injected,
         )

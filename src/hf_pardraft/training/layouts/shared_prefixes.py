@@ -112,9 +112,7 @@ class SharedPrefixes(Layout):
 
     @classmethod
     def supervised(cls, batch: Batch, drafter: PreTrainedModel) -> SupervisedPositions:
-        """Labels are columns of the drafter's vocabulary, if that is a part of the target's."""
-        vocabulary = {"vocabulary": drafter.draft_token_ids, "vocab_size": drafter.config.vocab_size}
-        return SupervisedPositions.of_queries(batch["target_index"], batch, **vocabulary)
+        return SupervisedPositions.of_queries(batch["target_index"], batch, **cls.vocabulary(drafter))
 
     @classmethod
     def forward(
