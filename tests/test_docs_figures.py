@@ -200,3 +200,19 @@ def test_the_schedule():
         cells = shown.pop(f"{condition['case']}, T={condition['temperature']:.0f}")
         assert numbers(cells) == pytest.approx([fixed, rows["auto"], rows["auto, first call"]], abs=0.0051)
     assert not shown
+
+
+def test_forwards_near_the_memorys_speed():
+    measured = {
+        (dtype, row["way"], row["tokens"]): row
+        for dtype in ("float32", "bfloat16")
+        for row in results("memory_limit")[f"forwards, {dtype}, 10 layers, 1 threads"]["rows"]
+    }
+    shown = table_of("performance.md", "milliseconds for 1 / 8 / 16 tokens")
+    assert len(shown) == 4
+    for way, cells in shown.items():
+        expected = []
+        for dtype in ("float32", "bfloat16"):
+            expected += [measured[dtype, way, tokens]["milliseconds"] for tokens in (1, 8, 16)]
+            expected.append(measured[dtype, way, 8]["over_one_token"])
+        assert numbers(cells) == pytest.approx(expected, abs=0.051)
