@@ -19,7 +19,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -72,6 +72,11 @@ def seconds_of(call: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
+def freezing(name: str) -> AbstractContextManager:
+    """Where weights become constants, if a way is called so: Dynamo asks inductor's settings, not a call's options."""
+    return torch._inductor.config.patch(freezing=name.endswith("frozen"))
+
+
 def in_turns(ways: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, list[float]]:
     """Seconds of all ways, turn by turn, after a call of each that compiles what there is to compile and one more."""
     for call in ways.values():
@@ -100,9 +105,12 @@ def measure_forwards(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
         }
         for name, compiler in compilers.items():
             shape = (name, num_tokens)
-            ways[shape] = lambda compiler=compiler, shape=shape, side=side, tree=tree: compiler(
-                steps.read, shape, side, tree
-            )
+
+            def call(compiler=compiler, shape=shape, side=side, tree=tree) -> None:
+                with freezing(shape[0]):
+                    compiler(steps.read, shape, side, tree)
+
+            ways[shape] = call
     times = in_turns(ways, arguments.repeats)
     bandwidth = read.nbytes / median(times.pop("read"))
     cached = sum(tensor.nbytes for layer in side.cache.layers for tensor in (layer.keys, layer.values))
@@ -165,7 +173,7 @@ def measure_generate(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
         entry = Entry(name, assistant, options) if assistant is not None else plain_entry()
 
         def call() -> None:
-            with simulation.during(entry), kept_packed(assistant):
+            with simulation.during(entry), kept_packed(), freezing(name):
                 texts[name] = write(target, prompt, assistant, options)
 
         return call
@@ -197,7 +205,7 @@ def measure_generate(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
 
 
 @contextmanager
-def kept_packed(drafter: Any) -> Iterator[None]:
+def kept_packed() -> Iterator[None]:
     """Keep what other calls have packed, which a call that packs nothing forgets."""
     held = dict(packed_weights._packed)
     yield
