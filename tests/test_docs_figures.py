@@ -216,3 +216,19 @@ def test_draft_vocabularies():
         of_size = [row for row in rows if row["tokens"] == size]
         expected = [(1000 * row["draft"], 1000 * row["tree"], row["of_limit"]) for row in of_size]
         assert numbers(cells) == pytest.approx([value for row in expected for value in row], abs=0.051)
+
+
+def test_forwards_near_the_memorys_speed():
+    measured = {
+        (dtype, row["way"], row["tokens"]): row
+        for dtype in ("float32", "bfloat16")
+        for row in results("memory_limit")[f"forwards, {dtype}, 10 layers, 1 threads"]["rows"]
+    }
+    shown = table_of("performance.md", "milliseconds for 1 / 8 / 16 tokens")
+    assert len(shown) == 3
+    for way, cells in shown.items():
+        expected = []
+        for dtype in ("float32", "bfloat16"):
+            expected += [measured[dtype, way, tokens]["milliseconds"] for tokens in (1, 8, 16)]
+            expected.append(measured[dtype, way, 8]["over_one_token"])
+        assert numbers(cells) == pytest.approx(expected, abs=0.051)

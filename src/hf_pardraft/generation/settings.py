@@ -25,7 +25,7 @@ CHOICES = {
     "tree_end_rule": END_RULES,
     "ngram_smoothing": tuple(SMOOTHINGS),
 }
-SWITCHES = {"time_rounds", "record_drafts", "use_target_features"}
+SWITCHES = {"time_rounds", "record_drafts", "pack_weights", "use_target_features"}
 # Least and greatest. The greatest are far above any use: they keep a slip of a digit from asking for a machine's whole memory.
 WHOLE_NUMBERS = {
     "tree_budget": (0, 1 << 14),
@@ -69,6 +69,7 @@ class DraftSettings:
             too, and keep each with the odds of the target's law to the drafter's; chains only.
         time_rounds: whether to measure the seconds that each part of a round takes.
         record_drafts: whether to keep all that is proposed, for `drafter.last_stats`.
+        pack_weights: whether compiled rounds on a CPU multiply by a packed copy of each weight, which takes as much memory again.
         use_target_features: whether a drafter that can do both reads the target's hidden states; by default it does.
     """
 
@@ -88,6 +89,7 @@ class DraftSettings:
     verification: str = "match"
     time_rounds: bool = False
     record_drafts: bool = False
+    pack_weights: bool = True
     use_target_features: bool | None = None
 
     @property

@@ -14,6 +14,7 @@ from transformers import CompileConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..tree.token_tree import TokenTree
+from .packing import PackLinearLayers
 from .steps import DrafterSide, changing
 
 
@@ -62,6 +63,8 @@ HOOKS_ARE_SEEN = {"skip_nnmodule_hook_guards": False}
 # Inductor (torch 2.13) computes what is concatenated in its place in the result. Where that is also the new value of an
 # argument that is changed in place, it then uses the memory again before the value has been copied to the argument.
 CATS_ARE_COPIES = {"force_pointwise_cat": True}
+# Backends other than inductor don't look at it.
+WEIGHTS_ARE_PACKED = {"post_grad_custom_pre_pass": PackLinearLayers()}
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,10 @@ class Compiler:
     Args:
         target: the model whose text is written.
         config: how to compile, with the meaning that transformers gives it; `None` for transformers' own choice.
+        packs: whether weights are packed.
     """
 
-    def __init__(self, target: PreTrainedModel, config: CompileConfig | None) -> None:
+    def __init__(self, target: PreTrainedModel, config: CompileConfig | None, packs: bool = False) -> None:
         config = config or CompileConfig()
         # `to_dict` copies the backend, and a copy would be compiled for anew in every call.
         options = {**config.to_dict(), "backend": config.backend}
@@ -98,11 +102,14 @@ class Compiler:
         options["dynamic"] = bool(options["dynamic"])
         known = _compiled.setdefault(target, {})
         # No guard looks at the hooks of all modules.
-        key = (repr(options), *module._global_forward_pre_hooks, *module._global_forward_hooks)
+        # A pass of the caller's own stands where ours would.
+        packs = packs and torch._inductor.config.post_grad_custom_pre_pass is None
+        key = (repr(options), packs, *module._global_forward_pre_hooks, *module._global_forward_hooks)
         if key not in known:
             # Whatever is wrong with the options is said now, before the prompt is read.
             torch.compile(_nothing, **options)
         self.options = options
+        self.inductor = {**CATS_ARE_COPIES, **(WEIGHTS_ARE_PACKED if packs else {})}
         self.known = known.setdefault(key, {})
         # Steps of other shapes that were met for the first time.
         self.num_compiled = 0
@@ -145,7 +152,7 @@ class Compiler:
         before = [(tensor, tensor.clone()) for tensor in changing(arguments)]
         try:
             # Older torch can't enter one patch twice, as calls in two threads would.
-            hooks, cats = torch._dynamo.config.patch(HOOKS_ARE_SEEN), torch._inductor.config.patch(CATS_ARE_COPIES)
+            hooks, cats = torch._dynamo.config.patch(HOOKS_ARE_SEEN), torch._inductor.config.patch(self.inductor)
             with hooks, cats, warnings.catch_warnings():
                 # That caches of constants are looked through, and the like.
                 warnings.simplefilter("ignore")

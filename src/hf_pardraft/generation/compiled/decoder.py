@@ -14,6 +14,8 @@ from ...models.inputs import DraftInputs
 from ..cache import Entries
 from ..choice import RejectionSampling
 from ..decoder import SpeculativeDecoding
+from ..packed_weights import forget, forget_changed
+from ..settings import DraftSettings
 from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, chain_tree, items_of_tree, number_of_levels
 from ..tree.verify import paths_of
@@ -43,7 +45,8 @@ class CompiledDecoding(SpeculativeDecoding):
         self.target, self.drafter = target, self.candidates.drafter
         # What is compiled is guarded by the mode that it was compiled in.
         self.mode = nullcontext()
-        self.compiler = Compiler(target, compile_config)
+        self.packs = packs_weights(target.device, self.settings)
+        self.compiler = Compiler(target, compile_config, self.packs)
         self.full_depth = self.schedule.deepest
         # The pending tokens of a round: all that it accepted, and the bonus token.
         self.width = self.full_depth + 1
@@ -132,6 +135,7 @@ class CompiledDecoding(SpeculativeDecoding):
 
     def _switch(self, context: DraftInputs) -> None:
         """Move what the first rounds left into static tensors, and what the drafter read last, or has yet to read."""
+        self._look_at_weights()
         state, batch = self.candidates.state, len(self.items)
         cache, self.lengths = to_static_cache(self.reader.cache, batch, self.most_slots)
         state.cache, draft_lengths = to_static_cache(state.cache, batch, self.draft_room)
@@ -148,6 +152,12 @@ class CompiledDecoding(SpeculativeDecoding):
         self.read_shape = (batch, windows, taps, self.width)
         self.draft_shape = (id(self.drafter), self.search.most_tokens, batch, self.full_depth)
         self.longest = self._longest()
+
+    def _look_at_weights(self) -> None:
+        """Let go of packed weights that are not what they were, or of all if none are wanted."""
+        look = forget_changed if self.packs else forget
+        for model in (self.target, self.drafter):
+            look(model.parameters())
 
     def _go_on_with(self, items: list[int]) -> None:
         """Note which items go on, here and on the device."""
@@ -303,3 +313,8 @@ class CompiledDecoding(SpeculativeDecoding):
     def _of_live(self, values: torch.Tensor) -> torch.Tensor:
         """Of a tensor of the whole batch, the items that go on."""
         return values if self._all_live else values[self.live_index]
+
+
+def packs_weights(device: torch.device, settings: DraftSettings) -> bool:
+    """Whether compiled rounds on a device multiply by packed weights."""
+    return device.type == "cpu" and settings.pack_weights
