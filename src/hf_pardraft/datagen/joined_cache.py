@@ -1,0 +1,160 @@
+"""A cache whose batch items come and go: the entries of all items end at the same column."""
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, get_layer_types_and_kwargs
+
+# Layers with one entry per token. Those with a window see what is in it, since their masks say so, and keep the rest.
+ENTRIES_PER_TOKEN = {"full_attention", "sliding_attention"}
+# Columns for new entries, when there have to be more: all are copied then, and that is to cost less than the steps.
+MORE_COLUMNS = 128
+
+
+class JoinedLayer(DynamicLayer):
+    """Keys and values of one layer in a buffer with room on the right, and on the left of texts that have got shorter.
+
+    To transformers it is a `DynamicLayer` of a batch that is padded on the left.
+
+    Args:
+        keys, values: `(items, heads, columns, head_dim)`, of the first items.
+        most_items: that there will be.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, most_items: int) -> None:
+        super().__init__()
+        self.is_initialized, self.dtype, self.device = True, keys.dtype, keys.device
+        self.num_items = self.start = self.end = 0
+        # What holds nothing is masked, but must be finite.
+        self.buffers = [
+            entries.new_zeros(most_items, entries.shape[1], 0, entries.shape[3]) for entries in (keys, values)
+        ]
+        self.append(keys, values)
+
+    @property
+    def keys(self) -> torch.Tensor | None:
+        return self._used(0) if self.is_initialized else None
+
+    @keys.setter
+    def keys(self, keys: torch.Tensor | None) -> None:
+        """`DynamicLayer` sets it to `None` at first."""
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        return self._used(1) if self.is_initialized else None
+
+    @values.setter
+    def values(self, values: torch.Tensor | None) -> None:
+        """See `keys`."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add `(items, heads, new, head_dim)` entries to all items; returns all that are stored."""
+        num_new = key_states.shape[2]
+        self._make_room(self.end - self.start, num_new)
+        self.end += num_new
+        for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[: self.num_items, :, self.end - num_new : self.end] = new
+        return self.keys, self.values
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Add items, whose entries `(items, heads, columns, head_dim)` are padded on the left."""
+        num_new, columns = keys.shape[0], keys.shape[2]
+        self._make_room(max(columns, self.end - self.start), 0)
+        self.start = min(self.start, self.end - columns)
+        for buffer, new in zip(self.buffers, (keys, values), strict=True):
+            buffer[self.num_items : self.num_items + num_new, :, self.end - columns : self.end] = new
+        self.num_items += num_new
+
+    def remove(self, item: int) -> None:
+        """Remove an item; the last one takes its place."""
+        self.num_items -= 1
+        if item != self.num_items:
+            for buffer in self.buffers:
+                buffer[item, :, self.start : self.end] = buffer[self.num_items, :, self.start : self.end]
+
+    def keep_columns(self, count: int) -> None:
+        """Keep the last columns only; nothing is copied."""
+        self.start = self.end - count
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` columns (transformers' sign convention)."""
+        self.end += tokens_to_remove
+
+    def _used(self, which: int) -> torch.Tensor:
+        return self.buffers[which][: self.num_items, :, self.start : self.end]
+
+    def _make_room(self, num_before: int, num_after: int) -> None:
+        """Move the entries such that the last one has room for `num_before` columns up to it, and `num_after` after it."""
+        if self.end >= num_before and self.end + num_after <= self.buffers[0].shape[2]:
+            return
+        columns = num_before + max(num_after, MORE_COLUMNS)
+        for which, buffer in enumerate(self.buffers):
+            used = self._used(which)
+            fits = columns <= buffer.shape[2]
+            new = buffer if fits else buffer.new_zeros(*buffer.shape[:2], columns, buffer.shape[3])
+            new[: self.num_items, :, num_before - used.shape[2] : num_before] = used.clone() if fits else used
+            self.buffers[which] = new
+        self.start, self.end = num_before - (self.end - self.start), num_before
+
+
+class JoinedCache(Cache):
+    """A cache of [`JoinedLayer`].
+
+    Args:
+        cache: of the first items, padded on the left.
+        most_items: that there will be.
+    """
+
+    def __init__(self, cache: DynamicCache, most_items: int) -> None:
+        super().__init__(layers=[JoinedLayer(layer.keys, layer.values, most_items) for layer in cache.layers])
+
+    def append(self, cache: DynamicCache) -> None:
+        """Add the items of another cache."""
+        for layer, other in zip(self.layers, cache.layers, strict=True):
+            layer.append(other.keys, other.values)
+
+    def remove(self, item: int) -> None:
+        """Remove an item; the last one takes its place."""
+        for layer in self.layers:
+            layer.remove(item)
+
+    def keep_columns(self, count: int) -> None:
+        """Keep the last columns only."""
+        for layer in self.layers:
+            layer.keep_columns(count)
+
+
+def has_entries_per_token(target: PreTrainedModel) -> bool:
+    """Whether all that a target remembers of a text are keys and values per token, which don't depend on the rest of its batch.
+
+    Those of one with an encoder, or of several media, are of other kinds, too.
+    """
+    config = target.config
+    if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
+        return False
+    # Else positions are counted from a batch's first column.
+    takes_positions = "position_ids" in inspect.signature(target.forward).parameters
+    rope = config.to_dict().get("rope_parameters") or {}
+    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
+    # These choose frequencies by the longest text of a forward.
+    depends_on_others = bool({"dynamic", "longrope"} & kinds)
+    layer_types, _ = get_layer_types_and_kwargs(config)
+    return takes_positions and not depends_on_others and set(layer_types) <= ENTRIES_PER_TOKEN
+
+
+def holds(cache: DynamicCache, num_items: int, num_columns: int) -> bool:
+    """Whether a forward has left one entry in each layer for each column of its batch, and nothing else."""
+    shapes = [
+        entries.shape
+        for layer in cache.layers
+        for entries in (layer.keys, layer.values)
+        if type(layer) is DynamicLayer and entries is not None
+    ]
+    expected = (num_items, num_columns)
+    return len(shapes) == 2 * len(cache.layers) > 0 and all(
+        len(shape) == 4 and (shape[0], shape[2]) == expected for shape in shapes
+    )

@@ -1,0 +1,74 @@
+"""Texts written together are those that each would be alone, whoever comes and goes."""
+
+import functools
+
+import pytest
+import torch
+
+from hf_pardraft.datagen.local_writer import LocalWriter
+from hf_pardraft.datagen.refilled_batch import Item
+from tiny_models import tiny_target
+from tiny_tokenizers import tiny_chat_tokenizer
+
+END = 2
+MOST = 24
+
+
+def ending_target(*arguments, **options):
+    """Ends its texts after some ten tokens, and writes no other special ones."""
+    target = tiny_target(*arguments, vocab_size=299, **options).float()
+    head = target.get_output_embeddings()
+    bias = torch.zeros(299)
+    bias[END], bias[[0, 1]] = 3.0, -100.0
+    head.bias = torch.nn.Parameter(bias)
+    target.generation_config.eos_token_id = END
+    return target
+
+
+def written(target, temperature=0.0, batch_size=4, joins_caches=None, num_rows=19) -> dict[int, list[int]]:
+    """What follows prompts of many lengths, by row."""
+    writer = LocalWriter(
+        target, tiny_chat_tokenizer(), temperature=temperature, top_p=0.9, max_tokens=MOST, batch_size=batch_size
+    )
+    batch = writer.new_batch()
+    batch.joins_caches = batch.joins_caches if joins_caches is None else joins_caches
+    generator = torch.Generator().manual_seed(0)
+    lengths = [3 + 7 * row % 23 for row in range(num_rows)]
+    prompts = [torch.randint(3, 299, (length,), generator=generator).tolist() for length in lengths]
+    waiting = [Item(row, prompt, MOST - row % 3, seed=row) for row, prompt in enumerate(prompts)]
+    texts = {}
+    while waiting or batch.items:
+        batch.refill(waiting)
+        assert len(batch.items) <= batch_size
+        texts |= {item.row: item.written for item in batch.write_on()}
+    assert sorted(texts) == list(range(num_rows))
+    for row, ids in texts.items():
+        assert END not in ids[:-1]
+        assert ids[-1] == END or len(ids) == MOST - row % 3
+    if not temperature:
+        for row, prompt in enumerate(prompts):
+            alone = target.generate(
+                torch.tensor([prompt]), max_new_tokens=MOST - row % 3, do_sample=False, pad_token_id=0
+            )
+            assert alone[0, len(prompt) :].tolist() == texts[row]
+    return texts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_refilled_batch_writes_what_each_text_would_be_alone_in_fewer_forwards(temperature, monkeypatch):
+    target, num_read, texts = ending_target("qwen3"), [], []
+    forward = type(target).forward
+
+    @functools.wraps(forward)
+    def counting(self, input_ids=None, **options):
+        num_read[-1] += input_ids.numel()
+        return forward(self, input_ids=input_ids, **options)
+
+    monkeypatch.setattr(type(target), "forward", counting)
+    for joins_caches in (True, False):
+        num_read.append(0)
+        texts.append(written(target, temperature, joins_caches=joins_caches))
+    assert texts[0] == texts[1] == written(target, temperature, batch_size=1)
+    assert len({len(ids) for ids in texts[0].values()}) > 5
+    # Without a cache to be joined what was written is read again.
+    assert num_read[0] < 0.8 * num_read[1]
