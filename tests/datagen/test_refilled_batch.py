@@ -1,24 +1,32 @@
 """Texts written together are those that each would be alone, whoever comes and goes."""
 
 import functools
+from contextlib import nullcontext
 
 import pytest
 import torch
+from transformers import DynamicCache
 
+from hf_pardraft.datagen.cpu_products import CpuProducts
+from hf_pardraft.datagen.joined_cache import JoinedCache, has_entries_per_token
 from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.refilled_batch import Item
-from tiny_models import tiny_target
+from tiny_models import ARCHITECTURES, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
+from unusual_targets import HYBRIDS, ROPE_TARGETS, fresh, hybrid_target
 
 END = 2
 MOST = 24
 
 
-def ending_target(*arguments, **options):
+def ending_target(architecture):
     """Ends its texts after some ten tokens, and writes no other special ones."""
-    target = tiny_target(*arguments, vocab_size=299, **options).float()
+    return with_ends(tiny_target(architecture, vocab_size=299))
+
+
+def with_ends(target):
     head = target.get_output_embeddings()
-    bias = torch.zeros(299)
+    bias = torch.zeros(head.out_features)
     bias[END], bias[[0, 1]] = 3.0, -100.0
     head.bias = torch.nn.Parameter(bias)
     target.generation_config.eos_token_id = END
@@ -34,7 +42,9 @@ def written(target, temperature=0.0, batch_size=4, joins_caches=None, num_rows=1
     batch.joins_caches = batch.joins_caches if joins_caches is None else joins_caches
     generator = torch.Generator().manual_seed(0)
     lengths = [3 + 7 * row % 23 for row in range(num_rows)]
-    prompts = [torch.randint(3, 299, (length,), generator=generator).tolist() for length in lengths]
+    prompts = [
+        torch.randint(3, target.config.vocab_size, (length,), generator=generator).tolist() for length in lengths
+    ]
     waiting = [Item(row, prompt, MOST - row % 3, seed=row) for row, prompt in enumerate(prompts)]
     texts = {}
     while waiting or batch.items:
@@ -72,3 +82,45 @@ def test_a_refilled_batch_writes_what_each_text_would_be_alone_in_fewer_forwards
     assert len({len(ids) for ids in texts[0].values()}) > 5
     # Without a cache to be joined what was written is read again.
     assert num_read[0] < 0.8 * num_read[1]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_targets_of_many_kinds_write_the_same_text(architecture):
+    """Some have windows of 6 tokens, some experts, some attention sinks."""
+    target = ending_target(architecture)
+    assert has_entries_per_token(target)
+    written(target, num_rows=9)
+    written(target, temperature=0.9, num_rows=9)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_on_a_cpu_are_those_of_the_target_to_rounding(attention, dtype):
+    target = tiny_target("llama", vocab_size=299, hidden_size=256, intermediate_size=512).to(dtype)
+    target.set_attn_implementation(attention)
+    ids = torch.randint(3, 299, (3, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    logits = []
+    for context in (nullcontext(), CpuProducts(pack_weights=False), CpuProducts(pack_weights=True)):
+        cache = DynamicCache()
+        with torch.no_grad(), context:
+            target(ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions[:, :-1], past_key_values=cache)
+            cache = JoinedCache(cache, 3)
+            step = target(ids[:, -1:], attention_mask=mask, position_ids=positions[:, -1:], past_key_values=cache)
+        logits.append(step.logits.float())
+    tolerance = 1e-4 if dtype == torch.float32 else 0.25
+    for others in logits[1:]:
+        torch.testing.assert_close(others, logits[0], atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", [*HYBRIDS, *ROPE_TARGETS])
+def test_targets_that_remember_more_than_entries_read_again(name):
+    target = with_ends(hybrid_target(name) if name in HYBRIDS else ROPE_TARGETS[name]())
+    assert not has_entries_per_token(target)
+    if name in HYBRIDS:
+        written(target, num_rows=9)
+    else:
+        # Their texts do depend on the longest of a batch.
+        assert written(fresh(target), temperature=0.9, num_rows=9).keys() == set(range(9))

@@ -27,10 +27,7 @@ class JoinedLayer(DynamicLayer):
         super().__init__()
         self.is_initialized, self.dtype, self.device = True, keys.dtype, keys.device
         self.num_items = self.start = self.end = 0
-        # What holds nothing is masked, but must be finite.
-        self.buffers = [
-            entries.new_zeros(most_items, entries.shape[1], 0, entries.shape[3]) for entries in (keys, values)
-        ]
+        self.buffers = [_zeros(entries, most_items, 0, which) for which, entries in enumerate((keys, values))]
         self.append(keys, values)
 
     @property
@@ -95,10 +92,22 @@ class JoinedLayer(DynamicLayer):
         for which, buffer in enumerate(self.buffers):
             used = self._used(which)
             fits = columns <= buffer.shape[2]
-            new = buffer if fits else buffer.new_zeros(*buffer.shape[:2], columns, buffer.shape[3])
+            new = buffer if fits else _zeros(buffer, buffer.shape[0], columns, which)
             new[: self.num_items, :, num_before - used.shape[2] : num_before] = used.clone() if fits else used
             self.buffers[which] = new
         self.start, self.end = num_before - (self.end - self.start), num_before
+
+
+def _zeros(entries: torch.Tensor, num_items: int, num_columns: int, which: int) -> torch.Tensor:
+    """A buffer `(items, heads, columns, head_dim)` for keys (0) or values (1).
+
+    What holds nothing is masked, but must be finite.
+    """
+    heads, size = entries.shape[1], entries.shape[3]
+    if which == 0 and entries.device.type == "cpu":
+        # A query is multiplied by all keys of a head in half the time if these stand side by side.
+        return entries.new_zeros(num_items, heads, size, num_columns).transpose(2, 3)
+    return entries.new_zeros(num_items, heads, num_columns, size)
 
 
 class JoinedCache(Cache):

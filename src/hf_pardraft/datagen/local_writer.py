@@ -1,6 +1,7 @@
 """Answers that the target writes here, in batches that are filled up as texts come to their ends."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import (
 
 from ..training.data.chat import Conversation
 from ..training.data.formats import template_inputs
+from .cpu_products import CpuProducts
 from .draws import ItemDraws, Nucleus
 from .joined_cache import has_entries_per_token
 from .refilled_batch import EnoughEnded, Item, RefilledBatch
@@ -44,6 +46,7 @@ class LocalWriter:
         batch_size: rows that are written at once.
         seed: of the samples.
         template_kwargs: what the chat template takes besides messages.
+        pack_weights: whether a target on a CPU multiplies by packed copies of its weights, which take as much memory again.
 
     Attributes:
         num_tokens: how many it has written so far.
@@ -60,6 +63,7 @@ class LocalWriter:
         batch_size: int = 8,
         seed: int = 0,
         template_kwargs: dict[str, Any] | None = None,
+        pack_weights: bool = True,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -67,6 +71,7 @@ class LocalWriter:
         self.target, self.tokenizer, self.drafter = target.eval(), tokenizer, drafter
         self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
         self.batch_size, self.seed, self.template_kwargs = batch_size, seed, template_kwargs or {}
+        self.pack_weights = pack_weights
         self.num_tokens = 0
         self.end_ids = end_token_ids(target, tokenizer)
         pad = tokenizer.pad_token_id
@@ -154,12 +159,15 @@ class LocalWriter:
             options["stopping_criteria"] = StoppingCriteriaList([enough])
         if cache is not None:
             options["past_key_values"] = cache
-        written = self.target.generate(
-            torch.tensor(padded, device=device),
-            attention_mask=torch.tensor(real, device=device),
-            generation_config=self._generation_config(max_new_tokens),
-            **options,
-        )
+        # Drafted rounds have ways of their own.
+        is_plain_on_cpu = device.type == "cpu" and self.drafter is None
+        with CpuProducts(self.pack_weights) if is_plain_on_cpu else nullcontext():
+            written = self.target.generate(
+                torch.tensor(padded, device=device),
+                attention_mask=torch.tensor(real, device=device),
+                generation_config=self._generation_config(max_new_tokens),
+                **options,
+            )
         return [self.up_to_end(ids) for ids in written[:, length:].tolist()]
 
     def up_to_end(self, ids: list[int]) -> list[int]:

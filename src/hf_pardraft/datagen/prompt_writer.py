@@ -114,6 +114,7 @@ class PromptWriter(LocalWriter):
             batch_size=writer.batch_size,
             seed=writer.seed,
             template_kwargs=writer.template_kwargs,
+            pack_weights=writer.pack_weights,
         )
         self.turns = UserTurns(writer.tokenizer, writer.template_kwargs)
         self.openings = [[{"role": "system", "content": text}] if text else [] for text in sampling.systems or ("",)]

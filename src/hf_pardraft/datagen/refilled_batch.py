@@ -10,7 +10,7 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from .joined_cache import JoinedCache, holds
 
 # Prompts are read in groups of about so many tokens: more at once are not read sooner, but take memory.
-TOKENS_AT_ONCE = 1024
+TOKENS_AT_ONCE = 512
 # A batch goes on until this share of its items is at an end: each stop costs some milliseconds, and ended items their steps.
 SHARE_ENDED = 1 / 16
 # The same where a batch that goes on has to read its texts again, and the size below which that doesn't pay.

@@ -1,0 +1,138 @@
+"""Weights of linear layers in oneDNN's layout, in which a CPU reads a few tokens in little more time than one.
+
+A packed copy belongs to a parameter, whoever multiplies by it: all compiled shapes, the target's head and a drafter that borrows
+it. It is made when it is first needed, made again when the parameter has changed, and goes when the parameter goes.
+"""
+
+import functools
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+# Below that many elements a weight is in the processor's caches, and a call of oneDNN costs more than it saves.
+FEWEST_ELEMENTS = 1 << 16
+# The layout is chosen for a number of tokens. For one it would be no layout of its own; from two on it is the same for all.
+NUM_TOKENS = 16
+# Rows are compared in such parts.
+WORD_BYTES = 8
+
+_library = torch.library.Library("hf_pardraft", "DEF")
+_library.define("linear(Tensor input, Tensor weight, Tensor? bias, bool transposed) -> Tensor")
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """What was packed of a parameter.
+
+    Attributes:
+        weight: in oneDNN's layout.
+        state: of the parameter then, see [`_state`].
+        fingerprint: of the parameter then, see [`_fingerprint`].
+        parameter: forgets this copy when it goes.
+    """
+
+    weight: torch.Tensor
+    state: tuple
+    fingerprint: torch.LongTensor
+    parameter: weakref.ref
+
+
+# By the parameter's id, and whether it was transposed.
+_packed: dict[tuple[int, bool], PackedWeight] = {}
+
+
+def can_pack(weight: torch.Tensor) -> bool:
+    """Whether a matrix on a CPU is worth packing, and its oneDNN can multiply by it."""
+    return (
+        weight.ndim == 2
+        and weight.device.type == "cpu"
+        and weight.numel() >= FEWEST_ELEMENTS
+        and weight.shape[1] * weight.element_size() % WORD_BYTES == 0
+        and torch.backends.mkldnn.is_available()
+        and _is_supported(weight.dtype)
+    )
+
+
+@functools.lru_cache
+def _is_supported(dtype: torch.dtype) -> bool:
+    checks = {
+        torch.float32: lambda: True,
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return dtype in checks and checks[dtype]()
+
+
+def forget_changed(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Drop the packed copies of parameters that have changed since.
+
+    A change that torch counts is seen in every forward. What is written to `parameter.data` is not counted, so that all packed
+    parameters are read here, once a call of `generate`.
+    """
+    for parameter in parameters:
+        for transposed in (False, True):
+            known = _packed.get((id(parameter), transposed))
+            if known and not (
+                known.state == _state(parameter) and torch.equal(known.fingerprint, _fingerprint(parameter))
+            ):
+                del _packed[id(parameter), transposed]
+
+
+def forget(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Drop the packed copies of some parameters."""
+    for parameter in parameters:
+        for transposed in (False, True):
+            _packed.pop((id(parameter), transposed), None)
+
+
+def _pack(parameter: torch.nn.Parameter, transposed: bool) -> PackedWeight:
+    matrix = parameter.detach()
+    packed = torch.ops.mkldnn._reorder_linear_weight((matrix.t() if transposed else matrix).contiguous(), NUM_TOKENS)
+    key = id(parameter), transposed
+    reference = weakref.ref(parameter, lambda _: _packed.pop(key, None))
+    _packed[key] = PackedWeight(packed, _state(parameter), _fingerprint(parameter), reference)
+    return _packed[key]
+
+
+def _state(parameter: torch.nn.Parameter) -> tuple:
+    """What differs when a parameter has other memory, or torch has counted a change."""
+    # Inference tensors count none.
+    version = None if parameter.is_inference() else parameter._version
+    return version, parameter.data_ptr(), parameter.shape, parameter.dtype
+
+
+def _fingerprint(parameter: torch.nn.Parameter) -> torch.LongTensor:
+    """A number for each row, of its bits: a change of 8 bytes or fewer alters it surely, any other with odds of 2^64 to 1."""
+    words = parameter.detach().contiguous().view(torch.int64)
+    return words @ _factors(words.shape[1])
+
+
+@functools.lru_cache(maxsize=64)
+def _factors(count: int) -> torch.LongTensor:
+    """`(count,)` odd numbers, the same ones always: what is not 0 modulo 2^64 is not 0 when multiplied by one of them."""
+    generator = torch.Generator().manual_seed(count)
+    return torch.randint(-(1 << 62), 1 << 62, (count,), generator=generator) * 2 + 1
+
+
+def _linear(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool) -> torch.Tensor:
+    """`(tokens, out)`, from `(tokens, in)` and a weight of `(out, in)`, or of `(in, out)` if `transposed`."""
+    if not isinstance(weight, torch.nn.Parameter):
+        # It may be another one each time.
+        return torch.nn.functional.linear(tokens, weight.t() if transposed else weight, bias)
+    known = _packed.get((id(weight), transposed))
+    if known is None or known.state != _state(weight):
+        known = _pack(weight, transposed)
+    return torch.ops.mkldnn._linear_pointwise(tokens, known.weight, bias, "none", [], "")
+
+
+_library.impl("linear", _linear, "CPU")
+
+
+@torch.library.register_fake("hf_pardraft::linear", lib=_library)
+def _(tokens, weight, bias, transposed):
+    return tokens.new_empty(tokens.shape[0], weight.shape[1 if transposed else 0])
+
+
+linear = torch.ops.hf_pardraft.linear.default
