@@ -10,7 +10,7 @@ from transformers import DynamicCache
 from hf_pardraft.datagen.cpu_products import CpuProducts
 from hf_pardraft.datagen.joined_cache import JoinedCache, has_entries_per_token
 from hf_pardraft.datagen.local_writer import LocalWriter
-from hf_pardraft.datagen.refilled_batch import Item
+from hf_pardraft.datagen.refilled_batch import Item, RefilledBatch
 from tiny_models import ARCHITECTURES, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
 from unusual_targets import HYBRIDS, ROPE_TARGETS, fresh, hybrid_target
@@ -33,8 +33,10 @@ def with_ends(target):
     return target
 
 
-def written(target, temperature=0.0, batch_size=4, joins_caches=None, num_rows=19) -> dict[int, list[int]]:
-    """What follows prompts of many lengths, by row."""
+def written(
+    target, temperature=0.0, batch_size=4, joins_caches=None, num_rows=19, beginnings=((),)
+) -> dict[int, list[int]]:
+    """What follows prompts of many lengths, by row; they have one of some beginnings each."""
     writer = LocalWriter(
         target, tiny_chat_tokenizer(), temperature=temperature, top_p=0.9, max_tokens=MOST, batch_size=batch_size
     )
@@ -45,6 +47,7 @@ def written(target, temperature=0.0, batch_size=4, joins_caches=None, num_rows=1
     prompts = [
         torch.randint(3, target.config.vocab_size, (length,), generator=generator).tolist() for length in lengths
     ]
+    prompts = [[*beginnings[row % len(beginnings)], *ids] for row, ids in enumerate(prompts)]
     waiting = [Item(row, prompt, MOST - row % 3, seed=row) for row, prompt in enumerate(prompts)]
     texts = {}
     while waiting or batch.items:
@@ -84,13 +87,47 @@ def test_a_refilled_batch_writes_what_each_text_would_be_alone_in_fewer_forwards
     assert num_read[0] < 0.8 * num_read[1]
 
 
+def test_what_prompts_begin_with_is_read_once(monkeypatch):
+    target = ending_target("qwen3")
+    num_read, forward = [], type(target).forward
+
+    @functools.wraps(forward)
+    def counting(self, input_ids=None, **options):
+        num_read[-1] += input_ids.numel() if input_ids.shape[1] > 1 else 0
+        return forward(self, input_ids=input_ids, **options)
+
+    monkeypatch.setattr(type(target), "forward", counting)
+    # Too short to be read by itself, long, and another that begins in the same way.
+    for beginnings, most in (((range(3, 6),), 1.0), ((range(3, 103),), 0.3), ((range(3, 103), range(3, 83)), 0.5)):
+        monkeypatch.setattr(RefilledBatch, "_num_shared", lambda self, group: 0)
+        num_read.append(0)
+        apart = written(target, temperature=0.9, beginnings=beginnings)
+        monkeypatch.undo()
+        monkeypatch.setattr(type(target), "forward", counting)
+        num_read.append(0)
+        assert written(target, temperature=0.9, beginnings=beginnings) == apart
+        assert num_read[-1] <= most * num_read[-2]
+        written(target, beginnings=beginnings)
+    # Whole prompts that are the same leave a token to be read.
+    monkeypatch.setattr(type(target), "forward", forward)
+    writer = LocalWriter(target, tiny_chat_tokenizer(), temperature=0.0, max_tokens=MOST, batch_size=3)
+    batch, waiting = writer.new_batch(), [Item(row, [*range(3, 30)], MOST, seed=row) for row in range(5)]
+    texts = []
+    while waiting or batch.items:
+        batch.refill(waiting)
+        texts += [item.written for item in batch.write_on()]
+    alone = target.generate(torch.tensor([[*range(3, 30)]]), max_new_tokens=MOST, do_sample=False, pad_token_id=0)
+    assert texts == [alone[0, 27:].tolist()] * 5
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_targets_of_many_kinds_write_the_same_text(architecture):
     """Some have windows of 6 tokens, some experts, some attention sinks."""
     target = ending_target(architecture)
     assert has_entries_per_token(target)
-    written(target, num_rows=9)
-    written(target, temperature=0.9, num_rows=9)
+    for beginnings in ([()], [range(3, 33)]):
+        written(target, num_rows=9, beginnings=beginnings)
+        written(target, temperature=0.9, num_rows=9, beginnings=beginnings)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -107,7 +144,7 @@ def test_steps_on_a_cpu_are_those_of_the_target_to_rounding(attention, dtype):
         cache = DynamicCache()
         with torch.no_grad(), context:
             target(ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions[:, :-1], past_key_values=cache)
-            cache = JoinedCache(cache, 3)
+            cache = JoinedCache(cache, 3, [8] * 3, num_shared=0)
             step = target(ids[:, -1:], attention_mask=mask, position_ids=positions[:, -1:], past_key_values=cache)
         logits.append(step.logits.float())
     tolerance = 1e-4 if dtype == torch.float32 else 0.25

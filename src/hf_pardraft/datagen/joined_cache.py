@@ -7,8 +7,10 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, get_layer_types_and_kwargs
 
-# Layers with one entry per token. Those with a window see what is in it, since their masks say so, and keep the rest.
-ENTRIES_PER_TOKEN = {"full_attention", "sliding_attention"}
+# Layers that see all entries, of which there is one per token. Those with a window are told by their masks what is in it, and
+# keep the rest.
+SEE_ALL = {"full_attention"}
+ENTRIES_PER_TOKEN = {*SEE_ALL, "sliding_attention"}
 # Columns for new entries, when there have to be more: all are copied then, and that is to cost less than the steps.
 MORE_COLUMNS = 128
 
@@ -19,16 +21,18 @@ class JoinedLayer(DynamicLayer):
     To transformers it is a `DynamicLayer` of a batch that is padded on the left.
 
     Args:
-        keys, values: `(items, heads, columns, head_dim)`, of the first items.
         most_items: that there will be.
+        keys, values, lengths, num_shared: of the first items, see [`append`].
     """
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, most_items: int) -> None:
+    def __init__(
+        self, most_items: int, keys: torch.Tensor, values: torch.Tensor, lengths: list[int], num_shared: int
+    ) -> None:
         super().__init__()
         self.is_initialized, self.dtype, self.device = True, keys.dtype, keys.device
         self.num_items = self.start = self.end = 0
         self.buffers = [_zeros(entries, most_items, 0, which) for which, entries in enumerate((keys, values))]
-        self.append(keys, values)
+        self.append(keys, values, lengths, num_shared)
 
     @property
     def keys(self) -> torch.Tensor | None:
@@ -57,14 +61,23 @@ class JoinedLayer(DynamicLayer):
             buffer[: self.num_items, :, self.end - num_new : self.end] = new
         return self.keys, self.values
 
-    def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Add items, whose entries `(items, heads, columns, head_dim)` are padded on the left."""
-        num_new, columns = keys.shape[0], keys.shape[2]
+    def append(self, keys: torch.Tensor, values: torch.Tensor, lengths: list[int], num_shared: int) -> None:
+        """Add items.
+
+        Args:
+            keys, values: `(items, heads, columns, head_dim)` entries, which end at the last column.
+            lengths: how many entries each item has.
+            num_shared: how many of them are in the first columns, before an item's padding.
+        """
+        num_before, columns = self.num_items, keys.shape[2]
         self._make_room(max(columns, self.end - self.start), 0)
-        self.start = min(self.start, self.end - columns)
+        self.num_items += len(lengths)
         for buffer, new in zip(self.buffers, (keys, values), strict=True):
-            buffer[self.num_items : self.num_items + num_new, :, self.end - columns : self.end] = new
-        self.num_items += num_new
+            buffer[num_before : self.num_items, :, self.end - columns : self.end] = new
+            for item, length in enumerate(lengths if num_shared else []):
+                first = self.end - length
+                buffer[num_before + item, :, first : first + num_shared] = new[item, :, :num_shared]
+        self.start = min(self.start, self.end - columns)
 
     def remove(self, item: int) -> None:
         """Remove an item; the last one takes its place."""
@@ -114,17 +127,19 @@ class JoinedCache(Cache):
     """A cache of [`JoinedLayer`].
 
     Args:
-        cache: of the first items, padded on the left.
+        cache: of the first items.
         most_items: that there will be.
+        lengths, num_shared: of the first items, see [`append`].
     """
 
-    def __init__(self, cache: DynamicCache, most_items: int) -> None:
-        super().__init__(layers=[JoinedLayer(layer.keys, layer.values, most_items) for layer in cache.layers])
+    def __init__(self, cache: DynamicCache, most_items: int, lengths: list[int], num_shared: int) -> None:
+        layers = [JoinedLayer(most_items, layer.keys, layer.values, lengths, num_shared) for layer in cache.layers]
+        super().__init__(layers=layers)
 
-    def append(self, cache: DynamicCache) -> None:
-        """Add the items of another cache."""
+    def append(self, cache: DynamicCache, lengths: list[int], num_shared: int) -> None:
+        """Add the items of another cache, which have entries of `lengths`, `num_shared` of them before their padding."""
         for layer, other in zip(self.layers, cache.layers, strict=True):
-            layer.append(other.keys, other.values)
+            layer.append(other.keys, other.values, lengths, num_shared)
 
     def remove(self, item: int) -> None:
         """Remove an item; the last one takes its place."""
@@ -153,6 +168,11 @@ def has_entries_per_token(target: PreTrainedModel) -> bool:
     depends_on_others = bool({"dynamic", "longrope"} & kinds)
     layer_types, _ = get_layer_types_and_kwargs(config)
     return takes_positions and not depends_on_others and set(layer_types) <= ENTRIES_PER_TOKEN
+
+
+def may_have_gaps(target: PreTrainedModel) -> bool:
+    """Whether the columns between two tokens mean nothing to a target whose cache [`has_entries_per_token`]."""
+    return set(get_layer_types_and_kwargs(target.config)[0]) <= SEE_ALL
 
 
 def holds(cache: DynamicCache, num_items: int, num_columns: int) -> bool:

@@ -20,7 +20,7 @@ from ..training.data.chat import Conversation
 from ..training.data.formats import template_inputs
 from .cpu_products import CpuProducts
 from .draws import ItemDraws, Nucleus
-from .joined_cache import has_entries_per_token
+from .joined_cache import has_entries_per_token, may_have_gaps
 from .refilled_batch import EnoughEnded, Item, RefilledBatch
 from .rewriting import Answer, Rewrite, check_sampling
 
@@ -103,9 +103,15 @@ class LocalWriter:
 
     def new_batch(self) -> RefilledBatch:
         """An empty batch."""
-        joins_caches = has_entries_per_token(self.target)
-        # Drafters are measured by rounds, and have a schedule of their own.
-        return RefilledBatch(self._generate, self.is_ended, self.batch_size, joins_caches, refills=self.drafter is None)
+        return RefilledBatch(
+            self._generate,
+            self.is_ended,
+            self.batch_size,
+            joins_caches=has_entries_per_token(self.target),
+            shares_beginnings=may_have_gaps(self.target),
+            # Drafters are measured by rounds, and have a schedule of their own.
+            refills=self.drafter is None,
+        )
 
     def item(self, rewrite: Rewrite) -> Item:
         """The next answer of a row, to be written.
@@ -146,13 +152,17 @@ class LocalWriter:
 
     @torch.no_grad()
     def _generate(
-        self, items: list[Item], max_new_tokens: int, num_enough: int, cache: Cache | None
+        self, items: list[Item], max_new_tokens: int, num_enough: int, cache: Cache | None, num_shared: int
     ) -> list[list[int]]:
         """What follows some texts, for each up to the token that ends it, and with it; see [`RefilledBatch`]."""
         device, texts = self.target.device, [item.ids for item in items]
         length = max(map(len, texts))
-        padded = [[self.pad_id] * (length - len(ids)) + ids for ids in texts]
-        real = [[0] * (length - len(ids)) + [1] * len(ids) for ids in texts]
+        missing = [length - len(ids) for ids in texts]
+        padded = [
+            ids[:num_shared] + [self.pad_id] * count + ids[num_shared:]
+            for ids, count in zip(texts, missing, strict=True)
+        ]
+        real = [[1] * num_shared + [0] * count + [1] * (length - num_shared - count) for count in missing]
         options = self._sampling(items)
         if self.drafter is None:
             enough = EnoughEnded(self.end_ids, num_enough, self._item_criteria(), device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ SHARE_ENDED = 1 / 16
 # The same where a batch that goes on has to read its texts again, and the size below which that doesn't pay.
 SHARE_ENDED_REREAD = 1 / 2
 FEW_ITEMS = 4
+# A beginning of fewer tokens that prompts have in common is read with each of them.
+FEWEST_SHARED = 8
 
 
 @dataclass(eq=False)
@@ -68,9 +71,9 @@ class EnoughEnded(StoppingCriteria):
         return self._ended | (self._ended.sum() >= self.enough)
 
 
-# Writes on: items, most new tokens, how many ended items are enough, the items' cache (`None`: they are read anew). Returns the
-# new tokens of each item.
-Generate = Callable[[list[Item], int, int, Any], list[list[int]]]
+# Writes on: items, most new tokens, how many ended items are enough, the items' cache (`None`: they are read anew), and how many
+# of their first tokens that holds before their padding. Returns the new tokens of each item.
+Generate = Callable[[list[Item], int, int, Any, int], list[list[int]]]
 
 
 class RefilledBatch:
@@ -83,6 +86,7 @@ class RefilledBatch:
         is_ended: whether an item is at its end.
         most_items: of the batch.
         joins_caches: whether the target's cache holds entries per token only.
+        shares_beginnings: whether these may be apart, so that what prompts begin with is read once.
         refills: if not, other items come in when all are at their ends.
 
     Attributes:
@@ -95,18 +99,21 @@ class RefilledBatch:
         is_ended: Callable[[Item], bool],
         most_items: int,
         joins_caches: bool = True,
+        shares_beginnings: bool = True,
         refills: bool = True,
     ) -> None:
         self.generate, self.is_ended = generate, is_ended
         self.most_items, self.joins_caches, self.refills = most_items, joins_caches and refills, refills
         self.items: list[Item] = []
         self.cache: JoinedCache | None = None
+        self.shares_beginnings = shares_beginnings
+        self.beginning: tuple[list[int], DynamicCache] = ([], DynamicCache())
 
     def refill(self, waiting: list[Item]) -> None:
         """Take in items from those that are `waiting`, as many as there is room for, the longest first."""
         if self.items and not self.refills:
             return
-        waiting.sort(key=lambda item: len(item.prompt))
+        waiting.sort(key=lambda item: (len(item.prompt), item.prompt))
         newcomers = [waiting.pop() for _ in range(min(self.most_items - len(self.items), len(waiting)))]
         if not self.joins_caches:
             self.items += newcomers
@@ -121,7 +128,7 @@ class RefilledBatch:
         """Write until some items are at their ends; these leave the batch."""
         if not any(self.is_ended(item) for item in self.items):
             most = min(item.room - len(item.written) for item in self.items)
-            self._add(self.items, self.generate(self.items, most, self._enough(), self._trimmed_cache()))
+            self._add(self.items, self.generate(self.items, most, self._enough(), self._trimmed_cache(), 0))
         return self._without_ended()
 
     def _read(self, group: list[Item]) -> None:
@@ -129,16 +136,41 @@ class RefilledBatch:
         if not self.joins_caches:
             self.items += group
             return
-        cache, columns = DynamicCache(), max(len(item.prompt) for item in group)
-        self._add(group, self.generate(group, 1, len(group), cache))
-        if not holds(cache, len(group), columns):
+        num_shared = self._num_shared(group)
+        cache, lengths = self._beginning_of(group, num_shared), [len(item.prompt) for item in group]
+        self._add(group, self.generate(group, 1, len(group), cache, num_shared))
+        if not holds(cache, len(group), max(lengths)):
             self.joins_caches, self.cache = False, None
         elif self.cache is None:
-            self.cache = JoinedCache(cache, self.most_items)
+            self.cache = JoinedCache(cache, self.most_items, lengths, num_shared)
         else:
             self._trimmed_cache()
-            self.cache.append(cache)
+            self.cache.append(cache, lengths, num_shared)
         self.items += group
+
+    def _num_shared(self, group: list[Item]) -> int:
+        """How many tokens that the prompts of a group begin with are not read for each of them; they are read now if need be."""
+        if not self.shares_beginnings:
+            return 0
+        # Of each prompt a token has to be read.
+        ids = common_beginning([item.prompt[:-1] for item in group])
+        known = len(common_beginning([ids, self.beginning[0]]))
+        if len(ids) > 2 * known and len(ids) >= FEWEST_SHARED and len(group) > 1:
+            self.beginning = (ids, DynamicCache())
+            self.generate([Item(None, ids, 1, 0)], 1, 1, self.beginning[1], 0)
+            known = len(ids) if holds(self.beginning[1], 1, len(ids)) else 0
+        return known if known >= FEWEST_SHARED else 0
+
+    def _beginning_of(self, group: list[Item], num_shared: int) -> DynamicCache:
+        """A cache of a group that holds what its prompts begin with."""
+        cache = DynamicCache()
+        if num_shared:
+            for index, layer in enumerate(self.beginning[1].layers):
+                keys, values = (
+                    part[:, :, :num_shared].expand(len(group), -1, -1, -1) for part in (layer.keys, layer.values)
+                )
+                cache.update(keys, values, index)
+        return cache
 
     def _trimmed_cache(self) -> JoinedCache | None:
         """The cache, without columns that no item uses."""
@@ -168,3 +200,8 @@ class RefilledBatch:
                 if self.cache is not None:
                     self.cache.remove(place)
         return ended
+
+
+def common_beginning(texts: list[list[int]]) -> list[int]:
+    """The tokens that all texts begin with."""
+    return [tokens[0] for tokens in takewhile(lambda tokens: len({*tokens}) == 1, zip(*texts, strict=False))]
