@@ -226,6 +226,7 @@ SHOWN_ARROWS = (
     ("evaluation", "generation"),
     ("services", "hub"),
     ("datagen", "training"),
+    ("datagen", "generation"),
     ("generation", "ngram"),
     ("user_input", "auto"),
     ("auto", "checkpoints"),
@@ -248,6 +249,11 @@ def draw_import(picture: Drawing, start: str, end: str) -> None:
     if y == to_y:
         middle = y + FOLDER_HEIGHT / 2
         picture.line([(x, middle), (to_x + to_width + 2, middle)], arrow=True)
+        return
+    if x >= to_x + to_width:
+        # Around what stands between them.
+        out, down = y + FOLDER_HEIGHT - 10, to_y + FOLDER_HEIGHT / 2
+        picture.line([(x, out), (x - 8, out), (x - 8, down), (to_x + to_width + 2, down)], arrow=True)
         return
     # Straight down, from the middle of the narrower one.
     middle = x + width / 2 if width <= to_width else to_x + to_width / 2

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import in_process
-from hf_pardraft.datagen.local_writer import ItemNoise, LocalWriter
+from hf_pardraft.datagen.draws import ItemDraws
+from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.regenerate import Shard, regenerate
 from hf_pardraft.datagen.resumable_jsonl import ResumableJsonl
 from hf_pardraft.datagen.rewriting import Answer, Rewrite
@@ -149,11 +150,14 @@ def test_a_drafter_samples_too(target, tokenizer, tmp_path):
     assert regenerate(conversations(4), tmp_path / "out.jsonl", writer, "tiny", progress=False).num_written == 4
 
 
-def test_noise_makes_the_largest_score_a_sample_of_the_law():
-    scores = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(20000, 1)
-    noisy = ItemNoise(list(range(20000)), scores.device)(None, scores)
-    shares = torch.bincount(noisy.argmax(dim=1), minlength=4) / 20000
-    torch.testing.assert_close(shares, torch.tensor([0.5, 0.3, 0.15, 0.05]), atol=0.015, rtol=0)
+def test_the_token_that_is_left_is_a_sample_of_the_law():
+    law = torch.tensor([0.0, 0.5, 0.3, 0.0, 0.15, 0.05, 0.0])
+    generators = [torch.Generator().manual_seed(seed) for seed in range(20000)]
+    drawn = ItemDraws(generators)(None, law.log().repeat(20000, 1))
+    assert torch.equal(drawn.isfinite().sum(dim=1), torch.ones(20000, dtype=torch.long))
+    shares = torch.bincount(drawn.argmax(dim=1), minlength=7) / 20000
+    torch.testing.assert_close(shares, law, atol=0.015, rtol=0)
+    assert not shares[law == 0].any()
 
 
 def test_answers_that_were_cut_off_teach_no_end(target, tokenizer, tmp_path):

@@ -10,8 +10,9 @@ from transformers import TopPLogitsWarper
 
 import in_process
 from hf_pardraft.cli import regenerate as regenerate_commands
-from hf_pardraft.datagen import local_writer, self_prompts
-from hf_pardraft.datagen.local_writer import LocalWriter, Nucleus
+from hf_pardraft.datagen import self_prompts
+from hf_pardraft.datagen.draws import Nucleus
+from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.prompt_writer import PromptSampling, PromptWriter, UserTurn, gist, refusal
 from hf_pardraft.datagen.regenerate import Shard
 from hf_pardraft.datagen.resumable_jsonl import ResumableJsonl
@@ -205,7 +206,8 @@ def test_a_text_can_end_a_message(target, tokenizer, tmp_path):
     )
     writer = PromptWriter(local(target, ended), PromptSampling(max_tokens=40))
     assert writer.turns.end == TurnEnd(None, "e")
-    prompts = writer.ask([UserTurn(index, [], "prompt") for index in range(12)])
+    prompts = [prompt for _, prompt in writer.ask([UserTurn(index, [], "prompt") for index in range(12)])]
+    assert len(prompts) == 12
     assert all("e" not in prompt.text for prompt in prompts)
     assert sum(prompt.is_whole for prompt in prompts) > 6
     # Tokens after the text that ends it were not even sampled: some token with an "e" is the last one of each.
@@ -224,8 +226,8 @@ def check_dialogues(rows: list[dict], max_turns: int) -> None:
 
 
 def test_dialogues_are_written_alike_in_any_batch_and_after_any_interruption(target, tokenizer, tmp_path, monkeypatch):
-    whole = tmp_path / "whole.jsonl"
-    result = write(whole, target, tokenizer, batch_size=8)
+    whole, talkative = tmp_path / "whole.jsonl", replace(SAMPLING, more_turns=1.0)
+    result = write(whole, target, tokenizer, sampling=talkative, batch_size=8)
     assert (result.num_rows, result.num_before, result.num_written, result.failed) == (8, 0, 8, {})
     assert result.num_tokens > 0
     expected = by_index(whole)
@@ -244,7 +246,7 @@ def test_dialogues_are_written_alike_in_any_batch_and_after_any_interruption(tar
     broken, interruptions = tmp_path / "broken.jsonl", 0
     for _ in range(40):
         try:
-            result = write(broken, target, tokenizer, batch_size=2)
+            result = write(broken, target, tokenizer, sampling=talkative, batch_size=2)
             break
         except KeyboardInterrupt:
             interruptions += 1
@@ -253,7 +255,7 @@ def test_dialogues_are_written_alike_in_any_batch_and_after_any_interruption(tar
     assert by_index(broken) == expected
     prompts = read(tmp_path / ".broken.jsonl.prompts")
     assert [row["index"] for row in prompts] == list(range(len(prompts)))
-    assert write(broken, target, tokenizer).num_written == 0
+    assert write(broken, target, tokenizer, sampling=talkative).num_written == 0
 
 
 def test_a_larger_number_adds_to_what_is_there(target, tokenizer, tmp_path):
@@ -293,7 +295,7 @@ def test_what_is_written_can_be_trained_on(target, tokenizer, tmp_path):
 def test_a_user_goes_on_until_an_answer_is_cut_off_or_the_turns_are_over(target, tokenizer, tmp_path):
     path = tmp_path / "out.jsonl"
     always = PromptSampling(max_tokens=60, more_turns=1.0, max_turns=3)
-    write(path, target, tokenizer, count=16, sampling=always, max_tokens=10)
+    write(path, target, tokenizer, count=32, sampling=always, max_tokens=6)
     rows = by_index(path)
     check_dialogues(rows, max_turns=3)
     lengths = Counter(len(row["messages"]) for row in rows)
@@ -348,7 +350,7 @@ def test_system_messages_steer_prompts_and_answers_do_not_see_them(target, token
         PromptWriter(local(target, refusing), sampling)
 
 
-def test_prompts_follow_the_law_of_their_temperature_and_top_p(target, tokenizer):
+def test_prompts_follow_the_law_of_their_temperature_and_top_p(target, tokenizer, monkeypatch):
     """First tokens of many prompts have the shares that one forward says."""
     sampling = PromptSampling(temperature=0.7, top_p=0.8, max_tokens=1)
     writer = PromptWriter(local(target, tokenizer, batch_size=500), sampling)
@@ -356,20 +358,21 @@ def test_prompts_follow_the_law_of_their_temperature_and_top_p(target, tokenizer
     with torch.no_grad():
         scores = target(header).logits[:, -1].float() / 0.7
     law = TopPLogitsWarper(0.8)(None, scores).softmax(-1)[0]
-    header_ids = writer.prompt_ids(writer.first_turn(0))
-    drawn = writer.write_tokens([header_ids] * 4000, [writer.first_turn(n).seed(0) for n in range(4000)])
-    shares = torch.bincount(torch.tensor([ids[0] for ids in drawn]), minlength=320) / 4000
+    drawn = []
+    monkeypatch.setattr(PromptWriter, "answer_of", lambda self, ids, prompt: drawn.append(ids[0]))
+    assert len(list(writer.ask([writer.first_turn(number) for number in range(4000)]))) == 4000
+    shares = torch.bincount(torch.tensor(drawn), minlength=320) / 4000
     torch.testing.assert_close(shares, law, atol=0.03, rtol=0)
 
 
 def test_a_target_that_repeats_itself_is_given_up_once_its_prompts_are_answered(
     target, tokenizer, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(self_prompts, "PATIENCE", 12)
+    monkeypatch.setattr(self_prompts, "PATIENCE", 48)
     # Only three prompts are told apart.
     monkeypatch.setattr(self_prompts, "gist", lambda text: str(len(text) % 3))
     path, few = tmp_path / "out.jsonl", PromptSampling(max_tokens=24, more_turns=0.0)
-    with pytest.raises(ValueError, match=r"hardly any of the last 12 prompts.*3 in all; not used: .*duplicate"):
+    with pytest.raises(ValueError, match=r"hardly any of the last 48 prompts.*3 in all; not used: .*duplicate"):
         write(path, target, tokenizer, count=40, sampling=few)
     prompts = read(tmp_path / ".out.jsonl.prompts")
     used = [row["prompt"] for row in prompts if row["refused"] is None]
@@ -382,40 +385,15 @@ def test_a_target_that_repeats_itself_is_given_up_once_its_prompts_are_answered(
             PromptSampling(**wrong)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_divided_batch_writes_what_a_whole_one_does_in_fewer_steps(target, tokenizer, temperature, monkeypatch):
-    prompts = [tokenizer("what is " * (n % 4 + 1), add_special_tokens=False)["input_ids"] for n in range(16)]
-    read_rows = []
-    target_forward = type(target).forward
-
-    def counting(self, input_ids=None, **options):
-        read_rows[-1] += input_ids.shape[0]
-        return target_forward(self, input_ids=input_ids, **options)
-
-    monkeypatch.setattr(type(target), "forward", counting)
-    written = []
-    for few_rows in (100, 4):
-        monkeypatch.setattr(local_writer, "FEW_ITEMS", few_rows)
-        read_rows.append(0)
-        writer = local(target, tokenizer, temperature=temperature, max_tokens=60)
-        written.append(writer.write_tokens(prompts, list(range(16))))
-    assert written[0] == written[1]
-    if temperature:
-        assert read_rows[1] < 0.8 * read_rows[0]
-    for prompt, ids in zip(prompts, written[1], strict=True):
-        assert len(ids) <= 60
-        assert IM_END not in ids[:-1]
-        if not temperature:
-            alone = target.generate(torch.tensor([prompt]), max_new_tokens=60, do_sample=False, pad_token_id=0)
-            assert alone[0, len(prompt) :].tolist() == ids
-
-
 @pytest.mark.parametrize("top_p", [0.1, 0.6, 0.95, 0.9999])
 def test_the_nucleus_is_that_of_transformers(top_p):
     torch.manual_seed(0)
     # The last law needs more than the tokens that are looked at first.
     scores = torch.cat([torch.randn(6, 3000) * 4, torch.zeros(2, 3000) + torch.arange(3000) * 1e-4])
-    assert torch.equal(Nucleus(top_p)(None, scores), TopPLogitsWarper(top_p)(None, scores))
+    found, expected = Nucleus(top_p)(None, scores), TopPLogitsWarper(top_p)(None, scores)
+    # Which token reaches top_p is a question of rounding.
+    differing = scores.softmax(-1).masked_fill(found == expected, 0.0)
+    assert bool((differing.sum(-1) < 1e-6).all())
     peaked = scores[:6] * 2
     assert torch.equal(Nucleus(top_p)(None, peaked), TopPLogitsWarper(top_p)(None, peaked))
 

@@ -68,6 +68,12 @@ def regenerate(
         str | None, typer.Option(help='JSON for the chat template, such as {"enable_thinking": false}.')
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that a local target writes at once.")] = 8,
+    pack_weights: Annotated[
+        bool,
+        typer.Option(
+            help="On a CPU, multiply by packed copies of the target's weights: faster, for as much memory again."
+        ),
+    ] = True,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests to a server at once.")] = 16,
     retries: Annotated[int, typer.Option(min=0, help="How often a request that failed is tried again.")] = 5,
     dtype: Dtype = "auto",
@@ -114,7 +120,7 @@ def regenerate(
     else:
         place = device_of_this_process(device)
         tokenizer, loaded, assistant = load_models(target, drafter, dtype, place, trust_remote_code)
-        writer = LocalWriter(loaded, tokenizer, assistant, batch_size=batch_size, **sampling)
+        writer = LocalWriter(loaded, tokenizer, assistant, batch_size=batch_size, pack_weights=pack_weights, **sampling)
     result = write(writer=writer)
     print_facts(describe_regeneration(result))
     if result.failed:

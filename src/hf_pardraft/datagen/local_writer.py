@@ -1,105 +1,38 @@
-"""Answers that the target writes here, in batches of prompts of about one length."""
+"""Answers that the target writes here, in batches that are filled up as texts come to their ends."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
 import torch
 from transformers import (
+    Cache,
     GenerationConfig,
-    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
-    TopPLogitsWarper,
 )
 
 from ..training.data.chat import Conversation
 from ..training.data.formats import template_inputs
+from .cpu_products import CpuProducts
+from .draws import ItemDraws, Nucleus
+from .joined_cache import has_entries_per_token, may_have_gaps
+from .refilled_batch import EnoughEnded, Item, RefilledBatch
 from .rewriting import Answer, Rewrite, check_sampling
 
-# How many batches' rows are sorted by length together.
-BATCHES_PER_WINDOW = 16
-# With fewer a step takes about as long as with one.
-FEW_ITEMS = 4
-# Most laws of a next token have all but a few percent in so many tokens.
-MANY_TOKENS = 1024
-
-
-class ItemNoise(LogitsProcessor):
-    """Makes the largest score a sample: Gumbel noise, from a generator per batch item, so that it is written alike in any batch.
-
-    argmax (s + g), with g from the standard Gumbel law, is a sample of softmax (s).
-
-    Args:
-        seeds: one per batch item.
-        device: of the scores.
-    """
-
-    def __init__(self, seeds: list[int], device: torch.device) -> None:
-        self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        noise = torch.empty_like(scores)
-        for item, generator in zip(noise, self.generators, strict=True):
-            item.exponential_(generator=generator)
-        return scores - noise.log()
-
-    def of(self, items: list[int]) -> "ItemNoise":
-        """The noise of some batch items, which goes on where it is."""
-        some = ItemNoise([], torch.device("cpu"))
-        some.generators = [self.generators[item] for item in items]
-        return some
-
-
-class Nucleus(LogitsProcessor):
-    """Top-p as `TopPLogitsWarper` has it, without sorting a vocabulary whose most likely tokens are enough: on a CPU a sort costs
-    as much as a small target's forward.
-
-    Args:
-        top_p: share of the law that is kept.
-    """
-
-    def __init__(self, top_p: float) -> None:
-        self.top_p, self.whole = top_p, TopPLogitsWarper(top_p)
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        likely, tokens = scores.topk(min(MANY_TOKENS, scores.shape[-1]))
-        shares = (likely - scores.logsumexp(dim=-1, keepdim=True)).exp()
-        share = shares.cumsum(dim=-1)
-        if bool((share[:, -1] < self.top_p).any()):
-            return self.whole(input_ids, scores)
-        # The token that reaches top_p is still kept.
-        kept = likely.masked_fill(share - shares >= self.top_p, -torch.inf)
-        return torch.full_like(scores, -torch.inf).scatter(-1, tokens, kept)
-
-
-class HalfDone(StoppingCriteria):
-    """Stops a batch once half of its items are at their ends.
-
-    Args:
-        end_ids: tokens that end a text.
-        device: of the batch.
-    """
-
-    def __init__(self, end_ids: set[int], device: torch.device) -> None:
-        self.end_ids = torch.tensor(sorted(end_ids), device=device)
-        self._done: torch.BoolTensor | None = None
-
-    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
-        ended = torch.isin(input_ids[:, -1], self.end_ids)
-        self._done = ended if self._done is None else self._done | ended
-        return (self._done.sum() * 2 >= len(ended)).expand(len(ended))
+# How many batches' rows are read ahead; those with the longest prompts are written first.
+BATCHES_AHEAD = 16
 
 
 class LocalWriter:
     """Writes answers with a model and `generate`.
 
-    With a temperature each row is sampled with noise of its own, which depends on the seed, the row's index and the turn, and
-    not on the batch; what a batch still changes is the rounding of its padded forwards. With a drafter a batch shares one
+    With a temperature each row is sampled with random numbers of its own, which depend on the seed, the row's index and the
+    turn, and not on the batch; what a batch still changes is the rounding of its forwards. With a drafter a batch shares one
     generator, so that only batches of the same rows are written alike. The target's `generation_config` says what ends a
     text; its sampling settings and penalties are not used.
 
@@ -109,11 +42,11 @@ class LocalWriter:
         drafter: to write sooner, if any.
         temperature: 0 is greedy.
         top_p: share of the law that is sampled from.
-        max_tokens: most tokens of an answer. One that meets the end of the target's context, with the longest prompt of its
-            batch, is cut off there, too.
+        max_tokens: most tokens of an answer. One that meets the end of the target's context is cut off there, too.
         batch_size: rows that are written at once.
         seed: of the samples.
         template_kwargs: what the chat template takes besides messages.
+        pack_weights: whether a target on a CPU multiplies by packed copies of its weights, which take as much memory again.
 
     Attributes:
         num_tokens: how many it has written so far.
@@ -130,6 +63,7 @@ class LocalWriter:
         batch_size: int = 8,
         seed: int = 0,
         template_kwargs: dict[str, Any] | None = None,
+        pack_weights: bool = True,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -137,6 +71,7 @@ class LocalWriter:
         self.target, self.tokenizer, self.drafter = target.eval(), tokenizer, drafter
         self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
         self.batch_size, self.seed, self.template_kwargs = batch_size, seed, template_kwargs or {}
+        self.pack_weights = pack_weights
         self.num_tokens = 0
         self.end_ids = end_token_ids(target, tokenizer)
         pad = tokenizer.pad_token_id
@@ -144,28 +79,56 @@ class LocalWriter:
         self.context = target.config.get_text_config(decoder=True).to_dict().get("max_position_embeddings")
 
     def write(self, rewrites: Iterable[Rewrite]) -> Iterator[Rewrite | tuple[Rewrite, Exception]]:
-        """Rows as they get done, or with what kept them from it. A window of rows is read ahead and sorted by length."""
-        rewrites = iter(rewrites)
-        while window := list(islice(rewrites, self.batch_size * BATCHES_PER_WINDOW)):
-            while window:
-                prompts = {}
-                for rewrite in window:
-                    try:
-                        prompts[rewrite.index] = self.prompt_ids(rewrite)
-                    except ValueError as error:
-                        yield rewrite, error
-                readable = [rewrite for rewrite in window if rewrite.index in prompts]
-                readable.sort(key=lambda rewrite: len(prompts[rewrite.index]), reverse=True)
-                window = []
-                for start in range(0, len(readable), self.batch_size):
-                    batch = readable[start : start + self.batch_size]
-                    answers = self.answer(batch, [prompts[rewrite.index] for rewrite in batch])
-                    for rewrite, answer in zip(batch, answers, strict=True):
-                        rewrite.add(answer)
-                        if rewrite.is_done:
-                            yield rewrite
-                        else:
-                            window.append(rewrite)
+        """Rows as they get done, or with what kept them from it."""
+        rewrites, batch, waiting = iter(rewrites), self.new_batch(), []
+        # Turns that follow those that have just been written.
+        following: list[Rewrite] = []
+        while True:
+            missing = self.batch_size * BATCHES_AHEAD - len(waiting) - len(following)
+            for rewrite in [*following, *islice(rewrites, max(0, missing))]:
+                try:
+                    waiting.append(self.item(rewrite))
+                except ValueError as error:
+                    yield rewrite, error
+            if not waiting and not batch.items:
+                return
+            following = []
+            batch.refill(waiting)
+            for rewrite, answer in self.written(batch):
+                rewrite.add(answer)
+                if rewrite.is_done:
+                    yield rewrite
+                else:
+                    following.append(rewrite)
+
+    def new_batch(self) -> RefilledBatch:
+        """An empty batch."""
+        return RefilledBatch(
+            self._generate,
+            self.is_ended,
+            self.batch_size,
+            joins_caches=has_entries_per_token(self.target),
+            shares_beginnings=may_have_gaps(self.target),
+            # Drafters are measured by rounds, and have a schedule of their own.
+            refills=self.drafter is None,
+        )
+
+    def item(self, rewrite: Rewrite) -> Item:
+        """The next answer of a row, to be written.
+
+        Raises:
+            ValueError: see [`prompt_ids`].
+        """
+        prompt = self.prompt_ids(rewrite)
+        room = self.max_tokens if self.context is None else min(self.max_tokens, self.context - len(prompt))
+        return Item(rewrite, prompt, room, rewrite.seed(self.seed))
+
+    def written(self, batch: RefilledBatch) -> Iterator[tuple[Rewrite, Answer]]:
+        """Rows whose next answers a batch has come to the ends of, and these."""
+        for item in batch.write_on():
+            self.num_tokens += len(item.written)
+            prompt = item.prompt if item.row.prompt_text is not None else []
+            yield item.row, self.answer_of(item.written, prompt)
 
     def prompt_ids(self, rewrite: Rewrite) -> list[int]:
         """The tokens that the target reads.
@@ -187,59 +150,43 @@ class LocalWriter:
         text = chat.render(chat.messages, add_generation_prompt=True)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def answer(self, batch: list[Rewrite], prompts: list[list[int]]) -> list[Answer]:
-        """The next answers of some rows."""
-        answers = self.write_tokens(prompts, [rewrite.seed(self.seed) for rewrite in batch])
-        self.num_tokens += sum(map(len, answers))
-        return [
-            self.answer_of(ids, prompt if rewrite.prompt_text is not None else [])
-            for ids, prompt, rewrite in zip(answers, prompts, batch, strict=True)
-        ]
-
-    def write_tokens(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
-        """What follows each prompt, up to the token that ends it, and with it.
-
-        A batch takes as long as its longest item. So once half of many are at their ends, the others go on by themselves:
-        reading again what they have takes less than the steps that are saved.
-        """
-        length = max(map(len, prompts))
-        room = self.max_tokens if self.context is None else min(self.max_tokens, self.context - length)
-        noise, written, going_on = (
-            ItemNoise(seeds, self.target.device),
-            [[] for _ in prompts],
-            list(range(len(prompts))),
-        )
-        num_steps = 0
-        while going_on and num_steps < room:
-            options, can_split = self._sampling(noise.of(going_on), seeds), len(going_on) > FEW_ITEMS
-            # Drafters are measured by rounds, and have a schedule of their own.
-            if can_split and self.drafter is None:
-                options["stopping_criteria"] = StoppingCriteriaList([HalfDone(self.end_ids, self.target.device)])
-            new = self._generate([prompts[item] + written[item] for item in going_on], room - num_steps, **options)
-            num_steps += len(new[0])
-            for item, ids in zip(going_on, new, strict=True):
-                end = next((place for place, token in enumerate(ids, start=1) if token in self.end_ids), None)
-                written[item] += ids[:end]
-            going_on = [item for item in going_on if not self.is_at_end(written[item])]
-        return written
-
     @torch.no_grad()
-    def _generate(self, texts: list[list[int]], max_new_tokens: int, **options: Any) -> list[list[int]]:
-        """What follows some texts, for each as many tokens, padded after its end."""
-        device, length = self.target.device, max(map(len, texts))
-        padded = [[self.pad_id] * (length - len(ids)) + ids for ids in texts]
-        real = [[0] * (length - len(ids)) + [1] * len(ids) for ids in texts]
-        written = self.target.generate(
-            torch.tensor(padded, device=device),
-            attention_mask=torch.tensor(real, device=device),
-            generation_config=self._generation_config(max_new_tokens),
-            **options,
-        )
-        return written[:, length:].tolist()
+    def _generate(
+        self, items: list[Item], max_new_tokens: int, num_enough: int, cache: Cache | None, num_shared: int
+    ) -> list[list[int]]:
+        """What follows some texts, for each up to the token that ends it, and with it; see [`RefilledBatch`]."""
+        device, texts = self.target.device, [item.ids for item in items]
+        length = max(map(len, texts))
+        missing = [length - len(ids) for ids in texts]
+        padded = [
+            ids[:num_shared] + [self.pad_id] * count + ids[num_shared:]
+            for ids, count in zip(texts, missing, strict=True)
+        ]
+        real = [[1] * num_shared + [0] * count + [1] * (length - num_shared - count) for count in missing]
+        options = self._sampling(items)
+        if self.drafter is None:
+            enough = EnoughEnded(self.end_ids, num_enough, self._item_criteria(), device)
+            options["stopping_criteria"] = StoppingCriteriaList([enough])
+        if cache is not None:
+            options["past_key_values"] = cache
+        # Drafted rounds have ways of their own.
+        is_plain_on_cpu = device.type == "cpu" and self.drafter is None
+        with CpuProducts(self.pack_weights) if is_plain_on_cpu else nullcontext():
+            written = self.target.generate(
+                torch.tensor(padded, device=device),
+                attention_mask=torch.tensor(real, device=device),
+                generation_config=self._generation_config(max_new_tokens),
+                **options,
+            )
+        return [self.up_to_end(ids) for ids in written[:, length:].tolist()]
 
-    def is_at_end(self, ids: list[int]) -> bool:
-        """Whether the last of these tokens ends a text."""
-        return bool(ids) and ids[-1] in self.end_ids
+    def up_to_end(self, ids: list[int]) -> list[int]:
+        """Tokens up to the one that ends a text, and with it."""
+        return ids[: next((place for place, token in enumerate(ids, start=1) if token in self.end_ids), None)]
+
+    def is_ended(self, item: Item) -> bool:
+        """Whether a text is at its end, or may not get longer."""
+        return len(item.written) >= item.room or bool(item.written and item.written[-1] in self.end_ids)
 
     def answer_of(self, ids: list[int], prompt: list[int]) -> Answer:
         """The text up to the token that ends it, such that it can follow the text of the `prompt`."""
@@ -268,17 +215,21 @@ class LocalWriter:
             config.update(do_sample=True, temperature=self.temperature, top_p=self.top_p, **unused)
         return config
 
-    def _sampling(self, noise: ItemNoise, seeds: list[int]) -> dict[str, Any]:
+    def _sampling(self, items: list[Item]) -> dict[str, Any]:
         if self.drafter is not None:
-            torch.manual_seed(seeds[0])
+            torch.manual_seed(items[0].seed)
             return {"assistant_model": self.drafter}
         if not self.temperature:
             return {}
         processors = LogitsProcessorList([TemperatureLogitsWarper(self.temperature)])
         if self.top_p < 1:
             processors.append(Nucleus(self.top_p))
-        processors.append(noise)
+        processors.append(ItemDraws([item.generator for item in items]))
         return {"logits_processor": processors}
+
+    def _item_criteria(self) -> StoppingCriteriaList:
+        """What ends a text besides tokens."""
+        return StoppingCriteriaList()
 
 
 def end_token_ids(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -5,10 +5,14 @@ Not all are worth an answer: see [`refusal`].
 
 import unicodedata
 import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .local_writer import ItemNoise, LocalWriter
+from transformers import StoppingCriteriaList, StopStringCriteria
+
+from .local_writer import LocalWriter
+from .refilled_batch import Item
 from .rewriting import SEED_BITS, Answer, check_sampling
 from .user_turns import UserTurns, marks_of
 
@@ -110,6 +114,7 @@ class PromptWriter(LocalWriter):
             batch_size=writer.batch_size,
             seed=writer.seed,
             template_kwargs=writer.template_kwargs,
+            pack_weights=writer.pack_weights,
         )
         self.turns = UserTurns(writer.tokenizer, writer.template_kwargs)
         self.openings = [[{"role": "system", "content": text}] if text else [] for text in sampling.systems or ("",)]
@@ -124,13 +129,16 @@ class PromptWriter(LocalWriter):
         """That of the prompt of this number."""
         return UserTurn(number, self.openings[number % len(self.openings)], "prompt")
 
-    def ask(self, turns: list[UserTurn]) -> list[Prompt]:
-        """What a user says in each of some turns.
+    def ask(self, turns: Iterable[UserTurn]) -> Iterator[tuple[UserTurn, Prompt]]:
+        """What a user says in each of some turns, in the order in which they get done.
 
         Raises:
             ValueError: if a conversation leaves no room for a user's message.
         """
-        return self.answer(turns, [self.prompt_ids(turn) for turn in turns])
+        batch, waiting = self.new_batch(), [self.item(turn) for turn in turns]
+        while waiting or batch.items:
+            batch.refill(waiting)
+            yield from self.written(batch)
 
     def answer_of(self, ids: list[int], prompt: list[int]) -> Prompt:
         """The message up to what ends it."""
@@ -148,15 +156,19 @@ class PromptWriter(LocalWriter):
     def _chat_ids(self, rewrite: UserTurn) -> list[int]:
         return self.turns.header_ids(rewrite.messages)
 
-    def is_at_end(self, ids: list[int]) -> bool:
+    def is_ended(self, item: Item) -> bool:
         ending = self.turns.end.text
-        return super().is_at_end(ids) or (ending is not None and ending in self.decode(ids))
+        return super().is_ended(item) or (ending is not None and ending in self.decode(item.written))
 
-    def _sampling(self, noise: ItemNoise, seeds: list[int]) -> dict[str, Any]:
-        options = super()._sampling(noise, seeds)
-        if self.turns.end.text is not None:
+    def _sampling(self, items: list[Item]) -> dict[str, Any]:
+        options = super()._sampling(items)
+        if self.drafter is not None and self.turns.end.text is not None:
             options |= {"stop_strings": [self.turns.end.text], "tokenizer": self.tokenizer}
         return options
+
+    def _item_criteria(self) -> StoppingCriteriaList:
+        ending = self.turns.end.text
+        return StoppingCriteriaList([] if ending is None else [StopStringCriteria(self.tokenizer, [ending])])
 
 
 def refusal(text: str, ids: list[int], marks: list[str]) -> str | None:

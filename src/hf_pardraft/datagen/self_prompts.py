@@ -22,7 +22,7 @@ from .resumable_jsonl import ResumableJsonl
 from .rewriting import Rewrite
 from .user_turns import user
 
-# How many batches of prompts are answered together, sorted by length.
+# How many batches of dialogues are answered before their users go on, and of prompts are sampled together at most.
 BATCHES_PER_WINDOW = 4
 # Of so many prompts in a row at least two have to be of use; else the settings or the target are not.
 PATIENCE = 256
@@ -78,7 +78,8 @@ class PromptPool:
         file: where they are written.
         writer: writes them.
         shard: of several, each samples others.
-        after_batch: called whenever some were sampled.
+        num_wanted: how many of use the dialogues need.
+        after_prompt: called whenever some were sampled.
 
     Attributes:
         prompts: those of use.
@@ -87,9 +88,15 @@ class PromptPool:
     """
 
     def __init__(
-        self, file: ResumableJsonl, writer: PromptWriter, shard: Shard, after_batch: Callable[[], None]
+        self,
+        file: ResumableJsonl,
+        writer: PromptWriter,
+        shard: Shard,
+        num_wanted: int,
+        after_prompt: Callable[[], None],
     ) -> None:
-        self.file, self.writer, self.shard, self.after_batch = file, writer, shard, after_batch
+        self.file, self.writer, self.shard = file, writer, shard
+        self.num_wanted, self.after_prompt = num_wanted, after_prompt
         self.prompts: list[str] = []
         self.refused: Counter[str] = Counter()
         self.trouble: str | None = None
@@ -102,17 +109,29 @@ class PromptPool:
     def prompt(self, place: int) -> str | None:
         """One of the prompts, sampled if it is not there yet; `None` if there are no more to be had."""
         while len(self.prompts) <= place and self.trouble is None:
-            start = len(self.file.done)
-            numbers = range(start, start + self.writer.batch_size)
-            turns = [self.writer.first_turn(self.shard.number + number * self.shard.count) for number in numbers]
-            for number, prompt in zip(numbers, self.writer.ask(turns), strict=True):
-                reason = prompt.refused or (DUPLICATE if gist(prompt.text) in self._gists else None)
-                row = {"index": number, "prompt": prompt.text, "refused": reason}
-                self.file.append(row)
-                self._take(row)
-            self.after_batch()
+            # As many as are missing, and at least a batch, since some are of no use.
+            most = BATCHES_PER_WINDOW * self.writer.batch_size
+            self._sample(min(max(self.num_wanted - len(self.prompts), self.writer.batch_size), most))
             self.trouble = self._trouble()
         return self.prompts[place] if place < len(self.prompts) else None
+
+    def _sample(self, count: int) -> None:
+        start = len(self.file.done)
+        turns = [
+            self.writer.first_turn(self.shard.number + number * self.shard.count)
+            for number in range(start, start + count)
+        ]
+        written: dict[int, Prompt] = {}
+        for turn, prompt in self.writer.ask(turns):
+            written[turn.index] = prompt
+            # In the file they stand in order, so that which of two alike ones is used doesn't depend on the batch.
+            while turns and turns[0].index in written:
+                prompt = written.pop(turns.pop(0).index)
+                reason = prompt.refused or (DUPLICATE if gist(prompt.text) in self._gists else None)
+                row = {"index": len(self.file.done), "prompt": prompt.text, "refused": reason}
+                self.file.append(row)
+                self._take(row)
+            self.after_prompt()
 
     def _take(self, row: dict[str, Any]) -> None:
         self._latest.append(row["refused"] is None)
@@ -177,7 +196,7 @@ def write_dialogues(
                 speed = result.note(writer.num_tokens - before + prompter.num_tokens, time.monotonic() - started)
                 bar.set_postfix_str(f"{len(prompts.done)} prompts sampled, {speed}")
 
-            pool = PromptPool(prompts, prompter, shard, show_speed)
+            pool = PromptPool(prompts, prompter, shard, len(indices), show_speed)
             missing = [(place, index) for place, index in enumerate(indices) if index not in answers.done]
             for dialogue in finished(opened(missing, pool), prompter, writer, sampling, result):
                 answers.append(dialogue.result())
@@ -233,15 +252,16 @@ def finished(
 
 def asked_on(dialogues: list[Dialogue], prompter: PromptWriter) -> Iterator[tuple[Dialogue, Prompt | None]]:
     """Dialogues and what their users say next; `None` of one that leaves no room for it."""
-    readable = []
+    readable: dict[int, Dialogue] = {}
+    turns = []
     for dialogue in dialogues:
         turn = UserTurn(dialogue.index, dialogue.messages, "user")
         try:
-            readable.append((len(prompter.prompt_ids(turn)), dialogue, turn))
+            prompter.prompt_ids(turn)
         except ValueError:
             yield dialogue, None
-    readable.sort(key=lambda one: one[0], reverse=True)
-    for start in range(0, len(readable), prompter.batch_size):
-        batch = readable[start : start + prompter.batch_size]
-        prompts = prompter.ask([turn for _, _, turn in batch])
-        yield from ((dialogue, prompt) for (_, dialogue, _), prompt in zip(batch, prompts, strict=True))
+        else:
+            readable[dialogue.index] = dialogue
+            turns.append(turn)
+    for turn, prompt in prompter.ask(turns):
+        yield readable[turn.index], prompt

@@ -1,0 +1,73 @@
+"""The products of a batch's steps on a CPU: by packed weights, and with keys that stand side by side."""
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..generation.packed_weights import can_pack
+from ..generation.packed_weights import linear as by_packed_weight
+
+linear = torch.nn.functional.linear
+attention = torch.nn.functional.scaled_dot_product_attention
+# Queries per head of keys, up to which two products and a softmax take less time than the kernel that does all at once.
+FEW_QUERIES = 16
+
+
+class CpuProducts(TorchFunctionMode):
+    """While it is entered, linear layers and one-token attention take the way that is fastest on a CPU; no model is changed.
+
+    Args:
+        pack_weights: whether linear layers multiply by packed copies of their weights, which take as much memory again.
+    """
+
+    def __init__(self, pack_weights: bool) -> None:
+        super().__init__()
+        self.pack_weights = pack_weights
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is linear and self.pack_weights:
+            return packed_linear(*args, **kwargs)
+        if func is attention:
+            return step_attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def packed_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`torch.nn.functional.linear`, by a packed weight where it can be packed."""
+    if type(weight) is not torch.nn.Parameter or input.dtype != weight.dtype or not can_pack(weight):
+        return linear(input, weight, bias)
+    tokens = input.reshape(-1, input.shape[-1])
+    return by_packed_weight(tokens, weight, bias, False).view(*input.shape[:-1], -1)
+
+
+def step_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, by two products where the queries of a head are few and see alike.
+
+    Such are those of one token: transformers gives heads that share keys as queries of one head.
+    """
+    see_alike = attn_mask is None or (attn_mask.ndim == 4 and attn_mask.shape[2] == 1)
+    is_step = query.ndim == 4 and query.shape[2] <= FEW_QUERIES and query.shape[:2] == key.shape[:2]
+    if not (see_alike and is_step) or is_causal or dropout_p or enable_gqa or query.requires_grad:
+        return attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)
+    if attn_mask is not None:
+        scores += additive(attn_mask, scores.dtype)
+    return scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
+
+
+def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask that is added to scores, from one that may say which columns are seen."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)

@@ -1,0 +1,189 @@
+"""A cache whose batch items come and go: the entries of all items end at the same column."""
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, get_layer_types_and_kwargs
+
+# Layers that see all entries, of which there is one per token. Those with a window are told by their masks what is in it, and
+# keep the rest.
+SEE_ALL = {"full_attention"}
+ENTRIES_PER_TOKEN = {*SEE_ALL, "sliding_attention"}
+# Columns for new entries, when there have to be more: all are copied then, and that is to cost less than the steps.
+MORE_COLUMNS = 128
+
+
+class JoinedLayer(DynamicLayer):
+    """Keys and values of one layer in a buffer with room on the right, and on the left of texts that have got shorter.
+
+    To transformers it is a `DynamicLayer` of a batch that is padded on the left.
+
+    Args:
+        most_items: that there will be.
+        keys, values, lengths, num_shared: of the first items, see [`append`].
+    """
+
+    def __init__(
+        self, most_items: int, keys: torch.Tensor, values: torch.Tensor, lengths: list[int], num_shared: int
+    ) -> None:
+        super().__init__()
+        self.is_initialized, self.dtype, self.device = True, keys.dtype, keys.device
+        self.num_items = self.start = self.end = 0
+        self.buffers = [_zeros(entries, most_items, 0, which) for which, entries in enumerate((keys, values))]
+        self.append(keys, values, lengths, num_shared)
+
+    @property
+    def keys(self) -> torch.Tensor | None:
+        return self._used(0) if self.is_initialized else None
+
+    @keys.setter
+    def keys(self, keys: torch.Tensor | None) -> None:
+        """`DynamicLayer` sets it to `None` at first."""
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        return self._used(1) if self.is_initialized else None
+
+    @values.setter
+    def values(self, values: torch.Tensor | None) -> None:
+        """See `keys`."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add `(items, heads, new, head_dim)` entries to all items; returns all that are stored."""
+        num_new = key_states.shape[2]
+        self._make_room(self.end - self.start, num_new)
+        self.end += num_new
+        for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[: self.num_items, :, self.end - num_new : self.end] = new
+        return self.keys, self.values
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor, lengths: list[int], num_shared: int) -> None:
+        """Add items.
+
+        Args:
+            keys, values: `(items, heads, columns, head_dim)` entries, which end at the last column.
+            lengths: how many entries each item has.
+            num_shared: how many of them are in the first columns, before an item's padding.
+        """
+        num_before, columns = self.num_items, keys.shape[2]
+        self._make_room(max(columns, self.end - self.start), 0)
+        self.num_items += len(lengths)
+        for buffer, new in zip(self.buffers, (keys, values), strict=True):
+            buffer[num_before : self.num_items, :, self.end - columns : self.end] = new
+            for item, length in enumerate(lengths if num_shared else []):
+                first = self.end - length
+                buffer[num_before + item, :, first : first + num_shared] = new[item, :, :num_shared]
+        self.start = min(self.start, self.end - columns)
+
+    def remove(self, item: int) -> None:
+        """Remove an item; the last one takes its place."""
+        self.num_items -= 1
+        if item != self.num_items:
+            for buffer in self.buffers:
+                buffer[item, :, self.start : self.end] = buffer[self.num_items, :, self.start : self.end]
+
+    def keep_columns(self, count: int) -> None:
+        """Keep the last columns only; nothing is copied."""
+        self.start = self.end - count
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` columns (transformers' sign convention)."""
+        self.end += tokens_to_remove
+
+    def _used(self, which: int) -> torch.Tensor:
+        return self.buffers[which][: self.num_items, :, self.start : self.end]
+
+    def _make_room(self, num_before: int, num_after: int) -> None:
+        """Move the entries such that the last one has room for `num_before` columns up to it, and `num_after` after it."""
+        if self.end >= num_before and self.end + num_after <= self.buffers[0].shape[2]:
+            return
+        columns = num_before + max(num_after, MORE_COLUMNS)
+        for which, buffer in enumerate(self.buffers):
+            used = self._used(which)
+            fits = columns <= buffer.shape[2]
+            new = buffer if fits else _zeros(buffer, buffer.shape[0], columns, which)
+            new[: self.num_items, :, num_before - used.shape[2] : num_before] = used.clone() if fits else used
+            self.buffers[which] = new
+        self.start, self.end = num_before - (self.end - self.start), num_before
+
+
+def _zeros(entries: torch.Tensor, num_items: int, num_columns: int, which: int) -> torch.Tensor:
+    """A buffer `(items, heads, columns, head_dim)` for keys (0) or values (1).
+
+    What holds nothing is masked, but must be finite.
+    """
+    heads, size = entries.shape[1], entries.shape[3]
+    if which == 0 and entries.device.type == "cpu":
+        # A query is multiplied by all keys of a head in half the time if these stand side by side.
+        return entries.new_zeros(num_items, heads, size, num_columns).transpose(2, 3)
+    return entries.new_zeros(num_items, heads, num_columns, size)
+
+
+class JoinedCache(Cache):
+    """A cache of [`JoinedLayer`].
+
+    Args:
+        cache: of the first items.
+        most_items: that there will be.
+        lengths, num_shared: of the first items, see [`append`].
+    """
+
+    def __init__(self, cache: DynamicCache, most_items: int, lengths: list[int], num_shared: int) -> None:
+        layers = [JoinedLayer(most_items, layer.keys, layer.values, lengths, num_shared) for layer in cache.layers]
+        super().__init__(layers=layers)
+
+    def append(self, cache: DynamicCache, lengths: list[int], num_shared: int) -> None:
+        """Add the items of another cache, which have entries of `lengths`, `num_shared` of them before their padding."""
+        for layer, other in zip(self.layers, cache.layers, strict=True):
+            layer.append(other.keys, other.values, lengths, num_shared)
+
+    def remove(self, item: int) -> None:
+        """Remove an item; the last one takes its place."""
+        for layer in self.layers:
+            layer.remove(item)
+
+    def keep_columns(self, count: int) -> None:
+        """Keep the last columns only."""
+        for layer in self.layers:
+            layer.keep_columns(count)
+
+
+def has_entries_per_token(target: PreTrainedModel) -> bool:
+    """Whether all that a target remembers of a text are keys and values per token, which don't depend on the rest of its batch.
+
+    Those of one with an encoder, or of several media, are of other kinds, too.
+    """
+    config = target.config
+    if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
+        return False
+    # Else positions are counted from a batch's first column.
+    takes_positions = "position_ids" in inspect.signature(target.forward).parameters
+    rope = config.to_dict().get("rope_parameters") or {}
+    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
+    # These choose frequencies by the longest text of a forward.
+    depends_on_others = bool({"dynamic", "longrope"} & kinds)
+    layer_types, _ = get_layer_types_and_kwargs(config)
+    return takes_positions and not depends_on_others and set(layer_types) <= ENTRIES_PER_TOKEN
+
+
+def may_have_gaps(target: PreTrainedModel) -> bool:
+    """Whether the columns between two tokens mean nothing to a target whose cache [`has_entries_per_token`]."""
+    return set(get_layer_types_and_kwargs(target.config)[0]) <= SEE_ALL
+
+
+def holds(cache: DynamicCache, num_items: int, num_columns: int) -> bool:
+    """Whether a forward has left one entry in each layer for each column of its batch, and nothing else."""
+    shapes = [
+        entries.shape
+        for layer in cache.layers
+        for entries in (layer.keys, layer.values)
+        if type(layer) is DynamicLayer and entries is not None
+    ]
+    expected = (num_items, num_columns)
+    return len(shapes) == 2 * len(cache.layers) > 0 and all(
+        len(shape) == 4 and (shape[0], shape[2]) == expected for shape in shapes
+    )
