@@ -4,8 +4,9 @@
 
 Tokens a round (tau), which is a count and needs no quiet machine, of all four drafters: for stories260K with the drafters that
 benchmarks/stories260k.py leaves in its work folder, on beginnings of stories, and for the shipped family on the demo's prompts;
-greedy and at temperature 1, where the seeds are the same for all. Each text is written whole with every score and budget. The result
-goes to benchmarks/results/tree_scoring.json: for each case the mean of tau over its texts, and in how many of them either is ahead.
+greedy and at temperature 1, where the seeds are the same for all. Each text is written whole with every score and budget. The
+result goes to benchmarks/results/tree_scoring.json: for each case the mean of tau over its texts, and in how many of them either
+is ahead.
 """
 
 import argparse
