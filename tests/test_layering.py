@@ -36,6 +36,7 @@ ARROWS = {
 # The entry points, which may import everything; only they, and one command another, may import cli/.
 FREE = {"__init__", "__main__", "cli"}
 PURE = {
+    "generation.prompt_lookup",
     "generation.scheduling",
     "generation.tree",
     "training.data.documents",

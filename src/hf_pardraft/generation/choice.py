@@ -129,6 +129,10 @@ class PlainDraw(LikeliestToken):
             self._look_ahead(1, scores.shape[2])
         noise = self.ahead[:, : scores.shape[1]]
         if tree is not None and not tree.is_chain:
+            # Not all of it was drafted by the drafter.
+            deepest = min(tree.num_nodes + 1, self.noise.most)
+            if self.ahead.shape[1] < deepest:
+                self._look_ahead(deepest, scores.shape[2])
             items = torch.arange(len(scores), device=scores.device)[:, None]
             noise = self.ahead[items, tree.slot_depths]
         return draw_with(scores.softmax(dim=-1), noise)
@@ -138,8 +142,8 @@ class PlainDraw(LikeliestToken):
             choice = torch.multinomial(scores.softmax(dim=-1), num_samples=1).squeeze(1)
             self.others_have_drawn(depth)
             return choice
-        if self.ahead is None:
-            self._look_ahead(1, scores.shape[1])
+        if self.ahead is None or self.ahead.shape[1] <= depth:
+            self._look_ahead(depth + 1, scores.shape[1])
         choice = draw_with(scores.softmax(dim=-1), self.ahead[items, depth])
         check_has_law(choice.tolist())
         return choice

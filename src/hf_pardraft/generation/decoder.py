@@ -16,8 +16,9 @@ from .inference_mode import mode_for
 from .noise import StepNoise
 from .outputs import ItemRead, OutputRecorder
 from .processors import DraftColumns, ItemProcessors, is_prefix_free, process_everywhere
+from .prompt_lookup import MATCHING_NGRAM_SIZE, Match, PromptLookup, with_match
 from .rope import longest_text
-from .scheduling.confidence import ClaimedTree
+from .scheduling.confidence import ClaimedTree, best_nodes
 from .scheduling.plans import NOTHING, Plan
 from .scheduling.schedule import FixedSchedule, Schedule
 from .sequences import FinishedItems, StopChecks, TokenBuffer
@@ -25,7 +26,7 @@ from .stats import Proposal, Stopwatch, synchronizer
 from .step_inputs import SLICED_INPUTS, StepInputs
 from .target import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, read_prompt
 from .tree.columns import tokens_of
-from .tree.token_tree import TokenTree, draft_chain, node_log_probabilities, nodes_of_tree
+from .tree.token_tree import TokenTree, draft_chain, node_log_probabilities, nodes_of_tree, tree_of_lists
 from .tree.verify import Acceptance, accept, paths_on_host, plain_step
 from .tree_search import TreeSearch
 from .undrafted import PlainRest
@@ -92,7 +93,8 @@ class SpeculativeDecoding:
             streamer=streamer,
         )
         self.schedule, self.plan, self.is_ordinary = schedule, NOTHING, False
-        # What the drafter thinks of this round's drafts, if anybody asked.
+        self.lookup = self._prompt_lookup()
+        # What speaks for this round's drafts, if anybody asked.
         self.claims: list[ClaimedTree] | None = None
         # The likeliest tokens of this round's tree, `depth` for each item, if anybody asked.
         self.likeliest: list[list[int]] | None = None
@@ -182,8 +184,16 @@ class SpeculativeDecoding:
         warpers = columns.warpers(self.processors)
         if self.settings.verification == "rejection":
             return RejectionSampling(warpers, columns)
-        noise = StepNoise(self.batch, self.sequences.device, self.schedule.deepest + 1)
+        deepest = max(self.schedule.deepest, self.lookup.num_tokens if self.lookup else 0)
+        noise = StepNoise(self.batch, self.sequences.device, deepest + 1)
         return PlainDraw(warpers, noise, self._chooses_in_plain_order(), columns)
+
+    def _prompt_lookup(self) -> PromptLookup | None:
+        """What looks the text up for the rounds' trees, if the call wants that and has trees."""
+        settings = self.settings
+        if not settings.prompt_lookup_num_tokens or not settings.tree_budget or self.reader.is_hybrid:
+            return None
+        return PromptLookup(settings.prompt_lookup_num_tokens, settings.max_matching_ngram_size or MATCHING_NGRAM_SIZE)
 
     def _chooses_in_plain_order(self) -> bool:
         """Whether tokens are chosen one by one, each for all items: then other users of random numbers may come between."""
@@ -246,6 +256,9 @@ class SpeculativeDecoding:
         self.prompt_text, self.columns = prompt.text, prompt.columns
         text = prompt.text
         self.candidates.observe(DraftInputs(text.ids, text.positions, new_counts=text.counts))
+        if self.lookup is not None:
+            columns = last_columns(text.counts, *text.ids.shape)
+            self.lookup.begin([ids[own[0] :] for ids, own in zip(text.ids.tolist(), columns, strict=True)])
         if self.inputs.rope.any:
             # A batch is rotated by its longest text, and of that padding is no part.
             longest = longest_text(self.model_kwargs.get("position_ids"), self.prompt_length)
@@ -305,7 +318,7 @@ class SpeculativeDecoding:
         if self.reader.is_hybrid and self.pending.num_reread:
             return NOTHING
         reads_text = self.prompt is not None or self.pending.ids.shape[1] > 1
-        room = self._room() if not reads_text or self._drafts_behind_a_prompt() else 0
+        room = self._room(self.schedule.deepest) if not reads_text or self._drafts_behind_a_prompt() else 0
         plan = self.schedule.next_plan(len(self.items), room)
         # A drafter that was left out for long has more to read than in other rounds.
         has_caught_up = plan.depth == 0 or self.candidates.num_pending <= self.schedule.deepest + 1
@@ -314,9 +327,9 @@ class SpeculativeDecoding:
         self.is_ordinary = has_caught_up and is_like_plain and not reads_text
         return plan
 
-    def _room(self) -> int:
-        """The most tokens that are worth drafting."""
-        depth = self.stop.room(min(self.sequences.lengths), self.schedule.deepest)
+    def _room(self, depth: int) -> int:
+        """How many of `depth` tokens are worth drafting."""
+        depth = self.stop.room(min(self.sequences.lengths), depth)
         if self.inputs.rope.any:
             # Items of a batch advance together where the text of one may come to stand beyond a change.
             depth = self.inputs.rope.room(max(self.sequences.lengths) - self.columns_before, depth)
@@ -339,36 +352,54 @@ class SpeculativeDecoding:
     def _search(self, draft_logits: torch.Tensor) -> TokenTree | None:
         """The chain or tree in logits `(batch, depth, columns)`."""
         # A text is read with the target's own mask, which has no room for branches.
-        reads_text = self.prompt or self.pending.ids.shape[1] > 1
+        reads_text, matches = self.prompt or self.pending.ids.shape[1] > 1, []
         if self.plan.budget and not reads_text and not self.reader.is_hybrid:
             tree = self.search.tree(draft_logits, self.sequences, self.plan.budget, self.token_ids)
             if self.schedule.looks:
                 self.likeliest = tokens_of(draft_logits.argmax(dim=-1), self.token_ids).tolist()
+            matches = self._matches()
         else:
             tree = draft_chain(draft_logits, self.token_ids)
-        if reads_text or not self.schedule.looks_at_draft(tree.num_nodes):
+        if reads_text or not (matches or self.schedule.looks_at_draft(tree.num_nodes)):
             return tree
-        return self._worth_reading(tree, draft_logits)
+        return self._worth_reading(tree, draft_logits, matches)
 
-    def _worth_reading(self, tree: TokenTree, logits: torch.Tensor) -> TokenTree | None:
-        """What of a draft, made of marginal logits `(batch, depth, columns)`, is worth the target's time."""
+    def _matches(self) -> list[Match | None]:
+        """What the text of each item suggests, as far as there is room for it after the longest; nothing for none."""
+        if self.lookup is None:
+            return []
+        room = self.stop.room(max(self.sequences.lengths), self.lookup.num_tokens)
+        return self.lookup.matches(self._room(room))
+
+    def _worth_reading(self, tree: TokenTree, logits: torch.Tensor, matches: list[Match | None]) -> TokenTree | None:
+        """What of a draft, made of marginal logits `(batch, depth, columns)`, and of `matches` is worth the target's time.
+
+        It is no more than the draft alone has.
+        """
         claims = node_log_probabilities(tree, logits, self.token_ids).tolist()
         drafts = [ClaimedTree(*both) for both in zip(tree.parents.tolist(), claims, strict=True)]
-        kept, parents = zip(*self.schedule.worth_reading(drafts), strict=True)
-        if len(kept[0]) < tree.num_nodes:
-            tree = nodes_of_tree(tree, kept, parents) if kept[0] else None
-            drafts = [
-                ClaimedTree(own_parents, [draft.log_probabilities[node] for node in nodes])
-                for draft, nodes, own_parents in zip(drafts, kept, parents, strict=True)
-            ]
-        self.claims = drafts
-        return tree
+        if matches:
+            tokens, drafts = zip(*map(with_match, tree.tokens.tolist(), drafts, matches), strict=True)
+        probabilities = list(map(self.schedule.calibration.probabilities, drafts))
+        count = self.schedule.worth_reading(probabilities, tree.num_nodes)
+        chosen = [best_nodes(*each, count) for each in zip(drafts, probabilities, strict=True)]
+        kept, parents = zip(*chosen, strict=True)
+        self.claims = [draft.nodes(*each) for draft, each in zip(drafts, chosen, strict=True)]
+        if count == 0:
+            return None
+        if matches:
+            tokens = [[of_item[node] for node in nodes] for of_item, nodes in zip(tokens, kept, strict=True)]
+            return tree_of_lists(tokens, parents, tree.tokens.device)
+        return nodes_of_tree(tree, kept, parents) if count < tree.num_nodes else tree
 
     def _note(
         self, tree: TokenTree | None, paths: list[list[int]], new_tokens: list[list[int]], counts: list[int]
     ) -> None:
         """Tell the choice, the statistics and the schedule how the round went."""
-        self.choice.advance([tokens[:count] for tokens, count in zip(new_tokens, counts, strict=True)])
+        new_tokens = [tokens[:count] for tokens, count in zip(new_tokens, counts, strict=True)]
+        self.choice.advance(new_tokens)
+        if self.lookup is not None:
+            self.lookup.extend(new_tokens)
         num_drafted, items = tree.num_nodes if tree else 0, self._noted_items()
         accepted = [min(len(path) - 1, count) for path, count in zip(paths, counts, strict=True)]
         noted = [accepted[item] for item in items]
@@ -379,11 +410,11 @@ class SpeculativeDecoding:
             outcomes = [self._outcome(len(paths[item]), counts[item]) for item in items]
             of_chains = None
             if self.likeliest is not None:
-                of_chains = [of_chain(self.likeliest[item], new_tokens[item][: counts[item]]) for item in items]
+                of_chains = [of_chain(self.likeliest[item], new_tokens[item]) for item in items]
             self.schedule.note(outcomes, of_chains)
             self.likeliest = None
         if self.claims is not None:
-            self.schedule.note_claims(
+            self.schedule.calibration.note(
                 [(self.claims[item], paths[item][: counts[item]], counts[item] == len(paths[item])) for item in items]
             )
             self.claims = None
@@ -447,6 +478,8 @@ class SpeculativeDecoding:
         if self.items:
             self.sequences.select_items(kept)
             self.choice.select_items(kept)
+            if self.lookup is not None:
+                self.lookup.select_items(kept)
             self.select_items(kept)
 
     def _are_over(self) -> list[bool]:

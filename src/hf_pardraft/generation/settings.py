@@ -32,6 +32,8 @@ WHOLE_NUMBERS = {
     "tree_beam_width": (1, 1 << 14),
     "tree_top_k": (1, 1 << 24),
     "ngram_first_level": (0, 1 << 14),
+    "prompt_lookup_num_tokens": (1, 1 << 10),
+    "max_matching_ngram_size": (1, 1 << 6),
 }
 ADVICE = "set it in the drafter's generation config, or in the call's"
 # Where the hook notes what a call itself asks for: transformers fills in a default that looks like a request.
@@ -59,6 +61,9 @@ class DraftSettings:
             default "dart" with an n-gram model, else "probability".
         tree_end_rule: what a prefix that ends the text is extended by: "stop", nothing; "last", what is left when all others
             are extended (DART's code); "ignore", no difference; by default "stop" with an n-gram model, else "ignore".
+        prompt_lookup_num_tokens: how many of the tokens that came next where the text's last ones stood before may go into a
+            tree, beside the drafter's (prompt lookup); by default none. Uncompiled trees only.
+        max_matching_ngram_size: how many last tokens are looked up, at most; by default 4.
         ngram_model: folder or Hub repository of an [`NgramModel`] for trees; `drafter.ngram`, a model itself, is the other way.
         ngram_weight: of the model's log-probabilities in a prefix's score; 0 does without the model; by default 0.5.
         ngram_first_level: drafted tokens that the drafter alone judges, before the model has its say: 1 as in DART's code,
@@ -81,6 +86,8 @@ class DraftSettings:
     tree_top_k: int | None = None
     tree_scoring: str | None = None
     tree_end_rule: str | None = None
+    prompt_lookup_num_tokens: int | None = None
+    max_matching_ngram_size: int | None = None
     ngram_model: str | None = None
     ngram_weight: float | None = None
     ngram_first_level: int = 1

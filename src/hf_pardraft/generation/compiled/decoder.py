@@ -43,6 +43,8 @@ class CompiledDecoding(SpeculativeDecoding):
     def __init__(self, target, *, compile_config: CompileConfig | None, **arguments: Any) -> None:
         super().__init__(target, **arguments)
         self.target, self.drafter = target, self.candidates.drafter
+        # What the host would look up, the device would wait for.
+        self.lookup = None
         # What is compiled is guarded by the mode that it was compiled in.
         self.mode = nullcontext()
         self.packs = packs_weights(target.device, self.settings)

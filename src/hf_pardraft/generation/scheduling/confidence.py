@@ -1,41 +1,54 @@
-"""What a drafter's own probabilities say of a draft, once they were compared with what became of others. Pure."""
+"""What a drafter's own probabilities, and matches in the text, say of a draft, after what became of others. Pure."""
 
 import math
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from .costs import interpolated, lower_median
 
 
 @dataclass(frozen=True)
 class ClaimedTree:
-    """What a drafter thinks of one item's draft.
+    """What speaks for the nodes of one item's draft.
 
     Attributes:
         parents: for each node the slot of its parent, smaller than its own (the anchor's is 0, node i's is i + 1).
-        log_probabilities: for each node that of its token at its position, after the drafter.
+        log_probabilities: for each node that of its token at its position, after the drafter; `None` if it proposed no such.
+        matches: for each node the length of the text's match of which it is the continuation (see `prompt_lookup.py`), 0 of
+            others; empty if nothing was looked up.
     """
 
     parents: Sequence[int]
-    log_probabilities: Sequence[float]
+    log_probabilities: Sequence[float | None]
+    matches: Sequence[int] = ()
+
+    def nodes(self, kept: Sequence[int], parents: Sequence[int]) -> "ClaimedTree":
+        """Some nodes, with their parents' slots among them."""
+        claims, matches = ([of[node] for node in kept] if of else () for of in (self.log_probabilities, self.matches))
+        return ClaimedTree(parents, claims, matches)
 
 
 class Calibration:
-    """The share of drafted tokens that were accepted, by how probable the drafter found them.
+    """The share of proposed tokens that were accepted, by how probable the drafter found them, and by the length of a match.
 
-    Only tokens count whose predecessors were all accepted. First tokens are counted apart from later ones, which a parallel
-    drafter has to guess without knowing those before.
+    Only tokens count whose predecessors were all accepted. A drafter's first tokens are counted apart from later ones, which a
+    parallel drafter has to guess without knowing those before. The continuation of a match in the text knows them: with each
+    token that is accepted the match is one longer.
     """
 
     # Bins of a token's log-odds; rounds after which about a third of their weight is left; what the claim itself weighs.
     EDGES = (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0)
     MEMORY, PRIOR_WEIGHT = 500, 2.0
+    # Matches that are longer count like this one. Of a match of n tokens, n / (n + 2) is believed at first.
+    LONGEST, MATCH_PRIOR = 16, 2.0
 
     def __init__(self) -> None:
         self.accepted = [[0.0] * (len(self.EDGES) + 1) for _ in range(2)]
         self.tried = [[0.0] * (len(self.EDGES) + 1) for _ in range(2)]
+        self.accepted_matches, self.tried_matches = ([0.0] * (self.LONGEST + 1) for _ in range(2))
 
     def note(self, drafts: Sequence[tuple[ClaimedTree, Sequence[int], bool]]) -> None:
         """Learn from a round.
@@ -45,29 +58,54 @@ class Calibration:
                 all that comes after that path, which else is not known.
         """
         keep = 1 - 1 / self.MEMORY
-        for counts in (*self.accepted, *self.tried):
+        for counts in (*self.accepted, *self.tried, self.accepted_matches, self.tried_matches):
             counts[:] = [keep * count for count in counts]
         for draft, path, is_whole in drafts:
             judged, accepted = set(path if is_whole else path[:-1]), set(path)
-            for node, (parent, claim) in enumerate(zip(draft.parents, draft.log_probabilities, strict=True)):
-                if parent in judged:
+            for slot, parent, claim, match in self._nodes(draft):
+                if parent not in judged:
+                    continue
+                if claim is not None:
                     is_later, at = int(parent > 0), self._bin(claim)
                     self.tried[is_later][at] += 1
-                    self.accepted[is_later][at] += node + 1 in accepted
+                    self.accepted[is_later][at] += slot in accepted
+                if match:
+                    at = min(match, self.LONGEST)
+                    self.tried_matches[at] += 1
+                    self.accepted_matches[at] += slot in accepted
 
     def probabilities(self, draft: ClaimedTree) -> list[float]:
         """For each node of a draft how probably it will be accepted, and so all nodes before it."""
         found: list[float] = []
-        for parent, claim in zip(draft.parents, draft.log_probabilities, strict=True):
+        for _, parent, claim, match in self._nodes(draft):
             before = found[parent - 1] if parent else 1.0
-            found.append(before * self.probability(parent > 0, claim))
+            of_drafter = 0.0 if claim is None else self.probability(parent > 0, claim)
+            # Whoever of the two proposes it and is right more often.
+            found.append(before * max(of_drafter, self.match_probability(match) if match else 0.0))
         return found
+
+    @staticmethod
+    def _nodes(draft: ClaimedTree):
+        """Slot, parent, claim and match of each node."""
+        return zip(
+            range(1, len(draft.parents) + 1),
+            draft.parents,
+            draft.log_probabilities,
+            draft.matches or repeat(0, len(draft.parents)),
+            strict=True,
+        )
 
     def probability(self, is_later: bool, claim: float) -> float:
         """How probably a token of this log-probability is accepted if all before it are."""
         at = self._bin(claim)
         own = math.exp(min(claim, 0.0)) if claim == claim else 0.0
         return (self.accepted[is_later][at] + self.PRIOR_WEIGHT * own) / (self.tried[is_later][at] + self.PRIOR_WEIGHT)
+
+    def match_probability(self, match: int) -> float:
+        """How probably the continuation of a match of so many tokens is accepted if all before it is."""
+        at, prior = min(match, self.LONGEST), match / (match + self.MATCH_PRIOR)
+        tried = self.tried_matches[at] + self.PRIOR_WEIGHT
+        return (self.accepted_matches[at] + self.PRIOR_WEIGHT * prior) / tried
 
     def _bin(self, claim: float) -> int:
         if not claim < 0:

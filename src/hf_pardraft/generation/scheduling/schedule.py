@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from .confidence import ClaimedTree, ReadingCosts, best_nodes, worth_reading
+from .confidence import Calibration, ReadingCosts, worth_reading
 from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
@@ -15,13 +15,15 @@ class FixedSchedule:
 
     Attributes:
         deepest: the most tokens that are drafted.
-        is_pausing, looks: never.
+        is_pausing, looks, compares: never.
+        calibration: what was accepted in this call, so that calls are alike.
     """
 
-    is_pausing = looks = False
+    is_pausing = looks = compares = False
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.deepest = plan, plan.depth
+        self.calibration = Calibration()
 
     def leaves_to_plain(self, batch: int) -> bool:
         """It drafts."""
@@ -34,6 +36,10 @@ class FixedSchedule:
     def looks_at_draft(self, num_nodes: int) -> bool:
         """It reads what it drafts."""
         return False
+
+    def worth_reading(self, probabilities: Sequence[Sequence[float]], most: int) -> int:
+        """As many nodes as there may be."""
+        return most
 
     def begin_reading(self) -> None:
         """Nothing is measured."""
@@ -73,6 +79,8 @@ class Schedule:
     Attributes:
         deepest: the most tokens that are drafted.
         is_pausing: whether nothing is drafted now because that is best, and not for want of room.
+        compares: whether trees are compared with the chains of the same rounds.
+        calibration: what was accepted of other drafts, see [`Calibration`].
     """
 
     # Rounds before the choice is thought over, and before a plan is tried again. By what even a bad estimate of a cost is wrong.
@@ -99,7 +107,8 @@ class Schedule:
     ) -> None:
         self.knowledge, self.plans, self.first, self.clock = knowledge, plans, first, clock
         knowledge.begin_text()
-        self.looks = looks
+        self.looks, self.calibration = looks, knowledge.calibration
+        self.compares = looks and any(plan.depth and not plan.budget for plan in plans)
         self.reads_again, self.deepest = reads_again, plans[-1].depth
         self.last_tried: dict[Plan, int] = {}
         self.num_rounds, self.reconsidered, self.num_surprises, self.batch = 0, -self.HELD, 0, 1
@@ -162,20 +171,12 @@ class Schedule:
         """Whether to ask [`worth_reading`] about this round's draft: where the target takes clearly longer for all of it."""
         return self.is_noticeable and self.reading.are_noticeable(num_nodes + 1)
 
-    def worth_reading(self, drafts: Sequence[ClaimedTree]) -> list[tuple[list[int], list[int]]]:
-        """For each item the nodes of its draft to be read, equally many, and their parents; see [`best_nodes`].
-
-        Now and then it is all of them, to learn from.
-        """
-        probabilities = [self.knowledge.calibration.probabilities(draft) for draft in drafts]
-        count = len(drafts[0].parents)
-        if self.num_rounds % self.READS_ALL:
-            count = worth_reading(probabilities, self.reading.of, self._rate(self.best))
-        return [best_nodes(draft, of_item, count) for draft, of_item in zip(drafts, probabilities, strict=True)]
-
-    def note_claims(self, drafts: Sequence[tuple[ClaimedTree, Sequence[int], bool]]) -> None:
-        """Learn what became of drafts that were looked at; see [`Calibration.note`]."""
-        self.knowledge.calibration.note(drafts)
+    def worth_reading(self, probabilities: Sequence[Sequence[float]], most: int) -> int:
+        """How many nodes of each item's draft to read, see [`confidence.worth_reading`]; now and then `most`, to learn from."""
+        if not self.looks_at_draft(most) or self.num_rounds % self.READS_ALL == 0:
+            return most
+        best = [sorted(of_item, reverse=True)[:most] for of_item in probabilities]
+        return worth_reading(best, self.reading.of, self._rate(self.best))
 
     def begin_reading(self) -> None:
         """The target begins to read."""

@@ -99,6 +99,18 @@ def nodes_of_tree(tree: TokenTree, kept: list[list[int]], parents: list[list[int
     return TokenTree(tree.tokens.gather(1, nodes), slots, depths, ancestors_of(slots, nodes.shape[1]))
 
 
+def tree_of_lists(tokens: list[list[int]], parents: list[list[int]], device: torch.device) -> TokenTree:
+    """A tree of nodes that the host knows, level by level, equally many for all items; `parents` are slots."""
+    depths = []
+    for of_item in parents:
+        own = [0]
+        for parent in of_item:
+            own.append(own[parent] + 1)
+        depths.append(own[1:])
+    tokens, slots, levels = (torch.tensor(values, device=device) for values in (tokens, parents, depths))
+    return TokenTree(tokens, slots, levels, ancestors_of(slots, max(map(max, depths))))
+
+
 def node_log_probabilities(
     tree: TokenTree, logits: torch.Tensor, token_ids: torch.LongTensor | None = None
 ) -> torch.Tensor:

@@ -1,0 +1,272 @@
+"""Trees that hold, beside what was drafted, how the text went on where its last tokens stood before."""
+
+import random
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from drawn_plans import draw_plans
+from hf_pardraft.generation.decoder import SpeculativeDecoding
+from hf_pardraft.generation.prompt_lookup import LONGEST_MATCH, Match, NgramIndex, PromptLookup, with_match
+from hf_pardraft.generation.scheduling.confidence import Calibration, ClaimedTree
+from hf_pardraft.generation.settings import read_settings
+from hf_pardraft.generation.target import TargetReader
+from sampled_cases import assert_plain_text, batch_of, double_target, knowing, seeded, unpadded, untrained
+from tiny_models import random_prompt, tiny_drafter, tiny_target
+
+LOOKUP = {"tree_budget": 10, "prompt_lookup_num_tokens": 7, "max_matching_ngram_size": 3}
+
+
+def naive_match(text: list[int], size: int, num_tokens: int) -> Match | None:
+    """The same by comparing the text's end with every place before it."""
+    best = None
+    for place in range(1, len(text)):
+        length = 0
+        while length < place and text[place - 1 - length] == text[-1 - length]:
+            length += 1
+        if length and (best is None or min(length, size) >= min(best[0], size)):
+            best = length, place
+    if best is None:
+        return None
+    longer = [*text]
+    for ahead in range(num_tokens):
+        longer.append(longer[best[1] + ahead])
+    return Match(min(best[0], LONGEST_MATCH), longer[len(text) :])
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("vocab", [1, 2, 5, 40])
+def test_matches_are_those_of_a_naive_loop(vocab, size):
+    luck, index = random.Random(vocab), NgramIndex(size)
+    assert index.match(3) is None
+    text = []
+    while len(text) < 90:
+        new = [luck.randrange(vocab) for _ in range(luck.randint(0, 4))]
+        if text and luck.random() < 0.3:
+            start = luck.randrange(len(text))
+            new = text[start : start + 9]
+        text += new
+        index.extend(new)
+        assert index.match(6) == naive_match(text, size, 6)
+
+
+def test_texts_of_a_batch_are_looked_up_separately():
+    lookup = PromptLookup(num_tokens=2, size=2)
+    lookup.begin([[1, 2, 3, 1], [4, 5, 6], [2, 2]])
+    assert lookup.matches(9) == [(1, [2, 3]), None, (1, [2, 2])]
+    lookup.select_items([1, 2])
+    lookup.extend([[4, 5], [7]])
+    assert lookup.matches(1) == [(2, [6]), None]
+    assert lookup.matches(0) == []
+
+
+def paths_of(tokens: list[int], draft: ClaimedTree) -> list[tuple[int, ...]]:
+    """The tokens from the anchor to each node."""
+    paths = [()]
+    for token, parent in zip(tokens, draft.parents, strict=True):
+        paths.append((*paths[parent], token))
+    return paths[1:]
+
+
+def test_a_branch_shares_the_prefixes_that_were_drafted():
+    #  1 - 2 - 5, and 3; the text suggests 1 2 6 7.
+    drafted = ClaimedTree([0, 0, 1, 3], [-0.1, -0.2, -0.3, -0.4])
+    tokens, draft = with_match([1, 3, 2, 5], drafted, Match(4, [1, 2, 6, 7]))
+    paths = paths_of(tokens, draft)
+    assert paths == [(1,), (3,), (1, 2), (1, 2, 5), (1, 2, 6), (1, 2, 6, 7)]
+    assert draft.log_probabilities == [-0.1, -0.2, -0.3, -0.4, None, None]
+    assert draft.matches == [4, 0, 5, 0, 6, 7]
+    tokens, draft = with_match([1, 3, 2, 5], drafted, None)
+    assert (tokens, [*draft.parents], draft.matches) == ([1, 3, 2, 5], [0, 0, 1, 3], [0] * 4)
+
+
+def test_sources_are_believed_as_far_as_they_were_right():
+    calibration = Calibration()
+    assert calibration.match_probability(1) < calibration.match_probability(4) < calibration.match_probability(16) < 1
+    draft = ClaimedTree([0, 1, 0], [None, None, -0.01], matches=[2, 3, 0])
+    assert calibration.probabilities(draft)[2] > calibration.probabilities(draft)[0]
+    for _ in range(30):
+        # The text's first token is right, its second isn't, and the drafter's is wrong.
+        calibration.note([(draft, [0, 1], True)])
+    of_text, of_second, of_drafter = calibration.probabilities(draft)
+    assert of_text > 0.9
+    assert max(of_second, of_drafter) < 0.1
+    # What the drafter did not propose says nothing of it.
+    assert sum(map(sum, calibration.accepted)) == 0
+    assert sum(map(sum, calibration.tried)) == pytest.approx(30, rel=0.05)
+
+
+def looking(kind, target, texts=None, **settings):
+    """A drafter whose trees hold what the text suggests; untrained, or one that knows `texts`."""
+    settings = {**LOOKUP, **settings}
+    drafter = tiny_drafter(kind, target).double() if texts is None else knowing(kind, target, texts)
+    for name, value in settings.items():
+        setattr(drafter.generation_config, name, value)
+    return drafter
+
+
+@pytest.fixture
+def trees(monkeypatch):
+    """The trees that the target reads."""
+    read, real = [], TargetReader.read
+
+    def noted(self, pending, tree, *others):
+        read.append(tree)
+        return real(self, pending, tree, *others)
+
+    monkeypatch.setattr(TargetReader, "read", noted)
+    return read
+
+
+def assert_are_trees(trees, budget: int) -> None:
+    """Budget, order and siblings are as a tree has them."""
+    assert trees
+    for tree in trees:
+        assert tree.num_nodes <= budget
+        for tokens, parents, depths in zip(
+            tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist(), strict=True
+        ):
+            edges = list(zip(parents, tokens, strict=True))
+            assert len({*edges}) == len(edges)
+            assert depths == sorted(depths)
+            assert [0, *depths][1:] == [[0, *depths][parent] + 1 for parent in parents]
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"top_k": 0}, {"temperature": 0.5, "top_p": 0.9}])
+@pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+def test_the_text_is_plain_generates(trees, kind, lengths, sampling):
+    target, batch = double_target("qwen3"), batch_of(*lengths)
+    batch["input_ids"][:, -4:-2] = batch["input_ids"][:, -2:]
+    options = {"max_new_tokens": 40, **sampling}
+    plain = seeded(target, batch, **options)
+    texts = unpadded(plain[0], batch["attention_mask"])
+    trees.clear()
+    for drafter in (looking(kind, target), looking(kind, target, texts)):
+        assert_plain_text(target, batch, drafter, plain, **options)
+    drafted = [tree for tree in trees if tree is not None and not tree.is_chain]
+    assert_are_trees(drafted, budget=10)
+    # Deeper than what was drafted.
+    assert max(int(tree.depths.max()) for tree in drafted) > 4
+
+
+class Noted(LogitsProcessor):
+    """Looks at the whole batch, which items therefore have to go through together."""
+
+    def __init__(self):
+        self.shapes = []
+
+    def __call__(self, input_ids, scores):
+        self.shapes.append(tuple(input_ids.shape))
+        return scores - 0.1 * torch.nn.functional.one_hot(input_ids[:, -1], scores.shape[1])
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {}])
+@pytest.mark.parametrize("lengths", [(7,), (7, 5)])
+def test_a_callers_processors_see_what_plain_generate_shows_them(lengths, sampling):
+    target, batch = double_target("llama", eos_token_id=5), batch_of(*lengths)
+    results, shapes = [], []
+    for drafter in (None, looking("pard", target)):
+        processor = Noted()
+        options = {"assistant_model": drafter, "logits_processor": LogitsProcessorList([processor]), **sampling}
+        results.append(seeded(target, batch, max_new_tokens=30, **options))
+        shapes.append(processor.shapes)
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    assert shapes[0] == shapes[1]
+
+
+class Repeats(LogitsProcessor):
+    """Lets a target write what it wrote, or read, so many tokens ago."""
+
+    def __init__(self, period: int):
+        self.period = period
+
+    def __call__(self, input_ids, scores):
+        return scores + 1000 * torch.nn.functional.one_hot(input_ids[:, -self.period], scores.shape[1])
+
+
+def quoting(length: int) -> dict:
+    """A prompt, and how to let a target write it again and again."""
+    prompt = random_prompt(20)
+    repeats = LogitsProcessorList([Repeats(20)])
+    mask = torch.ones_like(prompt)
+    return {"input_ids": prompt, "attention_mask": mask, "logits_processor": repeats, "max_new_tokens": length}
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True}])
+def test_a_text_that_repeats_itself_needs_few_rounds_of_an_untrained_drafter(sampling):
+    target, taus = double_target("llama"), []
+    call = {**quoting(64), **sampling}
+    plain = target.generate(**call)
+    for num_tokens in (None, 8):
+        drafter = looking("pard", target, prompt_lookup_num_tokens=num_tokens)
+        assert torch.equal(target.generate(assistant_model=drafter, **call), plain)
+        taus.append(drafter.last_stats.tau)
+    assert taus[0] < 1.5
+    # A round commits 9 tokens, once the first one has found its match.
+    assert taus[1] > 6
+
+
+@pytest.mark.parametrize("length", range(1, 20))
+def test_no_branch_is_longer_than_what_is_left_of_the_text(trees, length):
+    target, call = double_target("llama"), quoting(length)
+    plain = target.generate(**call)
+    trees.clear()
+    drafter = looking("pard", target)
+    assert torch.equal(target.generate(assistant_model=drafter, **call), plain)
+    assert all(int(tree.depths.max()) <= length - 1 for tree in trees if tree is not None)
+    assert drafter.last_stats.tokens_per_round == [accepted + 1 for accepted in drafter.last_stats.accepted_per_round]
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {}])
+def test_whatever_the_schedule_drafts_and_reads_the_text_is_plain_generates(monkeypatch, trees, sampling):
+    target, batch = double_target("llama"), batch_of(8, 5)
+    plain = seeded(target, batch, max_new_tokens=40, **sampling)
+    drafter = looking("pard", target, draft_schedule="auto")
+    draw_plans(monkeypatch)
+    trees.clear()
+    for _ in range(3):
+        assert_plain_text(target, batch, drafter, plain, max_new_tokens=40, **sampling)
+    assert_are_trees([tree for tree in trees if tree is not None and not tree.is_chain], budget=10)
+
+
+def lookups_of(monkeypatch, target, drafter, **options) -> list[PromptLookup | None]:
+    """What looked up in a call."""
+    found, real = [], SpeculativeDecoding.run
+
+    def run(self, input_ids):
+        found.append(self.lookup)
+        return real(self, input_ids)
+
+    monkeypatch.setattr(SpeculativeDecoding, "run", run)
+    prompt = random_prompt(5)
+    target.generate(
+        prompt, attention_mask=torch.ones_like(prompt), assistant_model=drafter, max_new_tokens=8, **options
+    )
+    return found
+
+
+def test_chains_compiled_rounds_and_drafters_that_say_nothing_look_nothing_up(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
+    target = tiny_target("llama")
+    for settings, options in (
+        ({"prompt_lookup_num_tokens": None}, {}),
+        ({"tree_budget": 0}, {}),
+        ({}, {"cache_implementation": "static"}),
+    ):
+        drafter = looking("pard", target.double(), **settings)
+        assert lookups_of(monkeypatch, target, drafter, **options) == [None]
+    drafter = untrained("pard", target, budget=8).double()
+    (lookup,) = lookups_of(monkeypatch, target, drafter, prompt_lookup_num_tokens=3)
+    assert (lookup.num_tokens, lookup.size) == (3, 4)
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup_num_tokens", "max_matching_ngram_size"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
+def test_settings_that_cannot_be_honoured_are_refused(name, value):
+    target = tiny_target("llama")
+    drafter = looking("pard", target, **{name: value})
+    with pytest.raises(ValueError, match=f"{name} must be a whole number"):
+        read_settings(drafter, target.generation_config)
