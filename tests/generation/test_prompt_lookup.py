@@ -10,6 +10,7 @@ from drawn_plans import draw_plans
 from hf_pardraft.generation.decoder import SpeculativeDecoding
 from hf_pardraft.generation.prompt_lookup import LONGEST_MATCH, Match, NgramIndex, PromptLookup, with_match
 from hf_pardraft.generation.scheduling.confidence import Calibration, ClaimedTree
+from hf_pardraft.generation.scheduling.plans import NOTHING, Plan
 from hf_pardraft.generation.settings import read_settings
 from hf_pardraft.generation.target import TargetReader
 from sampled_cases import assert_plain_text, batch_of, double_target, knowing, seeded, unpadded, untrained
@@ -270,3 +271,36 @@ def test_settings_that_cannot_be_honoured_are_refused(name, value):
     drafter = looking("pard", target, **{name: value})
     with pytest.raises(ValueError, match=f"{name} must be a whole number"):
         read_settings(drafter, target.generation_config)
+
+
+@pytest.fixture
+def schedules(monkeypatch):
+    """The schedules of all calls."""
+    found, real = [], SpeculativeDecoding.run
+
+    def run(self, input_ids):
+        found.append(self.schedule)
+        return real(self, input_ids)
+
+    monkeypatch.setattr(SpeculativeDecoding, "run", run)
+    return found
+
+
+def test_the_automatic_schedule_chooses_between_no_draft_and_such_trees(schedules):
+    target, call = double_target("llama"), quoting(12)
+    drafter = looking("pard", target, draft_schedule="auto")
+    target.generate(assistant_model=drafter, **call)
+    assert schedules[0].plans == [NOTHING, Plan(4, 10)]
+    # What is known of trees without a branch from the text is no part of it.
+    drafter.generation_config.prompt_lookup_num_tokens = None
+    target.generate(assistant_model=drafter, **call)
+    assert len(schedules[1].plans) > 2
+    assert schedules[1].knowledge is not schedules[0].knowledge
+
+
+def test_what_the_text_suggested_is_counted_from_round_to_round(schedules):
+    target, call = double_target("llama"), quoting(64)
+    target.generate(assistant_model=looking("pard", target), **call)
+    (schedule,) = schedules
+    tried, accepted = sum(schedule.calibration.tried_matches), sum(schedule.calibration.accepted_matches)
+    assert 30 < accepted <= tried
