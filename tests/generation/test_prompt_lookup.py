@@ -4,13 +4,13 @@ import random
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from drawn_plans import draw_plans
 from hf_pardraft.generation.decoder import SpeculativeDecoding
+from hf_pardraft.generation.dispatch import schedule_for
 from hf_pardraft.generation.prompt_lookup import LONGEST_MATCH, Match, NgramIndex, PromptLookup, with_match
 from hf_pardraft.generation.scheduling.confidence import Calibration, ClaimedTree
-from hf_pardraft.generation.scheduling.plans import NOTHING, Plan
 from hf_pardraft.generation.settings import read_settings
 from hf_pardraft.generation.target import TargetReader
 from sampled_cases import assert_plain_text, batch_of, double_target, knowing, seeded, unpadded, untrained
@@ -286,16 +286,20 @@ def schedules(monkeypatch):
     return found
 
 
-def test_the_automatic_schedule_chooses_between_no_draft_and_such_trees(schedules):
-    target, call = double_target("llama"), quoting(12)
-    drafter = looking("pard", target, draft_schedule="auto")
-    target.generate(assistant_model=drafter, **call)
-    assert schedules[0].plans == [NOTHING, Plan(4, 10)]
-    # What is known of trees without a branch from the text is no part of it.
+def test_trees_with_a_branch_from_the_text_are_judged_by_themselves():
+    target = tiny_target("llama")
+    drafter = looking("pard", target.double(), draft_schedule="auto")
+
+    def schedule(**settings):
+        config = GenerationConfig(**settings)
+        return schedule_for(target, drafter, read_settings(drafter, config), config)
+
+    first, again = schedule(), schedule(prompt_lookup_num_tokens=3)
     drafter.generation_config.prompt_lookup_num_tokens = None
-    target.generate(assistant_model=drafter, **call)
-    assert len(schedules[1].plans) > 2
-    assert schedules[1].knowledge is not schedules[0].knowledge
+    without = schedule()
+    assert first.plans == without.plans
+    # What is known of other trees is no part of it.
+    assert again.knowledge is first.knowledge is not without.knowledge
 
 
 def test_what_the_text_suggested_is_counted_from_round_to_round(schedules):

@@ -39,14 +39,14 @@ def schedule_for(
     if not settings.is_automatic:
         return FixedSchedule(full)
     compiled, sampled = wants_compiled(generation_config), generation_config.do_sample
-    # A tree that holds more than what was drafted can't be judged by the chains in it.
+    # What trees have over chains is another matter where they hold more than what was drafted.
     looks_up = bool(settings.prompt_lookup_num_tokens and settings.tree_budget and not compiled)
     kind = (compiled, target.device, sampled and generation_config.temperature, looks_up)
     of_drafter = _known.setdefault(drafter, weakref.WeakKeyDictionary())
     knowledge = of_drafter.setdefault(target, {}).setdefault(kind, Knowledge())
     looks = not compiled and {target.device.type, drafter.device.type} == {"cpu"}
     # What is not compiled yet would have to be; and where nobody looks at drafts, trees can't be compared with chains.
-    is_free = not looks_up and (looks or not (compiled or settings.tree_budget))
+    is_free = looks or not (compiled or settings.tree_budget)
     plans = all_plans(settings.depth, settings.tree_budget) if is_free else [NOTHING, full]
     first = Plan(settings.depth) if is_free else full
     reads_again = is_hybrid(target.config.get_text_config(decoder=True))

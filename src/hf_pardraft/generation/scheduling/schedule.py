@@ -15,11 +15,11 @@ class FixedSchedule:
 
     Attributes:
         deepest: the most tokens that are drafted.
-        is_pausing, looks, compares: never.
+        is_pausing, looks: never.
         calibration: what was accepted in this call, so that calls are alike.
     """
 
-    is_pausing = looks = compares = False
+    is_pausing = looks = False
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.deepest = plan, plan.depth
@@ -79,7 +79,6 @@ class Schedule:
     Attributes:
         deepest: the most tokens that are drafted.
         is_pausing: whether nothing is drafted now because that is best, and not for want of room.
-        compares: whether trees are compared with the chains of the same rounds.
         calibration: what was accepted of other drafts, see [`Calibration`].
     """
 
@@ -108,7 +107,6 @@ class Schedule:
         self.knowledge, self.plans, self.first, self.clock = knowledge, plans, first, clock
         knowledge.begin_text()
         self.looks, self.calibration = looks, knowledge.calibration
-        self.compares = looks and any(plan.depth and not plan.budget for plan in plans)
         self.reads_again, self.deepest = reads_again, plans[-1].depth
         self.last_tried: dict[Plan, int] = {}
         self.num_rounds, self.reconsidered, self.num_surprises, self.batch = 0, -self.HELD, 0, 1
