@@ -39,6 +39,8 @@ from result_files import RESULTS, public_command, save, this_machine
 
 RESULT = RESULTS / "text_lookup.json"
 LOOKUP_TOKENS = 10
+# Of a row, what a busy machine does not change.
+COUNTS = ("name", "tau", "texts", "same_texts")
 
 
 @dataclass
@@ -84,12 +86,12 @@ class Simulated:
         return logits
 
 
-def ways(drafters: dict[str, ParallelDrafter], budget: int) -> list[Entry]:
+def ways(drafters: dict[str, ParallelDrafter], budget: int, schedules: list[str]) -> list[Entry]:
     """All that is compared, plain `generate` first."""
     entries = [plain_entry(), prompt_lookup_entry()]
     lookup = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
     for name, drafter in drafters.items():
-        for schedule in ("fixed", "auto"):
+        for schedule in schedules:
             setting = {"tree_budget": budget, "draft_schedule": schedule}
             entries.append(Entry(f"{name}, {schedule}", drafter, setting))
             entries.append(Entry(f"{name} and the text, {schedule}", drafter, {**setting, **lookup}))
@@ -151,7 +153,7 @@ def counted_forwards(target: PreTrainedModel) -> Iterator[list[int]]:
 
 def measure(texts: Texts, prompts: list[torch.LongTensor], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each way."""
-    entries = ways(texts.drafters, arguments.budget)
+    entries = ways(texts.drafters, arguments.budget, arguments.schedules)
     tallies, condition = {entry.name: Tally() for entry in entries}, Condition(max_new_tokens=arguments.max_new_tokens)
     plain = entries[0]
     for prompt in prompts:
@@ -171,7 +173,8 @@ def measure(texts: Texts, prompts: list[torch.LongTensor], arguments: argparse.N
                 tally.forwards += len(counts)
                 tally.same += result.texts == expected
                 tally.seconds.append((result.seconds - first) / (result.num_tokens - 1))
-    return [row_of(name, tally, tallies[PLAIN]) for name, tally in tallies.items()]
+    rows = [row_of(name, tally, tallies[PLAIN]) for name, tally in tallies.items()]
+    return rows if arguments.timed else [{key: row[key] for key in COUNTS} for row in rows]
 
 
 def row_of(name: str, tally: Tally, plain: Tally) -> dict[str, Any]:
@@ -197,9 +200,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--categories", nargs="+", choices=CATEGORIES, default=list(CATEGORIES))
     parser.add_argument("--right", type=float, help="how often a simulated drafter is right at a position, below 1")
     parser.add_argument("--budget", type=int, default=16, help="nodes of a tree")
+    parser.add_argument("--schedules", nargs="+", choices=["fixed", "auto"], default=["fixed"], help="draft_schedule")
     parser.add_argument("--prompts", type=int, help="of each category; by default 2, or all of the family's")
     parser.add_argument("--longest", type=int, default=1024, help="tokens of a prompt; longer ones are left out")
     parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--untimed", dest="timed", action="store_false", help="tau alone, on a machine that is busy")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--output", type=Path, default=RESULT)
     arguments = parser.parse_args()
@@ -233,7 +238,8 @@ def main() -> None:
         save(arguments.output, {"runs": runs})
         print(f"{texts.name}, {category}, {len(prompts)} prompts")
         for row in rows:
-            print(f"  {row['name']:40} tau {row['tau']:5.2f}  {row['ms_per_token']:8.2f} ms  {row['speedup']:5.2f}x")
+            seconds = f"{row['ms_per_token']:8.2f} ms  {row['speedup']:5.2f}x" if arguments.timed else ""
+            print(f"  {row['name']:40} tau {row['tau']:5.2f}  {seconds}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,18 @@ from tiny_models import random_prompt, tiny_drafter, tiny_target
 def test_every_way_has_a_row_and_writes_the_same_text(tmp_path):
     output = tmp_path / "lookup.json"
     output.write_text(json.dumps({"runs": [{"target": "another", "drafters": [], "category": "qa", "rows": []}]}))
-    quick = ["--family", "--prompts", "1", "--max-new-tokens", "12", "--output", str(output)]
+    quick = [
+        "--family",
+        "--prompts",
+        "1",
+        "--max-new-tokens",
+        "12",
+        "--schedules",
+        "fixed",
+        "auto",
+        "--output",
+        str(output),
+    ]
     assert run_main(text_lookup.main, *quick).code == 0
     kept, run = json.loads(output.read_text())["runs"]
     assert kept["target"] == "another"
