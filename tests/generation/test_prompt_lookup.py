@@ -308,3 +308,16 @@ def test_what_the_text_suggested_is_counted_from_round_to_round(schedules):
     (schedule,) = schedules
     tried, accepted = sum(schedule.calibration.tried_matches), sum(schedule.calibration.accepted_matches)
     assert 30 < accepted <= tried
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"top_k": 0}])
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+def test_the_text_suggests_tokens_that_a_draft_vocabulary_lacks(kind, sampling):
+    target, call = double_target("llama"), {**quoting(64), "do_sample": True, **sampling}
+    torch.manual_seed(3)
+    plain = target.generate(**call)
+    drafter = looking(kind, target)
+    drafter.set_draft_vocabulary(list(range(3, 15)))
+    torch.manual_seed(3)
+    assert torch.equal(target.generate(assistant_model=drafter, **call), plain)
+    assert drafter.last_stats.tau > 5
