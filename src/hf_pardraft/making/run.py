@@ -30,7 +30,7 @@ from .plan import (
 from .runner import Run, Stopwatch, as_typed, run_command
 from .settings import Machine, MakeSettings, check_inputs
 from .state import FILE, MakeState, check_folder
-from .summary import public_command, recipe_text, summary
+from .summary import introduction, public_command, recipe_text, summary
 from .text import Text
 
 Tell = Callable[[str], None]
@@ -66,6 +66,7 @@ class Making:
 
     def make(self) -> list[str]:
         """All stages that are not done; the lines of the summary."""
+        self.tell(introduction(self.commands, self.state))
         stages = {
             "base": self.make_base,
             "first text": lambda: self.write_text(most_chunks=1),

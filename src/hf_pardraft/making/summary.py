@@ -3,7 +3,7 @@
 from typing import Any
 
 from .commands import Commands
-from .plan import EvaluationPlan, TrainingPlan
+from .plan import TEXT_SHARE, EvaluationPlan, TrainingPlan
 from .runner import as_typed
 from .state import MakeState
 from .text import Text
@@ -11,6 +11,17 @@ from .text import Text
 # How many times the hours are proposed to somebody who wants a better drafter.
 MORE = 4
 STAGES = {"text": "writing text", "probe": "trying steps", "training": "training", "evaluation": "measuring"}
+
+
+def introduction(commands: Commands, state: MakeState) -> str:
+    """What is about to be done, or to go on."""
+    settings = commands.settings
+    size = "settings for small targets and CPUs" if commands.is_small else "published settings"
+    text = (
+        f"A {settings.kind_name} drafter for {settings.target_name} in about {told(settings.seconds)}, {state.dtype}, {size}: "
+        f"{told(TEXT_SHARE * settings.seconds)} for text, then training, then measuring."
+    )
+    return f"{text} {told(state.spent)} were spent before; going on." if state.spent else text
 
 
 def summary(commands: Commands, state: MakeState, results: dict[str, Any]) -> list[str]:
