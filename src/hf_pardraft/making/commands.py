@@ -20,7 +20,7 @@ SMALL = {
     "dflare": {**BLOCK, "max_length": 512},
     "dart": {"num_anchors": 128, "max_length": 512},
 }
-SMALL_BATCH = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+SMALL_BATCH = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
 # Answers are cut off where training would cut them.
 SMALL_ANSWER, ANSWER = 384, 2048
 CPU_BATCH, BATCH = 8, 32
@@ -170,6 +170,9 @@ class Commands:
             options["base"] = settings.base or self.layout.base
         options |= {"target_dtype": self.dtype, "bf16": self.dtype == "bfloat16", **TAU, **limits}
         options |= {"seed": settings.seed, "report_to": "none"}
+        if not self.has_accelerator:
+            # There is nothing to pin it for, and a warning says so.
+            options["dataloader_pin_memory"] = False
         if settings.chat_template_kwargs:
             options["chat_template_kwargs"] = settings.chat_template_kwargs
         if settings.trust_remote_code:
