@@ -22,6 +22,15 @@ ARROWS = {
     "generation": {"checkpoints", "models", "ngram", "pairing"},
     "training": {"checkpoints", "models", "pairing", "user_input"},
     "datagen": {"checkpoints", "generation.packed_weights", "models", "training.data", "user_input"},
+    "making": {
+        "checkpoints",
+        "datagen.user_turns",
+        "models",
+        "pairing",
+        "training.checkpointing",
+        "training.recipe",
+        "user_input",
+    },
     "hub": {"checkpoints", "models", "user_input"},
     "evaluation": {
         "checkpoints",

@@ -202,6 +202,7 @@ def draw_commit(picture: Drawing, x: float) -> None:
 # The folders, from the entry points down to what ships with a drafter: left end, row, width and purpose of each.
 FOLDERS = {
     "demo": (25, 1, 465, "a tiny family, shown beside plain generate"),
+    "making": (745, 1, 230, "a drafter in one command"),
     "evaluation": (25, 2, 225, "measure, plot"),
     "hub": (265, 2, 225, "model cards, push"),
     "services": (505, 2, 225, "what models/ asks us for"),
@@ -225,6 +226,7 @@ SHOWN_ARROWS = (
     ("demo", "hub"),
     ("evaluation", "generation"),
     ("services", "hub"),
+    ("making", "datagen"),
     ("datagen", "training"),
     ("datagen", "generation"),
     ("generation", "ngram"),

@@ -262,3 +262,12 @@ def test_absurd_sizes_are_refused_where_a_drafter_is_made(tiny_family):
         DFlashDrafter.for_target(target, num_layers=1, num_hidden_layers=10**9)
     with pytest.raises(ValueError, match="draft_length in a new DartConfig"):
         DartDrafter.for_target(target, draft_length=10**9)
+
+
+def test_bfloat16_on_a_machine_without_an_accelerator_needs_no_other_setting(tiny_family, text, tmp_path):
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has an accelerator")
+    settings = words("dflare", tiny_family, text, tmp_path / "out")
+    settings.remove("--use-cpu")
+    settings[settings.index("--bf16") + 1] = "true"
+    assert train_drafter(settings)["eval_tau"] >= 1

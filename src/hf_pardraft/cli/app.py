@@ -15,6 +15,7 @@ from .env import env
 from .errors import DEBUG_VARIABLE, finish
 from .eval import ManyValues, evaluate
 from .generate import generate
+from .make import make
 from .ngram import ngram
 from .options import ANY_SETTINGS
 from .push import push
@@ -40,6 +41,7 @@ app.command("eval", cls=ManyValues)(evaluate)
 app.command()(demo)
 app.command()(generate)
 app.command()(regenerate)
+app.command()(make)
 app.command(context_settings=ANY_SETTINGS, add_help_option=False)(train)
 app.command(context_settings=ANY_SETTINGS)(cache_features)
 app.command()(convert)

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import TrainerState, TrainingArguments
+from transformers.utils import is_torch_xla_available
 
 from .checks import EVERY, check_settings
 from .losses.objectives import OBJECTIVES, ObjectiveSettings
@@ -159,6 +161,9 @@ class DraftTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        # A CPU computes in bfloat16, too; `TrainingArguments` would ask for use_cpu, which there is no choice about.
+        if (self.bf16 or self.bf16_full_eval) and not torch.accelerator.is_available() and not is_torch_xla_available():
+            self.use_cpu = True
         super().__post_init__()
         check_settings(self)
 

@@ -1,0 +1,192 @@
+"""The command of each stage, as words after `pardraft`: a user can repeat them, or change them and go on by hand."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..training.recipe import read_recipe
+from .plan import PROBE_STEPS, EvaluationPlan, TrainingPlan
+from .settings import MakeSettings
+
+RECIPES = {"pard": "pard", "dflash": "left_to_right", "dflare": "dflare", "dart": "dart"}
+# Up to this width of the target, or without an accelerator, a drafter of a published size would take longer to draft than it
+# saves, and too long to train.
+SMALL_HIDDEN_SIZE = 1024
+BLOCK = {"num_layers": 2, "block_size": 8, "num_anchors": 128}
+SMALL = {
+    "pard": {"max_length": 512},
+    "dflash": {**BLOCK, "max_length": 512},
+    "dflare": {**BLOCK, "max_length": 512},
+    "dart": {"num_anchors": 128, "max_length": 512},
+}
+SMALL_BATCH = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+# Answers are cut off where training would cut them.
+SMALL_ANSWER, ANSWER = 384, 2048
+CPU_BATCH, BATCH = 8, 32
+TAU = {"tau_prompts": 4, "tau_new_tokens": 64}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a run keeps what.
+
+    Attributes:
+        folder: of the run.
+        target_name, kind_name: which the drafter is named after.
+    """
+
+    folder: Path
+    target_name: str
+    kind_name: str
+
+    @property
+    def text(self) -> Path:
+        return self.folder / "text"
+
+    @property
+    def train(self) -> Path:
+        return self.text / "train.jsonl"
+
+    @property
+    def held_out(self) -> Path:
+        return self.text / "held-out.jsonl"
+
+    @property
+    def base(self) -> Path:
+        return self.folder / "base"
+
+    @property
+    def probe(self) -> Path:
+        return self.folder / "probe"
+
+    @property
+    def drafter(self) -> Path:
+        return self.folder / f"{self.target_name}-{self.kind_name}"
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "eval.json"
+
+    @property
+    def recipe(self) -> Path:
+        return self.folder / "recipe.md"
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The stages of one run as commands.
+
+    Attributes:
+        settings: of the run.
+        layout: of its folder.
+        is_small: whether drafter and batches are made for a small target, or for a machine without an accelerator.
+        has_accelerator: whether there is one.
+        dtype: that everything computes in.
+    """
+
+    settings: MakeSettings
+    layout: Layout
+    is_small: bool
+    has_accelerator: bool
+    dtype: str
+
+    def regenerate(self, output: Path, count: int | None = None, dataset: Path | None = None) -> list[str]:
+        """The target writes `count` dialogues, or answers to the prompts of a data set."""
+        source = [str(dataset)] if count is None else ["--self-prompts", str(count)]
+        options = {
+            "target": self.settings.target,
+            "output": output,
+            "max_tokens": SMALL_ANSWER if self.is_small else ANSWER,
+            "batch_size": BATCH if self.has_accelerator else CPU_BATCH,
+            "dtype": self.dtype,
+            "seed": self.settings.seed,
+        }
+        if self.settings.chat_template_kwargs:
+            options["chat_template_kwargs"] = json.dumps(self.settings.chat_template_kwargs)
+        return ["regenerate", *source, *as_options(options), *self._trust()]
+
+    def probe(self, train: Path, held_out: Path) -> list[str]:
+        """A few steps and an evaluation, to see what they cost."""
+        limits = {"max_steps": PROBE_STEPS, "save_strategy": "no", "eval_strategy": "no"}
+        return self._train(train, held_out, self.layout.probe, limits)
+
+    def train(self, plan: TrainingPlan, resume: bool) -> list[str]:
+        """The training itself, evaluated by tau, of which the best checkpoint is kept."""
+        limits = {"max_steps": plan.steps}
+        for name in ("eval", "save"):
+            limits |= {f"{name}_strategy": "steps", f"{name}_steps": plan.eval_steps}
+        limits |= {"load_best_model_at_end": True, "metric_for_best_model": "tau", "save_total_limit": 1}
+        limits["logging_steps"] = max(1, min(50, plan.eval_steps // 4))
+        if resume:
+            limits["resume_from_checkpoint"] = "last"
+        return self._train(self.layout.train, self.layout.held_out, self.layout.drafter, limits)
+
+    def eval(self, plan: EvaluationPlan) -> list[str]:
+        """Tau and speed on held-out prompts, beside plain `generate`."""
+        options = {
+            "target": self.settings.target,
+            "drafter": f"{self.settings.kind_name}={self.layout.drafter}",
+            "prompts": self.layout.held_out,
+            "limit": plan.prompts,
+            "max_new_tokens": plan.new_tokens,
+            "dtype": self.dtype,
+            "json": self.layout.results,
+        }
+        arguments = [
+            word
+            for name, value in self.settings.chat_template_kwargs.items()
+            for word in ("--chat-argument", f"{name}={json.dumps(value)}")
+        ]
+        return ["eval", *as_options(options), *arguments, *self._trust()]
+
+    def card(self) -> list[str]:
+        """The drafter's card, with the results."""
+        options = {"results": self.layout.results, "recipe": self.layout.recipe}
+        return ["card", str(self.layout.drafter), *as_options(options), "--fresh"]
+
+    def training_settings(self) -> dict[str, Any]:
+        """What is said instead of the recipe's own settings."""
+        if not self.is_small:
+            return {}
+        return {**SMALL[self.settings.kind], **SMALL_BATCH}
+
+    @property
+    def examples_per_step(self) -> int:
+        recipe = read_recipe(RECIPES[self.settings.kind]) | self.training_settings()
+        return recipe["per_device_train_batch_size"] * recipe.get("gradient_accumulation_steps", 1)
+
+    def _train(self, train: Path, held_out: Path, output: Path, limits: dict[str, Any]) -> list[str]:
+        settings = self.settings
+        options = {
+            "recipe": RECIPES[settings.kind],
+            "target": settings.target,
+            "dataset": train,
+            "eval_dataset": held_out,
+            "output": output,
+            **self.training_settings(),
+        }
+        if settings.kind == "pard":
+            options["base"] = settings.base or self.layout.base
+        options |= {"target_dtype": self.dtype, "bf16": self.dtype == "bfloat16", **TAU, **limits}
+        options |= {"seed": settings.seed, "report_to": "none"}
+        if not self.has_accelerator:
+            # There is nothing to pin it for, and a warning says so.
+            options["dataloader_pin_memory"] = False
+        if settings.chat_template_kwargs:
+            options["chat_template_kwargs"] = settings.chat_template_kwargs
+        if settings.trust_remote_code:
+            options["trust_remote_code"] = True
+        return ["train", *as_options(options)]
+
+    def _trust(self) -> list[str]:
+        return ["--trust-remote-code"] if self.settings.trust_remote_code else []
+
+
+def as_options(options: dict[str, Any]) -> list[str]:
+    """Settings as words of a command line."""
+    words = []
+    for name, value in options.items():
+        is_json = isinstance(value, bool | dict)
+        words += [f"--{name.replace('_', '-')}", json.dumps(value) if is_json else str(value)]
+    return words

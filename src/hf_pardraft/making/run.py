@@ -1,0 +1,257 @@
+"""A run of `pardraft make`: its stages one after another, each a command, and what a later run finds done."""
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..checkpoints.atomic_files import write_whole
+from ..checkpoints.atomic_folders import writing_folder
+from ..pairing.cut_down import cut_down_copy
+from ..training.checkpointing import checkpoints_in
+from ..user_input.files import read_json
+from ..user_input.models import load_model, load_tokenizer
+from .commands import SMALL_HIDDEN_SIZE, Commands, Layout
+from .plan import (
+    PROBE_STEPS,
+    TEXT_SHARE,
+    EvaluationPlan,
+    StepCosts,
+    TrainingPlan,
+    evaluation_plan,
+    evaluation_seconds,
+    next_count,
+    training_plan,
+    training_seconds,
+)
+from .runner import Run, Stopwatch, as_typed, run_command
+from .settings import Machine, MakeSettings, check_inputs
+from .state import FILE, MakeState, check_folder
+from .summary import introduction, public_command, recipe_text, summary
+from .text import Text
+
+Tell = Callable[[str], None]
+NO_CHUNK = {"upto": 0, "rows": 0, "seconds": 0.0}
+
+
+@dataclass
+class Making:
+    """A run: what it was asked for, what it remembers, and how it does and tells things.
+
+    Attributes:
+        commands: of its stages.
+        state: its memory.
+        run: a command.
+        clock: in seconds.
+        tell: a line to the user.
+    """
+
+    commands: Commands
+    state: MakeState
+    run: Run
+    clock: Callable[[], float]
+    tell: Tell
+
+    @property
+    def layout(self) -> Layout:
+        return self.commands.layout
+
+    @property
+    def total(self) -> float:
+        """Seconds for everything."""
+        return self.commands.settings.seconds
+
+    def make(self) -> list[str]:
+        """All stages that are not done; the lines of the summary."""
+        self.tell(introduction(self.commands, self.state))
+        stages = {
+            "base": self.make_base,
+            "first text": lambda: self.write_text(most_chunks=1),
+            "probe": self.probe,
+            "text": self.write_text,
+            "training": self.train,
+            "evaluation": self.evaluate,
+            "card": self.write_card,
+        }
+        for name, stage in stages.items():
+            if name not in self.state.done:
+                stage()
+                self.state.finish(name)
+        return summary(self.commands, self.state, read_json(self.layout.results))
+
+    def make_base(self) -> None:
+        """For a PARD drafter without a `base`: a copy of the target with fewer layers."""
+        settings = self.commands.settings
+        if settings.kind != "pard" or settings.base is not None:
+            return
+        watch = Stopwatch(lambda seconds: self.state.spend("probe", seconds), self.clock)
+        target = load_model(settings.target, settings.trust_remote_code, dtype=self.commands.dtype)
+        copy, layers = cut_down_copy(target)
+        beside = self.layout.base.with_name(".base")
+        shutil.rmtree(beside, ignore_errors=True)
+        copy.save_pretrained(beside)
+        shutil.rmtree(self.layout.base, ignore_errors=True)
+        beside.rename(self.layout.base)
+        watch.lap()
+        self.tell(
+            f"{self.layout.base}: the target with {len(layers)} of its layers ({', '.join(map(str, layers))}), to begin with"
+        )
+
+    def write_text(self, most_chunks: float = math.inf) -> None:
+        """Let the target write, a chunk after the other, until the time for that is used up."""
+        text, state = Text(self.commands, self.state), self.state
+        while state.is_writing or (len(state.chunks) < most_chunks and self._plan_chunk(text)):
+            self._write_chunk(text)
+        num_train, num_held_out = text.split()
+        settings = self.commands.settings
+        num_tokens = text.count_tokens(load_tokenizer(settings.target, settings.trust_remote_code))
+        state.decided["text"] = {"train": num_train, "held_out": num_held_out, "tokens": num_tokens}
+        state.save()
+        self.tell(f"{num_train} dialogues to learn from and {num_held_out} held out, {num_tokens} tokens")
+
+    def _write_chunk(self, text: Text) -> None:
+        """The last chunk, or what is missing of it."""
+        chunks = self.state.chunks
+        chunk, before = chunks[-1], chunks[-2] if len(chunks) > 1 else NO_CHUNK
+
+        def spend(seconds: float) -> None:
+            chunk["seconds"] += seconds
+
+        ended = self._run("text", text.command(len(chunks) - 1), spend)
+        rows = len(text.rows())
+        # Some prompts can't be answered, and the others can.
+        if ended and 2 * (rows - before["rows"]) < chunk["upto"] - before["upto"]:
+            raise failure("writing text", ended)
+        chunk["rows"] = rows
+        self.state.save()
+
+    def _plan_chunk(self, text: Text) -> bool:
+        """Decide how much text is next; whether there is to be any."""
+        chunks = self.state.chunks
+        last, before = (*[NO_CHUNK] * 2, *chunks)[-1:-3:-1]
+        speed = (last["rows"] - before["rows"]) / last["seconds"] if last["seconds"] > 0 else 0.0
+        spent = self.state.seconds.get("text", 0.0)
+        upto = next_count(last["rows"], last["upto"], spent, TEXT_SHARE * self.total, speed)
+        if upto is not None and text.available is not None:
+            upto = min(upto, text.available)
+        if upto is None or upto <= last["upto"]:
+            return False
+        chunks.append({"upto": upto, "rows": None, "seconds": 0.0})
+        self.state.save()
+        return True
+
+    def probe(self) -> None:
+        """A few steps on the first text, which show what does not work while hours can be saved, and what a step costs."""
+        folder = self.layout.probe
+        shutil.rmtree(folder, ignore_errors=True)
+        before = self.state.seconds.get("probe", 0.0)
+        words = self.commands.probe(self.layout.train, self.layout.held_out)
+        if ended := self._run("probe", words):
+            raise failure("the first steps of training", ended)
+        history = read_json(folder / "trainer_state.json")["log_history"]
+        training = next(entry["train_runtime"] for entry in reversed(history) if "train_runtime" in entry)
+        evaluation = read_json(folder / "eval_results.json")["eval_runtime"]
+        around = max(0.0, self.state.seconds["probe"] - before - training - evaluation)
+        self.state.decided["costs"] = {"step": training / PROBE_STEPS, "evaluation": evaluation, "around": around}
+        shutil.rmtree(folder, ignore_errors=True)
+        self.tell(f"a step takes {training / PROBE_STEPS:.1f} s, an evaluation {evaluation:.0f} s")
+
+    def train(self) -> None:
+        """As many steps as there is time for."""
+        decided = self.state.decided
+        if "training" not in decided:
+            plan = training_plan(
+                StepCosts(**decided["costs"]),
+                training_seconds(self.total, self.state.spent),
+                decided["text"]["train"],
+                self.commands.examples_per_step,
+            )
+            decided["training"] = vars(plan)
+            self.state.save()
+        plan = TrainingPlan(**decided["training"])
+        self.tell(f"{plan.steps} steps, {plan.epochs:.1f} times over the text")
+        if ended := self._run("training", self.commands.train(plan, resume=bool(checkpoints_in(self.layout.drafter)))):
+            raise failure("training", ended)
+
+    def evaluate(self) -> None:
+        """Tau and speed on what was held out."""
+        decided, state = self.state.decided, self.state
+        if "evaluation" not in decided:
+            speed = decided["text"]["tokens"] / state.seconds["text"]
+            left = evaluation_seconds(self.total, state.spent)
+            decided["evaluation"] = vars(evaluation_plan(left, speed, decided["text"]["held_out"]))
+            state.save()
+        words = self.commands.eval(EvaluationPlan(**decided["evaluation"]))
+        if ended := self._run("evaluation", words):
+            raise failure("measuring", ended)
+        # Results are published with the card, and local folders are nobody's business.
+        results = read_json(self.layout.results) | {"command": public_command(self.commands, words)}
+        write_whole(self.layout.results, json.dumps(results, indent=2) + "\n")
+
+    def write_card(self) -> None:
+        write_whole(self.layout.recipe, recipe_text(self.commands, self.state))
+        if ended := self._run("card", self.commands.card()):
+            raise failure("writing the card", ended)
+
+    def _run(self, stage: str, words: list[str], spend: Callable[[float], None] = lambda seconds: None) -> int:
+        """Run a command, and note what it takes as it goes on; its exit status."""
+
+        def spent(seconds: float) -> None:
+            spend(seconds)
+            self.state.spend(stage, seconds)
+
+        self.tell(f"\n$ {as_typed(words)}")
+        watch = Stopwatch(spent, self.clock)
+        try:
+            return self.run(words, watch.lap)
+        finally:
+            watch.lap()
+
+
+def failure(what: str, status: int) -> ValueError:
+    return ValueError(
+        f"{what} failed: the command above ended with status {status}, and says why. Mend that and run the same pardraft make "
+        "again, which goes on there; what was done is kept"
+    )
+
+
+def make_drafter(
+    settings: MakeSettings,
+    output: str | Path,
+    run: Run = run_command,
+    clock: Callable[[], float] = time.monotonic,
+    tell: Tell = print,
+    machine: Machine | None = None,
+) -> list[str]:
+    """Make a drafter; a run that was cut off goes on where it was.
+
+    Args:
+        settings: what is asked for.
+        output: folder of the run.
+        run: of a command's words; see [`run_command`].
+        clock: in seconds, from any start on.
+        tell: is given what goes on, line by line.
+        machine: what computes; by default what is there.
+
+    Returns:
+        The lines of a summary.
+
+    Raises:
+        ImportError, OSError, ValueError: if something is missing or does not fit, or a stage failed.
+    """
+    folder, machine = Path(output), machine or Machine.this_one()
+    state = check_folder(folder, settings)
+    if state is None:
+        config = check_inputs(settings).get_text_config(decoder=True)
+        is_small = not machine.has_accelerator or config.hidden_size <= SMALL_HIDDEN_SIZE
+        decided = {"is_small": is_small, "has_accelerator": machine.has_accelerator}
+        state = MakeState(folder / FILE, settings.as_json(), machine.dtype(settings), decided=decided)
+    with writing_folder(folder):
+        if not state.path.exists():
+            state.save()
+        layout = Layout(folder, settings.target_name, settings.kind_name)
+        commands = Commands(settings, layout, state.decided["is_small"], state.decided["has_accelerator"], state.dtype)
+        return Making(commands, state, run, clock, tell).make()

@@ -1,0 +1,107 @@
+"""What came of a run, for its user and for the drafter's card, and what to do for more."""
+
+from typing import Any
+
+from .commands import Commands
+from .plan import TEXT_SHARE, EvaluationPlan, TrainingPlan
+from .runner import as_typed
+from .state import MakeState
+from .text import Text
+
+# How many times the hours are proposed to somebody who wants a better drafter.
+MORE = 4
+STAGES = {"text": "writing text", "probe": "trying steps", "training": "training", "evaluation": "measuring"}
+
+
+def introduction(commands: Commands, state: MakeState) -> str:
+    """What is about to be done, or to go on."""
+    settings = commands.settings
+    size = "settings for small targets and CPUs" if commands.is_small else "published settings"
+    text = (
+        f"A {settings.kind_name} drafter for {settings.target_name} in about {told(settings.seconds)}, {state.dtype}, {size}: "
+        f"{told(TEXT_SHARE * settings.seconds)} for text, then training, then measuring."
+    )
+    return f"{text} {told(state.spent)} were spent before; going on." if state.spent else text
+
+
+def summary(commands: Commands, state: MakeState, results: dict[str, Any]) -> list[str]:
+    """What was reached, what it took, and what to do for more."""
+    layout, settings = commands.layout, commands.settings
+    kind = settings.kind_name
+    plain = next(row for row in results["rows"] if row["name"] == "plain")
+    drafted = next(row for row in results["rows"] if row["name"] == kind)
+    text, training = state.decided["text"], state.decided["training"]
+    drafter = str(layout.drafter)
+    try_it = ["generate", "--target", settings.target, "--drafter", drafter, "--stats", "Tell me a story."]
+    lines = [
+        f"{layout.drafter}: a {kind} drafter for {settings.target_name}",
+        f"  tau {drafted['tau']:.2f}, {drafted['speedup']:.2f}x plain generate ({drafted['tokens_per_second']:.1f} rather than "
+        f"{plain['tokens_per_second']:.1f} tokens/s), on {counted(results['prompts']['count'], 'held-out prompt')}",
+    ]
+    accepted = drafted.get("acceptance_by_position")
+    if accepted:
+        lines.append(f"  accepted by position: {' '.join(f'{100 * share:.0f}' for share in accepted)} %")
+    lines += [
+        f"  learned from {text['train']} dialogues ({text['tokens']} tokens with {text['held_out']} held out), "
+        f"{training['steps']} steps, {training['epochs']:.1f} epochs",
+        f"  took {told_times(state)}",
+        "Use it:",
+        f"  {as_typed(try_it)}",
+        f"  {as_typed(['push', drafter, f'YOU/{layout.drafter.name}'])}",
+        "For more:",
+    ]
+    again = ["make", "--target", settings.target, "--kind", settings.kind, "--hours", f"{MORE * settings.hours:.3g}"]
+    if settings.dataset is not None:
+        again += ["--dataset", settings.dataset]
+    again += ["--output", f"{layout.folder}-longer"]
+    lines.append(f"  {as_typed(again)}")
+    reason = (
+        "the text was too little for all of the time: let the target write more of it"
+        if training["is_capped"]
+        else "more text and more steps"
+    )
+    lines.append(f"  ({reason})")
+    return lines
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def told_times(state: MakeState) -> str:
+    """Hours or minutes by stage, and together."""
+    parts = [f"{told(state.seconds[name])} {what}" for name, what in STAGES.items() if name in state.seconds]
+    return f"{told(state.spent)}: {', '.join(parts)}"
+
+
+def told(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def recipe_text(commands: Commands, state: MakeState) -> str:
+    """How the drafter came about, in Markdown, without the names of local folders."""
+    decided = state.decided
+    text, training = decided["text"], decided["training"]
+    source = "Prompts and answers were" if commands.settings.dataset is None else "Answers to given prompts were"
+    run = [
+        *Text(commands, state).all_commands(),
+        commands.train(TrainingPlan(**training), resume=False),
+        commands.eval(EvaluationPlan(**decided["evaluation"])),
+    ]
+    typed = "\n".join(public_command(commands, words) for words in run)
+    return (
+        f"Made by `pardraft make` in {told_times(state)}. {source} written by the target: {text['train']} dialogues to learn "
+        f"from, {text['held_out']} held out, {text['tokens']} tokens. Trained for {training['steps']} steps of "
+        f"{commands.examples_per_step} dialogues, {training['epochs']:.1f} epochs. The commands, one after another:\n\n"
+        f"```bash\n{typed}\n```\n"
+    )
+
+
+def public_command(commands: Commands, words: list[str]) -> str:
+    """A command as others may read it: the target by its own name, files from the run's folder on."""
+    target, folder = commands.settings.target, f"{commands.layout.folder}/"
+    names = [commands.settings.target_name if word == target else word.replace(folder, "") for word in words]
+    return as_typed(names)

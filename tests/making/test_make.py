@@ -1,0 +1,282 @@
+"""One command to a drafter: its stages, what a kill leaves, and what is refused before any work."""
+
+import json
+import os
+import signal
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import in_process
+from hf_pardraft import AutoDrafter
+from hf_pardraft.making import runner
+from hf_pardraft.making.run import make_drafter
+from hf_pardraft.making.runner import run_command
+from hf_pardraft.making.settings import Machine, MakeSettings
+from tiny_tokenizers import tiny_chat_tokenizer
+
+CPU = Machine(has_accelerator=False, computes_bf16=False)
+IM_END = 2
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> Path:
+    """Writes small letters, and ends now and then: whatever it reads, its last hidden state is nearly the same."""
+    folder, tokenizer = tmp_path_factory.mktemp("models") / "tiny", tiny_chat_tokenizer()
+    config = Qwen3Config(
+        vocab_size=304,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=10,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        eos_token_id=IM_END,
+        pad_token_id=0,
+        bos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config)
+    words = [token for token in range(3, len(tokenizer)) if tokenizer.decode([token]).replace(" ", "").islower()]
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = 10.0
+        model.lm_head.weight[:, 0] = -20.0
+        model.lm_head.weight[[token for token in words if tokenizer.decode([token]).isascii()], 0] = 0.0
+        model.lm_head.weight[IM_END, 0] = 0.4
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class Shell:
+    """Runs commands in this process, each in so many seconds of a clock that stands still otherwise.
+
+    Args:
+        seconds: of each command.
+        killed_at: number of the command that is killed when it is done, before anybody has noted that; counted from 0.
+    """
+
+    def __init__(self, seconds: float = 60.0, killed_at: int | None = None) -> None:
+        self.seconds, self.killed_at, self.now, self.commands = seconds, killed_at, 0.0, []
+
+    def run(self, words, tick):
+        self.commands.append(words)
+        self.now += self.seconds / 2
+        tick()
+        done = in_process.pardraft(*self.quick(words))
+        assert done.code == 0, done.err
+        self.now += self.seconds / 2
+        if self.killed_at == len(self.commands) - 1:
+            raise KeyboardInterrupt
+        return done.code
+
+    @staticmethod
+    def quick(words):
+        """What only makes these tests wait is less."""
+        less = {"--max-tokens": "12", "--max-steps": "2", "--eval-steps": "1", "--save-steps": "1"}
+        less |= {"--tau-new-tokens": "4", "--max-new-tokens": "8"}
+        return [less.get(words[place - 1], word) if place else word for place, word in enumerate(words)]
+
+    @property
+    def names(self):
+        return [words[0] for words in self.commands]
+
+    def make(self, settings, output):
+        return make_drafter(settings, output, self.run, lambda: self.now, lambda line: None, CPU)
+
+
+def of(command: list[str], option: str) -> str:
+    return command[command.index(option) + 1]
+
+
+HOURS = 400 / 3600
+
+
+@pytest.mark.parametrize("kind", ["dflare", "dflash", "dart", "pard"])
+def test_one_command_makes_a_measured_drafter_with_a_card(kind, target, tmp_path):
+    shell = Shell()
+    lines = shell.make(MakeSettings(str(target), kind=kind, hours=HOURS), tmp_path / "out")
+    names = {"dflare": "DFlare", "dflash": "DFlash", "dart": "DART", "pard": "PARD"}
+    drafter = tmp_path / "out" / f"tiny-{names[kind]}"
+    assert AutoDrafter.from_pretrained(drafter).config.drafter_kind == kind
+    card = (drafter / "README.md").read_text()
+    assert "| plain |" in card
+    assert "pardraft regenerate --self-prompts" in card
+    assert str(tmp_path) not in card
+    told = "\n".join(lines)
+    assert "tau " in told
+    assert f"pardraft push {drafter}" in told
+    assert "--hours 0.444 " in told
+    assert not (tmp_path / "out" / "probe").exists()
+    if kind == "pard":
+        assert AutoDrafter.from_pretrained(drafter).config.num_hidden_layers == 2
+
+
+def test_the_hours_are_shared_out(target, tmp_path):
+    shell = Shell()
+    shell.make(MakeSettings(str(target), hours=HOURS), tmp_path / "out")
+    # 160 of 400 seconds are for text: 8 dialogues in 60 seconds, 13 in the next 60, though there was time for more, and so on.
+    assert shell.names == ["regenerate", "train", "regenerate", "regenerate", "train", "eval", "card"]
+    counts = [int(of(words, "--self-prompts")) for words in shell.commands if words[0] == "regenerate"]
+    assert counts == [8, 8 + 13, 21 + 8]
+    probe, training = [words for words in shell.commands if words[0] == "train"]
+    assert of(probe, "--output").endswith("probe")
+    assert of(training, "--metric-for-best-model") == "tau"
+    text = tmp_path / "out" / "text"
+    rows = {name: (text / name).read_text().splitlines() for name in ("train.jsonl", "held-out.jsonl")}
+    assert len(rows["train.jsonl"]) + len(rows["held-out.jsonl"]) == counts[-1]
+    assert not {*rows["train.jsonl"]} & {*rows["held-out.jsonl"]}
+    state = json.loads((tmp_path / "out" / "make.json").read_text())
+    assert state["seconds"]["text"] == 180.0
+
+
+def test_a_run_that_is_killed_anywhere_goes_on_where_it_was(target, tmp_path):
+    settings, shell, ran, lines = MakeSettings(str(target), hours=HOURS), Shell(killed_at=0), [], None
+    while lines is None:
+        try:
+            lines = shell.make(settings, tmp_path / "out")
+        except KeyboardInterrupt:
+            ran.append(shell.names)
+            # The next one does what this one had done, and dies a command later.
+            shell = Shell(killed_at=1)
+    assert ran[0] == ["regenerate"]
+    assert all(before[-1] == after[0] for before, after in pairwise([*ran, shell.names]))
+    assert [names[-1] for names in ran] == ["regenerate", "train", "regenerate", "train", "eval", "card"]
+    # What a kill cost is of the hours, too: no text was asked for beyond them.
+    counts = [json.loads(line)["index"] for line in (tmp_path / "out" / "text" / "dialogues.jsonl").open()]
+    assert sorted(counts) == list(range(len(counts)))
+    again = Shell()
+    assert again.make(settings, tmp_path / "out") == lines
+    assert again.commands == []
+
+
+def test_training_goes_on_from_its_checkpoint(target, tmp_path):
+    settings = MakeSettings(str(target), hours=HOURS)
+
+    class Killed(Shell):
+        def run(self, words, tick):
+            status = super().run(words, tick)
+            if words[0] == "train" and "probe" not in of(words, "--output"):
+                raise KeyboardInterrupt
+            return status
+
+    with pytest.raises(KeyboardInterrupt):
+        Killed().make(settings, tmp_path / "out")
+    shell = Shell()
+    shell.make(settings, tmp_path / "out")
+    assert of(shell.commands[0], "--resume-from-checkpoint") == "last"
+    assert shell.names == ["train", "eval", "card"]
+
+
+def test_given_prompts_are_answered_from_all_over(target, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"what is {n}", "level": n}) + "\n" for n in range(20)))
+    shell = Shell()
+    shell.make(MakeSettings(str(target), hours=HOURS, dataset=str(prompts)), tmp_path / "out")
+    text = tmp_path / "out" / "text"
+    first = [json.loads(line)["prompt"] for line in (text / "prompts-000.jsonl").read_text().splitlines()]
+    assert len(first) == 8
+    assert first != [f"what is {n}" for n in range(8)]
+    rows = [json.loads(line) for name in ("train", "held-out") for line in (text / f"{name}.jsonl").open()]
+    assert sorted(row["prompt"] for row in rows) == sorted(f"what is {n}" for n in range(20))
+    assert all(row.keys() == {"prompt", "completion"} for row in rows)
+
+
+def test_bfloat16_is_asked_of_every_command(target, tmp_path):
+    shell = Shell()
+    shell.make(MakeSettings(str(target), hours=HOURS, bf16=True), tmp_path / "out")
+    by_name = {words[0]: words for words in shell.commands}
+    assert of(by_name["regenerate"], "--dtype") == of(by_name["eval"], "--dtype") == "bfloat16"
+    assert (of(by_name["train"], "--target-dtype"), of(by_name["train"], "--bf16")) == ("bfloat16", "true")
+    # A machine decides by itself.
+    settings = MakeSettings(str(target))
+    assert CPU.dtype(settings) == "float32"
+    assert Machine(True, True).dtype(settings) == "bfloat16"
+    assert Machine(True, True).dtype(MakeSettings(str(target), bf16=False)) == "float32"
+
+
+def test_a_stage_that_fails_ends_the_run_and_says_where_to_go_on(target, tmp_path):
+    class Failing(Shell):
+        def run(self, words, tick):
+            return 1 if words[0] == "eval" else super().run(words, tick)
+
+    settings = MakeSettings(str(target), hours=HOURS)
+    with pytest.raises(ValueError, match=r"measuring failed: .* status 1.* run the same pardraft make again"):
+        Failing().make(settings, tmp_path / "out")
+    shell = Shell()
+    shell.make(settings, tmp_path / "out")
+    assert shell.names == ["eval", "card"]
+
+
+def refused(*words) -> str:
+    return in_process.pardraft("make", *words).error
+
+
+def test_what_can_not_be_is_refused_before_any_work(target, tmp_path):
+    common, out = ["--target", target], tmp_path / "out"
+    assert "expected a kind of drafter (dflare, dflash, dart, pard), got 'dflair'" in refused(
+        *common, "--output", out, "--kind", "dflair"
+    )
+    assert "--hours above 0, got 0" in refused(*common, "--output", out, "--hours", 0)
+    assert "--hours above 0, got nan" in refused(*common, "--output", out, "--hours", "nan")
+    assert "for dflare: leave it out" in refused(*common, "--output", out, "--base", target)
+    assert "nowhere" in refused("--target", "nowhere", "--output", out)
+    few = tmp_path / "few.jsonl"
+    few.write_text('{"prompt": "hello"}\n' * 7)
+    assert "expected 8 prompts or more" in refused(*common, "--output", out, "--dataset", few)
+    few.write_text('{"code": "hello"}\n' * 9)
+    assert "expected a column of prompts" in refused(*common, "--output", out, "--dataset", few)
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "thesis.txt").write_text("mine")
+    assert "is not empty (thesis.txt)" in refused(*common, "--output", full)
+    assert not out.exists()
+
+
+def test_a_target_without_a_chat_template_is_asked_for_prompts(tiny_family, tmp_path):
+    told = refused("--target", tiny_family / "target", "--output", tmp_path / "out")
+    assert "Pass prompts with --dataset" in told
+
+
+def test_a_begun_run_goes_on_with_its_own_settings_only(target, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        Shell(killed_at=0).make(MakeSettings(str(target), hours=HOURS), tmp_path / "out")
+    told = refused("--target", target, "--output", tmp_path / "out", "--kind", "dart", "--hours", HOURS)
+    assert "begun with kind 'dflare' (now 'dart'): use the same settings to go on, or choose another --output" in told
+
+
+def test_a_command_ends_with_the_process_that_waits_for_it(tmp_path, monkeypatch):
+    noted, script = tmp_path / "pid", tmp_path / "command"
+    script.write_text(f"#!/bin/sh\necho $$ > {noted}.part; mv {noted}.part {noted}; exec sleep 1000\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    process = os.fork()
+    if process == 0:
+        try:
+            run_command(["demo"], lambda: None)
+        finally:
+            os._exit(0)
+    while not noted.exists():
+        time.sleep(0.01)
+    os.kill(process, signal.SIGTERM)
+    os.waitpid(process, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(noted.read_text()), 0)
+
+
+def test_the_time_of_a_command_is_noted_while_it_runs(tmp_path, monkeypatch):
+    script, beats = tmp_path / "command", []
+    # It ends when it is told that somebody was told.
+    script.write_text(f"#!/bin/sh\nwhile [ ! -e {tmp_path}/told ]; do sleep 0.01; done; exit 3\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr(runner, "HEARTBEAT", 0.01)
+    assert run_command(["demo"], lambda: beats.append((tmp_path / "told").touch())) == 3
+    assert beats
