@@ -49,7 +49,7 @@ def target(tmp_path_factory) -> Path:
         model.model.embed_tokens.weight[:, 0] = 10.0
         model.lm_head.weight[:, 0] = -20.0
         model.lm_head.weight[[token for token in words if tokenizer.decode([token]).isascii()], 0] = 0.0
-        model.lm_head.weight[IM_END, 0] = 0.4
+        model.lm_head.weight[IM_END, 0] = 0.2
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -80,7 +80,7 @@ class Shell:
     @staticmethod
     def quick(words):
         """What only makes these tests wait is less."""
-        less = {"--max-tokens": "12", "--max-steps": "2", "--eval-steps": "1", "--save-steps": "1"}
+        less = {"--max-tokens": "24", "--max-steps": "2", "--eval-steps": "1", "--save-steps": "1"}
         less |= {"--tau-new-tokens": "4", "--max-new-tokens": "8"}
         return [less.get(words[place - 1], word) if place else word for place, word in enumerate(words)]
 

@@ -30,7 +30,7 @@ from .plan import (
 from .runner import Run, Stopwatch, as_typed, run_command
 from .settings import Machine, MakeSettings, check_inputs
 from .state import FILE, MakeState, check_folder
-from .summary import introduction, public_command, recipe_text, summary
+from .summary import counted, introduction, public_command, recipe_text, summary
 from .text import Text
 
 Tell = Callable[[str], None]
@@ -172,7 +172,7 @@ class Making:
             decided["training"] = vars(plan)
             self.state.save()
         plan = TrainingPlan(**decided["training"])
-        self.tell(f"{plan.steps} steps, {plan.epochs:.1f} times over the text")
+        self.tell(f"{counted(plan.steps, 'step')}, {plan.epochs:.1f} times over the text")
         if ended := self._run("training", self.commands.train(plan, resume=bool(checkpoints_in(self.layout.drafter)))):
             raise failure("training", ended)
 

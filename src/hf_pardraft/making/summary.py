@@ -43,7 +43,7 @@ def summary(commands: Commands, state: MakeState, results: dict[str, Any]) -> li
         lines.append(f"  accepted by position: {' '.join(f'{100 * share:.0f}' for share in accepted)} %")
     lines += [
         f"  learned from {text['train']} dialogues ({text['tokens']} tokens with {text['held_out']} held out), "
-        f"{training['steps']} steps, {training['epochs']:.1f} epochs",
+        f"{counted(training['steps'], 'step')}, {training['epochs']:.1f} epochs",
         f"  took {told_times(state)}",
         "Use it:",
         f"  {as_typed(try_it)}",
