@@ -197,7 +197,8 @@ def test_the_schedule():
     for condition in results("schedule")["conditions"]:
         rows = {row["name"]: row["speedup"] for row in condition["rows"]}
         fixed = max(row["speedup"] for row in condition["rows"] if row["is_fixed"])
-        cells = shown.pop(f"{condition['case']}, T={condition['temperature']:.0f}")
+        size = f", batch {condition['batch_size']}" if condition["batch_size"] > 1 else ""
+        cells = shown.pop(f"{condition['case']}, T={condition['temperature']:.0f}{size}")
         assert numbers(cells) == pytest.approx([fixed, rows["auto"], rows["auto, first call"]], abs=0.0051)
     assert not shown
 
@@ -232,3 +233,11 @@ def test_forwards_near_the_memorys_speed():
             expected += [measured[dtype, way, tokens]["milliseconds"] for tokens in (1, 8, 16)]
             expected.append(measured[dtype, way, 8]["over_one_token"])
         assert numbers(cells) == pytest.approx(expected, abs=0.051)
+
+
+def test_generate_near_the_memorys_speed():
+    entry = results("memory_limit")["generate, bfloat16, 10 layers, 1 threads"]
+    shown = table_of("performance.md", "tokens a second, and over the best plain way")
+    for row in entry["rows"]:
+        assert numbers(shown.pop(row["way"])) == [row["tokens_per_second"], row["over_best_plain"]]
+    assert not shown
