@@ -15,9 +15,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 import in_process
 from hf_pardraft import AutoDrafter
 from hf_pardraft.making import runner
+from hf_pardraft.making.commands import Commands, Layout
+from hf_pardraft.making.plan import TrainingPlan
 from hf_pardraft.making.run import make_drafter
 from hf_pardraft.making.runner import run_command
 from hf_pardraft.making.settings import Machine, MakeSettings
+from hf_pardraft.training.recipe import training_run
 from tiny_tokenizers import tiny_chat_tokenizer
 
 CPU = Machine(has_accelerator=False, computes_bf16=False)
@@ -99,7 +102,19 @@ def of(command: list[str], option: str) -> str:
 HOURS = 400 / 3600
 
 
-@pytest.mark.parametrize("kind", ["dflare", "dflash", "dart", "pard"])
+@pytest.mark.parametrize("kind", ["dflash", "dart", "dflare", "pard"])
+def test_every_kinds_training_is_a_command_that_can_be_read(kind, tmp_path):
+    layout = Layout(tmp_path, "tiny", kind)
+    commands = Commands(MakeSettings("tiny", kind=kind), layout, is_small=True, has_accelerator=False, dtype="float32")
+    command, *words = commands.train(TrainingPlan(4, 2, 1.0, is_capped=False), resume=False)
+    run = training_run(words)
+    assert command == "train"
+    assert run.drafter.kind == kind
+    assert run.arguments["max_steps"] == 4
+
+
+# The others differ in the words of their training.
+@pytest.mark.parametrize("kind", ["dflare", "pard"])
 def test_one_command_makes_a_measured_drafter_with_a_card(kind, target, tmp_path):
     shell = Shell()
     lines = shell.make(MakeSettings(str(target), kind=kind, hours=HOURS), tmp_path / "out")
