@@ -7,6 +7,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..generation.packed_weights import can_pack
 from ..generation.packed_weights import linear as by_packed_weight
+from ..models.masks import additive
 
 linear = torch.nn.functional.linear
 attention = torch.nn.functional.scaled_dot_product_attention
@@ -62,12 +63,6 @@ def step_attention(
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)
     if attn_mask is not None:
-        scores += additive(attn_mask, scores.dtype)
+        is_added = attn_mask.dtype != torch.bool
+        scores += attn_mask if is_added else additive(attn_mask.flatten(0, 1), scores.dtype).view(attn_mask.shape)
     return scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
-
-
-def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask that is added to scores, from one that may say which columns are seen."""
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)

@@ -7,6 +7,8 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, get_layer_types_and_kwargs
 
+from ..generation.rope import rope_changes
+
 # Layers that see all entries, of which there is one per token. Those with a window are told by their masks what is in it, and
 # keep the rest.
 SEE_ALL = {"full_attention"}
@@ -162,12 +164,9 @@ def has_entries_per_token(target: PreTrainedModel) -> bool:
         return False
     # Else positions are counted from a batch's first column.
     takes_positions = "position_ids" in inspect.signature(target.forward).parameters
-    rope = config.to_dict().get("rope_parameters") or {}
-    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
-    # These choose frequencies by the longest text of a forward.
-    depends_on_others = bool({"dynamic", "longrope"} & kinds)
+    # Frequencies that change are chosen by the longest text of a forward.
     layer_types, _ = get_layer_types_and_kwargs(config)
-    return takes_positions and not depends_on_others and set(layer_types) <= ENTRIES_PER_TOKEN
+    return takes_positions and not rope_changes(config).any and set(layer_types) <= ENTRIES_PER_TOKEN
 
 
 def may_have_gaps(target: PreTrainedModel) -> bool:

@@ -210,6 +210,11 @@ def export_entries(items: list[Entries], places: list[list[int]], cache: Cache) 
     return cache
 
 
+def is_callers(cache: Cache) -> bool:
+    """Whether the caller passed a cache in, and so keeps it: `generate` marks it."""
+    return "_is_user_defined" in vars(cache)
+
+
 def is_hybrid(config: PreTrainedConfig) -> bool:
     """Whether a target with this text config has recurrent layers besides attention."""
     layer_types = set(get_layer_types_and_kwargs(config)[0])

@@ -9,7 +9,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.generation.streamers import BaseStreamer
 
 from ..models.inputs import DraftInputs, cached_arange, last_columns
-from .cache import Entries, Snapshot, attended_layers
+from .cache import Entries, Snapshot, attended_layers, is_callers
 from .candidate_generator import ParallelCandidateGenerator
 from .choice import LikeliestToken, PlainDraw, RejectionSampling, choose_along_the_path
 from .inference_mode import mode_for
@@ -497,8 +497,8 @@ class SpeculativeDecoding:
         self.pending = PendingTokens(self.pending.ids[kept], self.pending.positions[kept])
 
     def _returns_cache(self) -> bool:
-        """Whether anybody will see the cache: generate marks one that the caller passed in, and so keeps."""
-        return self.recorder.enabled or "_is_user_defined" in vars(self.model_kwargs["past_key_values"])
+        """Whether anybody will see the cache."""
+        return self.recorder.enabled or is_callers(self.model_kwargs["past_key_values"])
 
     def _rest_is_like_plain(self) -> bool:
         """Whether plain `generate` would write, after the texts as they are now, what this loop does."""

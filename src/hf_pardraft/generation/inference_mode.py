@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from .cache import is_hybrid
-from .probing import KNOWN_PACKAGES
+from .cache import is_callers, is_hybrid
+from .probing import KNOWN_PACKAGES, package_of
 from .processors import see_the_batch
 from .rope import rope_changes
 
@@ -31,10 +31,10 @@ def mode_for(
 
     Args:
         target, generation_config, logits_processor, stopping_criteria: as `generate` prepared them.
-        cache: the one that `generate` prepared; it marks one that the caller passed in.
+        cache: the one that `generate` prepared.
         drafter: whose forwards are meant, too.
     """
-    is_returned = generation_config.return_dict_in_generate or "_is_user_defined" in vars(cache)
+    is_returned = generation_config.return_dict_in_generate or is_callers(cache)
     looks = see_the_batch(logits_processor, stopping_criteria)
     text_config = target.config.get_text_config(decoder=True)
     changes = is_hybrid(text_config) or rope_changes(text_config).any
@@ -51,7 +51,7 @@ def is_untouched(model: nn.Module, *packages: str) -> bool:
         hooks = [*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
         if "forward" in own or not all(map(is_transformers_own, hooks)):
             return False
-        if type(module).__module__.partition(".")[0] not in known:
+        if package_of(type(module)) not in known:
             return False
         if any(type(weight) not in (nn.Parameter, type(None)) for weight in own["_parameters"].values()):
             return False
@@ -60,5 +60,4 @@ def is_untouched(model: nn.Module, *packages: str) -> bool:
 
 def is_transformers_own(hook: Callable) -> bool:
     """Whether a hook is one of those by which transformers collects hidden states, which hands them to the loop alone."""
-    origin = hook if isinstance(hook, FunctionType) else type(hook)
-    return origin.__module__.partition(".")[0] == "transformers"
+    return package_of(hook if isinstance(hook, FunctionType) else type(hook)) == "transformers"

@@ -5,6 +5,7 @@ checkpoint, or a class of a user's own, has not.
 """
 
 import weakref
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -39,10 +40,7 @@ def check_reads_alike(
         takes_masks: whether it will be given masks and positions (trees, batches).
     """
     tried = _tried.setdefault(target, set())
-    if (
-        takes_masks in tried
-        or {type(module).__module__.partition(".")[0] for module in target.modules()} <= KNOWN_PACKAGES
-    ):
+    if takes_masks in tried or {package_of(type(module)) for module in target.modules()} <= KNOWN_PACKAGES:
         return
     token = input_ids[:1, -1:]
     ids = torch.cat([input_ids[:1, -NUM_TOKENS:], token.expand(-1, NUM_TOKENS)], dim=1)[:, :NUM_TOKENS]
@@ -63,6 +61,11 @@ def _refusal(target: PreTrainedModel, reason: str) -> str:
         f"drafting reads several tokens in one forward, and {type(target).__name__} does not read them as it reads one by one "
         f"({reason}): call generate without assistant_model"
     )
+
+
+def package_of(origin: type | FunctionType) -> str:
+    """The package that a class or function is from."""
+    return origin.__module__.partition(".")[0]
 
 
 def _one_by_one(target: PreTrainedModel, ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> list[torch.Tensor]:

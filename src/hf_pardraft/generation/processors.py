@@ -64,8 +64,6 @@ TEXT_ONLY = {
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     SequenceBiasLogitsProcessor,
-    StoppingCriteriaList,
-    StopStringCriteria,
     SuppressTokensAtBeginLogitsProcessor,
     WatermarkLogitsProcessor,
 }
@@ -75,7 +73,6 @@ BY_ITEM = {
     EncoderRepetitionPenaltyLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
 }
-
 
 # They look at one sequence at a time, and remember nothing.
 ITEM_WISE_CRITERIA = {StopStringCriteria, MaxTimeCriteria}

@@ -213,9 +213,10 @@ class Schedule:
     def _pay(self, seconds: float, is_ordinary: bool) -> None:
         """What a try has cost is taken from the purse, by what is expected, not by what bad luck made of it."""
         best, charged = self.costs.of(self.best), self.costs.charged(self.plan, seconds)
-        if best:
-            self.knowledge.put_in(charged / best)
-        if best and self.is_a_try:
+        if not best:
+            return
+        self.knowledge.put_in(charged / best)
+        if self.is_a_try:
             cost = (self.costs.of(self.plan) if is_ordinary else None) or charged
             tokens = max(self.tokens.get(self.plan, 1.0), self.num_tokens)
             self.knowledge.purse -= max(cost / best - tokens / self.tokens[self.best], 0.0)
