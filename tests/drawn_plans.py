@@ -3,8 +3,8 @@
 import random
 
 from hf_pardraft.generation import hooks
+from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan
-from hf_pardraft.generation.scheduling.schedule import FixedSchedule
 
 
 class DrawnSchedule(FixedSchedule):

@@ -97,6 +97,7 @@ class World:
             tokens = sum(count for count, _ in accepted) // batch + 1
             left, pending = left - tokens, pending + tokens
             followed.append(plan)
+        schedule.learn()
         return (TOKENS - left) / cost, followed
 
     def speed(self, calls: int) -> float:

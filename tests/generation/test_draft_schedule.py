@@ -7,8 +7,9 @@ from transformers import GenerationConfig
 from compiled_cases import assert_same, batch_of, oracle
 from drawn_plans import draw_plans
 from hf_pardraft.generation import hooks
+from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.plans import MOST_NODES, NOTHING, Plan
-from hf_pardraft.generation.scheduling.schedule import FixedSchedule, Schedule
+from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.settings import read_settings
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 

@@ -2,14 +2,16 @@
 
 import math
 import statistics
+from itertools import groupby
 
 import pytest
 
 from hf_pardraft.generation.scheduling.acceptance import Acceptance, Slowest
 from hf_pardraft.generation.scheduling.costs import Costs, interpolated
+from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.knowledge import Knowledge
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans
-from hf_pardraft.generation.scheduling.schedule import FixedSchedule, Schedule
+from hf_pardraft.generation.scheduling.schedule import Schedule
 from simulated_rounds import World, random_world
 
 
@@ -48,10 +50,11 @@ def test_a_text_that_becomes_easy_is_found_out_and_one_that_becomes_hard():
     world.speed(8)
     assert world.speed(4) >= 0.93 * world.best_speed()
     world.rates = [0.0] * 7
-    # Each call begins with what earlier ones taught, and finds out; in the end plain `generate` is left alone with them.
+    # Each call begins with what earlier ones taught, and finds out; in the end that costs next to nothing.
     assert world.call()[0] >= 0.7
     assert world.speed(10) >= 0.8
-    assert any(not world.call()[1] for _ in range(60))
+    world.speed(50)
+    assert world.speed(10) >= 0.97
 
 
 def test_what_was_learned_is_known_in_the_next_call():
@@ -199,6 +202,46 @@ def test_a_run_of_rounds_that_contradicts_what_was_believed_is_believed():
     for _ in range(12):
         acceptance.note([(0, 1)])
     assert acceptance.rates(1)[0] < 0.5
+
+
+def test_costs_are_compared_with_those_of_the_same_hour():
+    costs, chain, tree = Costs(), Plan(8), Plan(8, 16)
+    # The tree is first tried in a fast hour, and then followed in a slow one, in which the chain is tried twice.
+    for level, rounds in (
+        (1.0, [NOTHING] * 4 + [chain] * 12),
+        (0.5, [chain] * 13 + [tree] * 3),
+        (4.0, [tree] * 14 + [chain] * 2),
+    ):
+        for plan in rounds:
+            costs.note(plan, level * {NOTHING: 1.0, chain: 2.0, tree: 3.0}[plan])
+    assert costs.of(tree) / costs.of(NOTHING) == pytest.approx(3.0, rel=0.05)
+    assert costs.of(chain) / costs.of(NOTHING) == pytest.approx(2.0, rel=0.05)
+    assert costs.of(chain) == pytest.approx(8.0, rel=0.05)
+
+
+def test_a_plan_that_looked_cheap_when_it_was_tried_is_found_out_while_it_is_followed():
+    costs, chain, tree = Costs(), Plan(8), Plan(8, 16)
+    for plan, seconds in [(NOTHING, 1.0)] * 2 + [(chain, 2.0)] * 12 + [(tree, 1.5)] * 2:
+        costs.note(plan, seconds)
+    assert costs.of(tree) < costs.of(chain)
+    for _ in range(3):
+        for plan, seconds in [(tree, 3.0)] * 14 + [(chain, 2.0)] * 2:
+            costs.note(plan, seconds)
+    assert costs.of(tree) / costs.of(chain) == pytest.approx(1.5, rel=0.1)
+
+
+def test_tries_of_short_rounds_come_in_pairs():
+    """The first one finds the processor's caches cold."""
+    world = World([0.9] * 7)
+    world.speed(3)
+    plans = world.call()[1]
+    assert plans[0].depth
+    runs = [len(list(run)) for _, run in groupby([plan for call in range(6) for plan in world.call()[1][:-8]])]
+    assert min(runs) >= 2
+    # Long ones don't need it.
+    slow = World([0.9] * 7, pace=lambda number: 0.1)
+    assert slow.call()[1][:4].count(NOTHING) == 2
+    assert 1 in [len(list(run)) for _, run in groupby(slow.call()[1])]
 
 
 def test_outliers_among_the_first_measurements_are_not_believed():

@@ -19,8 +19,9 @@ from .processors import DraftColumns, ItemProcessors, is_prefix_free, process_ev
 from .prompt_lookup import MATCHING_NGRAM_SIZE, Match, PromptLookup, with_match
 from .rope import longest_text
 from .scheduling.confidence import ClaimedTree, best_nodes
+from .scheduling.fixed import FixedSchedule
 from .scheduling.plans import NOTHING, Plan
-from .scheduling.schedule import FixedSchedule, Schedule
+from .scheduling.schedule import Schedule
 from .sequences import FinishedItems, StopChecks, TokenBuffer
 from .stats import Proposal, Stopwatch, synchronizer
 from .step_inputs import SLICED_INPUTS, StepInputs
@@ -114,6 +115,7 @@ class SpeculativeDecoding:
             self._read_prompt(input_ids)
             while self.items and not (self.schedule.leaves_rest_to_plain() and self._rest_is_like_plain()):
                 self.round()
+            self.schedule.learn()
             if self.items:
                 self._set_texts_aside()
         if self.items:

@@ -17,9 +17,10 @@ from .compiled.decoder import CompiledDecoding
 from .decoder import SpeculativeDecoding
 from .processors import see_the_batch
 from .rope import longest_text
+from .scheduling.fixed import FixedSchedule
 from .scheduling.knowledge import Knowledge
 from .scheduling.plans import NOTHING, Plan, all_plans
-from .scheduling.schedule import FixedSchedule, Schedule
+from .scheduling.schedule import Schedule
 from .sequences import StopChecks
 from .settings import DraftSettings, wants_compiled
 from .target import TOKEN_TYPES

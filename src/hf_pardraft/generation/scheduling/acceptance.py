@@ -35,6 +35,10 @@ class Acceptance:
         self.earlier = earlier
         self.accepted: list[float] = []
         self.tried: list[float] = []
+        # Outcomes that are not counted among these yet: a round has no time for it.
+        self.uncounted: list[tuple[int, int]] = []
+        # Of all that was found.
+        self.weight = 0.0
         # How many tokens a round is believed to accept, and how far rounds are off, by its depth; worked out now and then.
         self.believed: dict[int, tuple[float, float]] = {}
         self.num_notes = 0
@@ -49,25 +53,33 @@ class Acceptance:
         """
         is_another = self.earlier is not None and self._is_another_text(outcomes)
         if is_another:
-            self.weaken(self.AFTER_CHANGE / max(self.tried[0], self.AFTER_CHANGE))
+            self.weaken(self.AFTER_CHANGE / max(self.weight, self.AFTER_CHANGE))
             self.earlier = Acceptance()
         self.num_notes += 1
         if self.num_notes % self.RENEWED == 0:
             self.weaken((1 - 1 / self.MEMORY) ** self.RENEWED)
             self.believed = {}
-        for num_accepted, num_tried in outcomes:
+        self.uncounted += outcomes
+        self.weight += len(outcomes)
+        return is_another
+
+    def _count(self) -> None:
+        """Count what is not counted yet."""
+        uncounted, self.uncounted = self.uncounted, []
+        for num_accepted, num_tried in uncounted:
             new = num_tried - len(self.tried)
             self.tried += [0.0] * new
             self.accepted += [0.0] * new
             for position in range(num_tried):
                 self.tried[position] += 1
                 self.accepted[position] += position < num_accepted
-        return is_another
 
     def weaken(self, keep: float) -> None:
         """Believe what was found with this share of its weight."""
+        self._count()
         self.accepted = [keep * value for value in self.accepted]
         self.tried = [keep * value for value in self.tried]
+        self.weight *= keep
 
     def rates(self, depth: int) -> list[float]:
         """For each of the first `depth` positions, how probably a token is accepted if all before it were."""
@@ -82,6 +94,8 @@ class Acceptance:
 
     def updated(self, position: int, rate: float, weight: float) -> tuple[float, float]:
         """What was believed of a position, with the weight of so many tries, and what was found together; and their weight."""
+        if self.uncounted:
+            self._count()
         if position >= len(self.tried):
             return rate, weight
         tried = self.tried[position] + weight
@@ -90,11 +104,11 @@ class Acceptance:
     @property
     def num_judged(self) -> float:
         """Drafts that these rates are judged by."""
-        return (self.tried[0] if self.tried else 0.0) + (self.earlier.num_judged if self.earlier else 0.0)
+        return self.weight + (self.earlier.num_judged if self.earlier else 0.0)
 
     def _is_another_text(self, outcomes: Sequence[tuple[int, int]]) -> bool:
         """Whether the last rounds were better, or worse, than what is believed can explain."""
-        if not self.tried or self.tried[0] < self.KNOWN:
+        if self.weight < self.KNOWN:
             return False
         depth = max(num_tried for _, num_tried in outcomes)
         if depth not in self.believed:

@@ -12,43 +12,96 @@ def lower_median(values) -> float:
     return ordered[(len(ordered) - 1) // 2]
 
 
+def medians_of(block: dict[Plan, list[float]]) -> dict[Plan, tuple[float, int]]:
+    """Of each plan's values, the median and how many there are."""
+    return {plan: (lower_median(values), len(values)) for plan, values in block.items()}
+
+
+def level_of(block: dict[Plan, tuple[float, int]], logs: dict[Plan, float]) -> float:
+    """By how much a block's medians are above the costs of their plans, on average."""
+    total = sum(count for _, count in block.values())
+    return sum(count * (median - logs[plan]) for plan, (median, count) in block.items()) / total
+
+
+def compared_in(
+    block: dict[Plan, tuple[float, int]], plan: Plan, logs: dict[Plan, float]
+) -> tuple[float, float] | None:
+    """What a block says of the cost of one of its plans, by the other ones' costs, and its weight; `None` if they have none."""
+    others = {other: found for other, found in block.items() if other != plan and other in logs}
+    if not others:
+        return None
+    (median, count), num_others = block[plan], sum(count for _, count in others.values())
+    return median - level_of(others, logs), count * num_others / (count + num_others)
+
+
+def weighted_median(weighted: list[tuple[float, float]]) -> float:
+    """The median of values with weights; of two in the middle the lower one."""
+    ordered, below = sorted(weighted), 0.0
+    half = sum(weight for _, weight in ordered) / 2
+    for value, weight in ordered:
+        below += weight
+        if below >= half:
+            return value
+    raise ValueError("expected at least one value")
+
+
 class Costs:
     """Seconds of ordinary rounds by plan, at one batch size.
 
-    A machine that slows down slows all plans down. So while the rounds of whatever plans are followed take clearly longer, or
-    shorter, than they used to, seconds are put back to what they would have been: otherwise each plan in turn would look better
-    for having last been tried in a faster hour.
+    A machine that slows down slows all plans down. So plans are compared with each other within a few rounds alone, a *block*:
+    otherwise each plan in turn would look better for having last been tried in a faster hour. The model is that the logarithm
+    of a round's seconds is its plan's cost plus its block's level plus noise. Seconds are told as of the last block.
 
     Args:
         like: costs at another batch size, to be believed until there are own ones.
     """
 
-    # Measurements of a plan that are remembered, rounds by which the machine's pace is known, and rounds after which the pace and
-    # the medians are worked out again.
-    REMEMBERED, RECENT, PACED, RENEWED = 49, 15, 4, 8
-    # Factors of the pace that are not told from noise.
-    USUAL = 1.15
+    # Rounds of a block, and blocks with several plans that are remembered.
+    BLOCK, REMEMBERED = 16, 24
     # Measurements that are believed whatever those of others say; and how far fewer may be from what these say.
     BELIEVED, DOUBT = 3, 1.5
+    # By how much a round of a plan takes more or less time than another.
+    NOISE = 0.3
+    # Measurements to which one more adds little.
+    SETTLED = 24
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
     OUTLIER = 8.0
 
     def __init__(self, like: "Costs | None" = None) -> None:
-        self.measured: dict[Plan, deque[float]] = {}
+        self.counts: dict[Plan, int] = {}
+        # How many rounds had been measured at the last one of each.
+        self.last: dict[Plan, int] = {}
         self.guesses: dict[Plan, float] = {}
         if like is not None:
-            self.guesses = {**like.guesses, **{plan: like.of(plan) for plan in like.measured}}
-        self.paces: deque[float] = deque(maxlen=self.RECENT)
-        # By how much rounds take longer than they used to.
-        self.pace = 1.0
+            self.guesses = {**like.guesses, **{plan: like.of(plan) for plan in like.counts}}
+        # Logarithms of seconds: of the rounds of the block that has begun; and of earlier blocks, by plan, the median and how
+        # many there were.
+        self.block: dict[Plan, list[float]] = {}
+        self.blocks: deque[dict[Plan, tuple[float, int]]] = deque(maxlen=self.REMEMBERED)
+        # Rounds by which each plan was compared with others.
+        self.evidence: dict[Plan, float] = {}
+        # Logarithms of costs, and the level of the last block.
+        self.logs: dict[Plan, float] = {}
+        self.level = 0.0
         self.num_notes = self.num_surprises = 0
-        # Calls in other threads may add to it.
-        self.medians: dict[Plan, float] = {}
         self._known: dict[Plan, float | None] = {}
 
     def count(self, plan: Plan) -> int:
         """How often the plan was measured."""
-        return len(self.measured.get(plan, ()))
+        return self.counts.get(plan, 0)
+
+    def rounds_since(self, plan: Plan) -> int:
+        """How many rounds were measured since the last one of this plan."""
+        return self.num_notes - self.last.get(plan, 0)
+
+    def doubt(self, plan: Plan, other: Plan) -> float:
+        """The share by which the ratio of two plans' measured costs may well be wrong; of a guess nobody knows."""
+        compared = [self.evidence[each] for each in (plan, other) if each in self.evidence]
+        return self.NOISE / math.sqrt(1 + min(compared)) if compared and self.count(plan) and self.count(other) else 0.0
+
+    def is_settled(self, plan: Plan) -> bool:
+        """Whether one round more says little of the plan."""
+        return self.count(plan) >= self.SETTLED
 
     def of(self, plan: Plan) -> float | None:
         """The cost of a plan; a guess from others where it was not measured, `None` where there is nothing to guess from."""
@@ -57,53 +110,65 @@ class Costs:
         return self._known[plan]
 
     def _estimate(self, plan: Plan) -> float | None:
-        own = self.medians.get(plan)
+        medians = {other: math.exp(log + self.level) for other, log in [*self.logs.items()]}
+        own = medians.pop(plan, None)
         if own is not None and self.count(plan) >= self.BELIEVED:
-            return self._smoothed(plan, own)
-        costs = {other: median for other, median in [*self.medians.items()] if other != plan}
+            return self._smoothed(plan, own, medians)
         if own is None and plan in self.guesses:
-            return max([self.guesses[plan], *(cost for other, cost in costs.items() if plan.includes(other))])
-        costs = {**self.guesses, **costs}
+            return max([self.guesses[plan], *(cost for other, cost in medians.items() if plan.includes(other))])
+        costs = {**self.guesses, **medians}
         others = interpolated(sorted((other.num_nodes, cost) for other, cost in costs.items()), plan.num_nodes)
         if own is None or others is None:
             return others if own is None else own
         # One or two rounds may have been outliers, and then they cost more than others say.
         return min([own, self.DOUBT * others, *(cost for other, cost in costs.items() if other.includes(plan))])
 
-    def _smoothed(self, plan: Plan, own: float) -> float:
+    def _smoothed(self, plan: Plan, own: float, medians: dict[Plan, float]) -> float:
         """A plan's own cost, and a little of what other sizes of its kind say."""
         points = [
             (other.num_nodes, median)
-            for other, median in [*self.medians.items()]
-            if other != plan and (other.budget > 0) == (plan.budget > 0) and other.depth and plan.depth
+            for other, median in medians.items()
+            if (other.budget > 0) == (plan.budget > 0) and other.depth and plan.depth
         ]
-        others, count = interpolated(sorted(points), plan.num_nodes), self.count(plan)
+        others, count = interpolated(sorted(points), plan.num_nodes), min(self.count(plan), self.SETTLED)
         return own if others is None else (count * own + self.BELIEVED * others) / (count + self.BELIEVED)
 
-    def note(self, plan: Plan, seconds: float) -> None:
-        """Learn from an ordinary round."""
-        if not (math.isfinite(seconds) and seconds > 0):
+    def note(self, plan: Plan, seconds: float | None) -> None:
+        """Learn from a round, which took so many seconds if it was an ordinary one."""
+        self.last[plan] = self.num_notes
+        if seconds is None or not (math.isfinite(seconds) and seconds > 0):
             return
-        expected, count = self.of(plan), self.count(plan)
-        if expected is not None and count:
-            self.paces.append(seconds / expected)
-            if self.num_notes % self.PACED == 0 and len(self.paces) == self.RECENT:
-                pace = lower_median(self.paces)
-                self.pace = 1.0 if 1 / self.USUAL < pace < self.USUAL else pace
-        measured = self.measured.setdefault(plan, deque(maxlen=self.REMEMBERED))
-        measured.append(seconds / self.pace)
-        self.num_notes += 1
-        is_news = count < self.BELIEVED
+        self.block.setdefault(plan, []).append(math.log(seconds))
+        is_news = self.count(plan) < self.BELIEVED
+        self.counts[plan] = self.count(plan) + 1
         self.num_surprises += is_news
-        # Medians move slowly.
-        if is_news or self.num_notes % self.RENEWED == 0:
-            self.medians[plan] = lower_median(measured)
-            self._known.clear()
+        self.num_notes += 1
+        is_full = self.num_notes % self.BLOCK == 0
+        if is_news or is_full:
+            self._compare([plan] if is_news else list(self.block))
+            self._known = {}
+        if is_full:
+            if len(self.block) > 1:
+                self.blocks.append(medians_of(self.block))
+            self.block = {}
+
+    def _compare(self, plans: list[Plan]) -> None:
+        """Find the costs of some plans of this block, and its level."""
+        last = medians_of(self.block)
+        # The one that is known best is what others are compared with.
+        known_best = max(self.logs, key=self.count, default=None)
+        for plan in plans:
+            if plan != known_best:
+                found = [compared_in(block, plan, self.logs) for block in (*self.blocks, last) if plan in block]
+                found = [each for each in found if each is not None]
+                self.evidence[plan] = sum(weight for _, weight in found)
+                self.logs[plan] = weighted_median(found) if found else self.logs.get(plan, last[plan][0] - self.level)
+        self.level = level_of(last, self.logs)
 
     def charged(self, plan: Plan, seconds: float) -> float:
         """What a round did cost, ordinary or not, within reason."""
         usual = max(self.of(plan) or 0.0, self.of(NOTHING) or 0.0)
-        return min(max(seconds, 0.0) / self.pace, self.OUTLIER * usual)
+        return min(max(seconds, 0.0), self.OUTLIER * usual)
 
 
 def interpolated(points: list[tuple[int, float]], size: int) -> float | None:

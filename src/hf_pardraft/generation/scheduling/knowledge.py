@@ -20,7 +20,7 @@ class Knowledge:
     """
 
     # What it begins with. What is put in: the share of all time that trying may cost. And the most that is saved up.
-    BEGINNING, SHARE, MOST_SAVED = 3.0, 0.0075, 32.0
+    BEGINNING, SHARE, MOST_SAVED = 3.0, 0.005, 32.0
     # Of what earlier texts taught, the weight that is left once a text is found to be another.
     AFTER_CHANGE = 0.1
 

@@ -4,61 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from .confidence import Calibration, ReadingCosts, worth_reading
+from .confidence import ReadingCosts, worth_reading
 from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
-
-
-class FixedSchedule:
-    """The same plan in every round.
-
-    Attributes:
-        deepest: the most tokens that are drafted.
-        is_pausing, looks: never.
-        calibration: what was accepted in this call, so that calls are alike.
-    """
-
-    is_pausing = looks = False
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.deepest = plan, plan.depth
-        self.calibration = Calibration()
-
-    def leaves_to_plain(self, batch: int) -> bool:
-        """It drafts."""
-        return False
-
-    def leaves_rest_to_plain(self) -> bool:
-        """It goes on drafting."""
-        return False
-
-    def looks_at_draft(self, num_nodes: int) -> bool:
-        """It reads what it drafts."""
-        return False
-
-    def worth_reading(self, probabilities: Sequence[Sequence[float]], most: int) -> int:
-        """As many nodes as there may be."""
-        return most
-
-    def begin_reading(self) -> None:
-        """Nothing is measured."""
-
-    def end_reading(self, slots: int) -> None:
-        """Nothing is measured."""
-
-    def note_plain(self, num_rounds: int) -> None:
-        """Nothing is learned."""
-
-    def next_plan(self, batch: int, room: int) -> Plan:
-        """The plan, as far as there is room for it."""
-        return self.plan.within(room)
-
-    def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
-        """Nothing is learned."""
-
-    def end_round(self, is_ordinary: bool) -> None:
-        """Nothing is measured."""
 
 
 class Schedule:
@@ -85,6 +34,8 @@ class Schedule:
     # Rounds before the choice is thought over, and before a plan is tried again. By what even a bad estimate of a cost is wrong.
     HELD, REST = 16, 8
     DOUBT = 1.5
+    # Rounds like those before from which is learned at once: four times one takes the interpreter far longer than once four.
+    AT_ONCE = 4
     # In one of so many rounds all that is drafted is read; in one of so many the target's forward is timed by itself.
     READS_ALL, TIMED = 16, 4
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
@@ -108,14 +59,19 @@ class Schedule:
         knowledge.begin_text()
         self.looks, self.calibration = looks, knowledge.calibration
         self.reads_again, self.deepest = reads_again, plans[-1].depth
-        self.last_tried: dict[Plan, int] = {}
+        # What is to be tried whenever it was tried last; and what was tried in the last round and shall be again.
+        self.due: Plan | None = None
+        self.again: Plan | None = None
         self.num_rounds, self.reconsidered, self.num_surprises, self.batch = 0, -self.HELD, 0, 1
         self.next_try, self.next_loss = NOTHING, math.inf
         self.plan = self.best = NOTHING
         self.is_a_try = self.is_pausing = self.is_noticeable = self.is_timed = self.rests_with_plain = False
         # By plan, as of when the choice was thought over last.
         self.seconds: dict[Plan, float] = {}
-        self.costs, self.num_tokens = Costs(), 1.0
+        self.costs = Costs()
+        # Of rounds from which nothing was learned yet: what was accepted, and seconds.
+        self.outcomes: list[tuple] = []
+        self.untold: list[float] = []
         self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
         self.started = self.reading_since = clock()
         self.reading = ReadingCosts()
@@ -127,13 +83,13 @@ class Schedule:
             return False
         self._estimate()
         self.best = NOTHING
-        if max(map(self._rate, self.plans)) > self._rate(NOTHING):
+        if not self._is_surely_plain():
             return False
         price, plan = self.START * self._certainty, self._least_known
-        if price + self._loss(plan) > self.knowledge.purse:
+        if price + self._price(plan) > self.knowledge.purse:
             return True
         self.knowledge.purse -= price
-        self.last_tried[plan] = -self.REST
+        self.due = plan
         return False
 
     def leaves_rest_to_plain(self) -> bool:
@@ -151,13 +107,16 @@ class Schedule:
             batch: items that go on.
             room: the most tokens that are worth drafting.
         """
+        self.num_rounds += 1
+        if self.untold and batch == self.batch and room >= self.plan.depth:
+            return self.plan
+        self.learn()
         costs = self.knowledge.costs_for(batch)
         self.reading = self.knowledge.reading_for(batch)
         if costs is not self.costs:
             self.costs, self.reconsidered = costs, -self.HELD
-        self.num_rounds += 1
         self.batch = batch
-        self.plan, self.is_a_try, self.num_tokens = NOTHING, False, 1.0
+        self.plan, self.is_a_try = NOTHING, False
         if room:
             choice = self._choice()
             self.is_a_try, self.is_pausing, self.plan = choice != self.best, choice == NOTHING, choice.within(room)
@@ -190,9 +149,8 @@ class Schedule:
 
     def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
         """Learn what was accepted in this round; see [`Knowledge.note`]."""
-        self.num_tokens = 1.0 + sum(count for count, _ in outcomes) / max(len(outcomes), 1)
         if self.plan.depth and outcomes:
-            self.knowledge.note(self.plan.budget, outcomes, of_chains)
+            self.outcomes.append((outcomes, of_chains))
 
     def end_round(self, is_ordinary: bool) -> None:
         """Learn how long the round took.
@@ -202,13 +160,41 @@ class Schedule:
         """
         now = self.clock()
         seconds, self.started = now - self.started, now
+        if is_ordinary and self.plan == self.best and self.costs.is_settled(self.plan):
+            self.untold.append(seconds)
+            if len(self.untold) == self.AT_ONCE:
+                self.learn()
+            return
         if self.is_a_try or not self.seconds:
             self._pay(seconds, is_ordinary)
         else:
             self.knowledge.put_in(1.0)
-        if is_ordinary and self.plan in self.plans:
-            self.costs.note(self.plan, seconds)
-            self.last_tried[self.plan] = self.num_rounds
+        if self.plan in self.plans:
+            self.again = self.plan if self._says_little(seconds, is_ordinary) and self.plan != self.again else None
+            self.costs.note(self.plan, seconds if is_ordinary else None)
+            self.due = None if self.plan == self.due else self.due
+        self.learn()
+
+    def _says_little(self, seconds: float, is_ordinary: bool) -> bool:
+        """Whether a try has to be repeated before it tells what the plan costs.
+
+        The first round after others finds neither its code nor its data in the processor's caches; that matters where rounds are
+        short. Where plain `generate` is best, tries are about what is accepted, but for the first.
+        """
+        is_about_cost = self.best.depth > 0 or not self.seconds
+        is_short = seconds < min(self.LONG, (1 + self.CHECK) * (self.costs.of(self.best) or math.inf))
+        return self.is_a_try and (not is_ordinary or (is_about_cost and is_short))
+
+    def learn(self) -> None:
+        """Learn from the last rounds, all of one plan: to be called when there are no more."""
+        outcomes, self.outcomes = self.outcomes, []
+        for of_round in outcomes:
+            self.knowledge.note(self.plan.budget, *of_round)
+        if self.untold:
+            self.knowledge.put_in(len(self.untold))
+            untold, self.untold = self.untold, []
+            for seconds in untold:
+                self.costs.note(self.plan, seconds)
 
     def _pay(self, seconds: float, is_ordinary: bool) -> None:
         """What a try has cost is taken from the purse, by what is expected, not by what bad luck made of it."""
@@ -218,10 +204,13 @@ class Schedule:
         self.knowledge.put_in(charged / best)
         if self.is_a_try:
             cost = (self.costs.of(self.plan) if is_ordinary else None) or charged
-            tokens = max(self.tokens.get(self.plan, 1.0), self.num_tokens)
+            counts = [count for outcomes, _ in self.outcomes for count, _ in outcomes]
+            tokens = max(self.tokens.get(self.plan, 1.0), 1.0 + sum(counts) / max(len(counts), 1))
             self.knowledge.purse -= max(cost / best - tokens / self.tokens[self.best], 0.0)
 
     def _choice(self) -> Plan:
+        if self.again is not None:
+            return self.again
         # What another batch size taught may be wrong for this one, about the round above all that others are compared with.
         if self.costs.count(NOTHING) < 2 or not self._is_known:
             self.best, self.tokens = NOTHING, self._expected_tokens()
@@ -244,20 +233,25 @@ class Schedule:
         self.best = max(self.plans, key=self._rate)
         matters = self.batch > 1 or self.seconds[NOTHING] < self.LONG
         is_judged = self.knowledge.chain.num_judged >= self.JUDGED
-        self.rests_with_plain = self.best == NOTHING and is_judged and matters
+        self.rests_with_plain = is_judged and matters and self._is_surely_plain()
         self.is_noticeable = self.looks and self.reading.are_noticeable(self.plans[-1].num_nodes + 1)
         needs_check = self.costs.count(self.first) == 1 and not self.costs.guesses
         if needs_check and self._loss(self.first) < self.CHECK:
             self.next_try, self.next_loss = self.first, -math.inf
             return
-        tries = [plan for plan in self.plans if plan != self.best and self._is_worth_a_try(plan)]
+        tries = [self.due] if self.due is not None else list(filter(self._is_worth_a_try, self.plans))
         self.next_try = max(tries, key=self._priority, default=self.best)
-        self.next_loss = self._loss(self.next_try) if tries else math.inf
+        self.next_loss = self._price(self.next_try) if tries else math.inf
 
     def _estimate(self) -> None:
         """What plans cost and bring, by what is known now."""
         self.tokens = self._expected_tokens()
         self.seconds = {plan: self.costs.of(plan) for plan in self.plans}
+
+    def _is_surely_plain(self) -> bool:
+        """Whether no draft pays, by more than costs may be wrong: what is left to plain `generate` teaches nothing."""
+        rest = self._rate(NOTHING)
+        return all(self._rate(plan) * (1 + self.costs.doubt(plan, NOTHING)) < rest for plan in self.plans if plan.depth)
 
     @property
     def _is_known(self) -> bool:
@@ -287,7 +281,7 @@ class Schedule:
         return self.seconds[plan] / self.seconds[self.best] - self.tokens[plan] / self.tokens[self.best]
 
     def _rested(self, plan: Plan) -> int:
-        return self.num_rounds - self.last_tried.get(plan, 0)
+        return self.costs.rounds_since(plan)
 
     @property
     def _least_known(self) -> Plan:
@@ -299,11 +293,17 @@ class Schedule:
         """A drafter that was judged by little gets its next chance soon."""
         return min(1.0, self.knowledge.chain.num_judged / self.SURE)
 
+    def _price(self, plan: Plan) -> float:
+        """What a try of this plan is thought to lose."""
+        return (2 if self.best.depth and self.seconds[plan] < self.LONG else 1) * self._loss(plan)
+
     def _is_worth_a_try(self, plan: Plan) -> bool:
+        if plan == self.best:
+            return False
         rest = self.REST * (self._certainty if self.best == NOTHING and plan.depth == self.deepest else 1.0)
         if plan.depth and self.best.includes(plan):
             # What would be accepted of it is known from the best plan's rounds, and only its cost is to be learned.
-            rest *= 1 + self.costs.count(plan)
+            rest *= 1 + min(self.costs.evidence.get(plan, 0.0), Costs.SETTLED)
         may_be_better = self.DOUBT * (plan.depth + 1) / self.seconds[plan] > self._rate(self.best)
         return self._rested(plan) >= rest and may_be_better
 

@@ -1,0 +1,60 @@
+"""The same plan in every round, for equal work."""
+
+from collections.abc import Sequence
+
+from .confidence import Calibration
+from .plans import Plan
+
+
+class FixedSchedule:
+    """The same plan in every round.
+
+    Attributes:
+        deepest: the most tokens that are drafted.
+        is_pausing, looks: never.
+        calibration: what was accepted in this call, so that calls are alike.
+    """
+
+    is_pausing = looks = False
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.deepest = plan, plan.depth
+        self.calibration = Calibration()
+
+    def leaves_to_plain(self, batch: int) -> bool:
+        """It drafts."""
+        return False
+
+    def leaves_rest_to_plain(self) -> bool:
+        """It goes on drafting."""
+        return False
+
+    def looks_at_draft(self, num_nodes: int) -> bool:
+        """It reads what it drafts."""
+        return False
+
+    def worth_reading(self, probabilities: Sequence[Sequence[float]], most: int) -> int:
+        """As many nodes as there may be."""
+        return most
+
+    def begin_reading(self) -> None:
+        """Nothing is measured."""
+
+    def end_reading(self, slots: int) -> None:
+        """Nothing is measured."""
+
+    def note_plain(self, num_rounds: int) -> None:
+        """Nothing is learned."""
+
+    def next_plan(self, batch: int, room: int) -> Plan:
+        """The plan, as far as there is room for it."""
+        return self.plan.within(room)
+
+    def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
+        """Nothing is learned."""
+
+    def end_round(self, is_ordinary: bool) -> None:
+        """Nothing is measured."""
+
+    def learn(self) -> None:
+        """Nothing is learned."""
