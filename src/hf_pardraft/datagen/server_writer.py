@@ -89,7 +89,8 @@ class ServerWriter:
                     running[self._begin(rewrite, stopped)] = rewrite
                 if not running:
                     return
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                # Not without a timeout: an interrupt that comes right before Python's wait begins doesn't end it.
+                for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
                     outcome = self._outcome(future, running.pop(future))
                     num_failed_in_a_row = num_failed_in_a_row + 1 if isinstance(outcome, tuple) else 0
                     yield outcome
