@@ -92,7 +92,7 @@ def test_a_model_in_the_settings_is_loaded_saved_and_overridden(tmp_path):
 
     def tau(**settings):
         drafter = make_oracle(AutoDrafter.from_pretrained(tmp_path / "drafter"), expected[0], [0.3] * 5, runner_up=1.0)
-        config = GenerationConfig(max_new_tokens=64, do_sample=False, **settings)
+        config = GenerationConfig(max_new_tokens=64, do_sample=False, tree_scoring="probability", **settings)
         mask = torch.ones_like(prompt)
         out = target.generate(prompt, attention_mask=mask, assistant_model=drafter, generation_config=config)
         assert torch.equal(out, expected)

@@ -134,6 +134,27 @@ def test_a_call_can_override_what_the_drafter_was_saved_with():
         assert max(drafter.last_stats.drafted_per_round[1:]) == most
 
 
+@pytest.mark.parametrize(
+    ("do_sample", "default", "other"), [(False, "dart", "probability"), (True, "probability", "dart")]
+)
+def test_greedy_trees_favour_depth_by_default_and_sampled_ones_probable_prefixes(do_sample, default, other):
+    target, prompt = tiny_target("llama"), random_prompt(5)
+
+    def drafted(**settings):
+        drafter = tree_drafter("pard", target, record_drafts=True, draft_schedule="fixed", **settings)
+        torch.manual_seed(0)
+        target.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            assistant_model=drafter,
+            do_sample=do_sample,
+            max_new_tokens=LONGEST,
+        )
+        return drafter.last_stats.proposals
+
+    assert drafted() == drafted(tree_scoring=default) != drafted(tree_scoring=other)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tree_settings_are_saved_with_the_drafter(tmp_path, kind):
     from hf_pardraft import AutoDrafter

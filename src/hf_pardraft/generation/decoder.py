@@ -63,11 +63,11 @@ class SpeculativeDecoding:
     ) -> None:
         self.candidates = candidates
         self.settings = candidates.settings
-        self.search = TreeSearch(self.settings, candidates.drafter, generation_config._eos_token_tensor)
+        self.do_sample = bool(generation_config.do_sample)
+        self.search = TreeSearch(self.settings, candidates.drafter, generation_config._eos_token_tensor, self.do_sample)
         self.processors = logits_processor
         self.process_item = ItemProcessors(logits_processor, batch)
         self.processes_in_bulk = is_prefix_free(logits_processor)
-        self.do_sample = bool(generation_config.do_sample)
         self.batch = batch
         self.stop = StopChecks(stopping_criteria, batch)
         self.streamer = streamer

@@ -58,7 +58,7 @@ class DraftSettings:
         tree_beam_width: prefixes that are extended at each level; by default the budget, or 20 with an n-gram model.
         tree_top_k: tokens by which each is extended; by default the budget, or 25 with an n-gram model.
         tree_scoring: what a prefix is worth. "probability": its probability; "dart": DART's weights, which favour depth; by
-            default "dart" with an n-gram model, else "probability".
+            default "probability" for sampled calls without an n-gram model, else "dart".
         tree_end_rule: what a prefix that ends the text is extended by: "stop", nothing; "last", what is left when all others
             are extended (DART's code); "ignore", no difference; by default "stop" with an n-gram model, else "ignore".
         prompt_lookup_num_tokens: how many of the tokens that came next where the text's last ones stood before may go into a

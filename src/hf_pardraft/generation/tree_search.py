@@ -77,10 +77,15 @@ class TreeSearch:
     Args:
         settings, drafter: of the call.
         end_tokens: `(ends,)`, the tokens that end a text, on the device of the text.
+        do_sample: whether the call samples.
     """
 
     def __init__(
-        self, settings: DraftSettings, drafter: ParallelDrafter, end_tokens: torch.LongTensor | None = None
+        self,
+        settings: DraftSettings,
+        drafter: ParallelDrafter,
+        end_tokens: torch.LongTensor | None = None,
+        do_sample: bool = False,
     ) -> None:
         self.ngram = ngram_of(settings, drafter)
         has_ngram = self.ngram is not None
@@ -90,7 +95,7 @@ class TreeSearch:
         self.top_k = settings.tree_top_k or (NGRAM_TOP_K if has_ngram else None)
         token_ids = drafter.draft_token_ids
         self.most_tokens = drafter.config.vocab_size if token_ids is None else len(token_ids)
-        self.scoring = scoring_for(settings, has_ngram)
+        self.scoring = scoring_for(settings, has_ngram, do_sample)
         self.end_tokens = end_tokens
         self.end_rule = settings.tree_end_rule or ("stop" if has_ngram else "ignore")
 
@@ -133,9 +138,13 @@ class TreeSearch:
         return min(self.top_k or budget, self.most_tokens)
 
 
-def scoring_for(settings: DraftSettings, has_ngram: bool) -> TreeScoring:
-    """The weights of a prefix's score that the settings ask for."""
-    is_dart = settings.tree_scoring == "dart" or (settings.tree_scoring is None and has_ngram)
+def scoring_for(settings: DraftSettings, has_ngram: bool, do_sample: bool) -> TreeScoring:
+    """The weights of a prefix's score that the settings ask for.
+
+    By default DART's, which favour depth, for greedy calls and with an n-gram model; the drafter's probability for sampled
+    calls without one. Their trees hold more that is accepted, for all kinds of drafters (benchmarks/tree_scoring.py).
+    """
+    is_dart = settings.tree_scoring == "dart" or (settings.tree_scoring is None and (has_ngram or not do_sample))
     scoring = DART_SCORING if is_dart else LOG_PROBABILITY
     if not has_ngram:
         return scoring
