@@ -33,6 +33,7 @@ from transformers import (
 )
 
 from hf_pardraft import DartDrafter, DFlareDrafter, DFlashDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
+from hf_pardraft.checkpoints.saving import write_custom_generate
 from hf_pardraft.models.configuration_dflash import default_target_layer_ids
 
 END_OF_TEXT = "<|endoftext|>"
@@ -307,8 +308,9 @@ def train_drafter(drafter, target, out: Path, size: Size, work: Path, **settings
     trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
     scores = trainer.evaluate()
     # Code that the family does not know then costs next to nothing.
-    # The package that the family is shipped in has the code.
+    # The package that the family is shipped in has the code, but for what brings the package in.
     trainer.model.to(torch.bfloat16).save_pretrained(out, with_code=False)
+    write_custom_generate(out)
     return {"held_out_expected_tau": scores["eval_expected_tau"], "held_out_accuracy_1": scores["eval_accuracy_1"]}
 
 

@@ -14,6 +14,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, dynamic_module_utils
 
+from hf_pardraft import by_name
 from hf_pardraft.generation import settings
 from hf_pardraft.models.modeling_dart import DartDrafter
 from hf_pardraft.models.modeling_dflare import DFlareDrafter
@@ -91,3 +92,11 @@ def own_modules(monkeypatch, tmp_path):
     forget()
     yield
     forget()
+
+
+@pytest.fixture
+def as_transformers_loads():
+    """Transformers' Auto classes and pipelines as they are without this package."""
+    by_name.uninstall()
+    yield
+    by_name.install()

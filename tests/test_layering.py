@@ -17,6 +17,7 @@ ARROWS = {
     "pairing": {"checkpoints", "models"},
     "services": {"checkpoints", "hub", "models", "pairing"},
     "auto": {"checkpoints", "models"},
+    "by_name": {"auto", "checkpoints", "generation", "models"},
     "user_input": {"auto", "checkpoints", "models"},
     "ngram": {"checkpoints", "models", "pairing", "user_input"},
     "generation": {"checkpoints", "models", "ngram", "pairing"},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoModel
 
+from . import by_name
 from .auto import AutoDrafter
 from .generation import hooks
 from .generation.candidate_generator import ParallelCandidateGenerator
@@ -66,3 +67,4 @@ for drafter_class in (DFlashDrafter, DFlareDrafter, DartDrafter):
     AutoModel.register(drafter_class.config_class, drafter_class, exist_ok=True)
 ParallelDrafter.services = PackageServices()
 hooks.install()
+by_name.install()

@@ -14,8 +14,8 @@ from .checkpoints.config_checks import check_config_fields
 from .checkpoints.files import check_beside, check_place, read_config_file, read_json
 from .checkpoints.loading import with_resolved_revision
 from .checkpoints.projection import check_tensors, find_separate, with_subfolder
-from .checkpoints.published import drafter_class_for, find_drafter_class
-from .models.base import ParallelDrafter, hub_arguments, load_generation_config
+from .checkpoints.published import drafter_class_for, find_drafter_class, native_fields
+from .models.base import ParallelDrafter, find_file, hub_arguments, load_generation_config
 from .models.modeling_pard import VOCABULARY_FILE, PardDrafter
 
 __all__ = ["AutoDrafter", "drafter_class_for"]
@@ -48,6 +48,25 @@ class AutoDrafter:
         return load_any(name_or_path, kwargs.pop("trust_remote_code", False), kwargs)
 
 
+def find_drafter_config(name_or_path: Any, **source: Any) -> dict[str, Any] | None:
+    """The config.json of a folder or repository, if it describes a drafter that this package reads.
+
+    What is not there, can't be reached or holds no config is no drafter: whoever loads it then says what is wrong.
+
+    Args:
+        name_or_path: anything that may be a name.
+        **source: `revision`, `token`, `subfolder`, ..., as for `from_pretrained`.
+    """
+    try:
+        check_place(name_or_path)
+        source = with_subfolder(name_or_path, with_resolved_revision(name_or_path, source))
+        file = find_file(name_or_path, "config.json", **source)
+        fields = {} if file is None else read_json(file)
+    except (OSError, TypeError, ValueError):
+        return None
+    return None if find_drafter_class(fields) is None else fields
+
+
 def load_any(name_or_path, trust_remote_code: bool, kwargs: dict[str, Any], adapters: tuple = ()) -> ParallelDrafter:
     """See [`AutoDrafter.from_pretrained`]; `adapters` are those that belong to what is loaded here."""
     check_place(name_or_path)
@@ -64,7 +83,12 @@ def load_any(name_or_path, trust_remote_code: bool, kwargs: dict[str, Any], adap
     check_config_fields(fields, source)
     if trust_remote_code and find_drafter_class(fields) is None and "AutoModel" in (fields.get("auto_map") or {}):
         return load_with_its_own_code(name_or_path, **kwargs)
-    return drafter_class_for(fields, source).from_pretrained(name_or_path, **kwargs)
+    drafter_class = drafter_class_for(fields, source)
+    if isinstance(config, PreTrainedConfig) and getattr(config, "drafter_kind", None) is None:
+        # What AutoConfig makes of a layout that calls itself an ordinary model's.
+        config_class = drafter_class.config_class
+        kwargs = {**kwargs, "config": config_class.from_dict(native_fields(config_class, fields))}
+    return drafter_class.from_pretrained(name_or_path, **kwargs)
 
 
 def load_with_its_own_code(name_or_path, **kwargs: Any) -> ParallelDrafter:

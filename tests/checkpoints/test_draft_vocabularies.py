@@ -76,7 +76,7 @@ def test_a_saved_drafter_can_be_widened_again(kind, tmp_path):
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 @torch.no_grad()
-def test_a_pard_drafter_stays_a_plain_model_to_others(architecture, tmp_path):
+def test_a_pard_drafter_stays_a_plain_model_to_others(architecture, tmp_path, as_transformers_loads):
     from hf_pardraft import PardDrafter
 
     drafter = PardDrafter.from_causal_lm(tiny_target(architecture), MASK_TOKEN_ID).eval()

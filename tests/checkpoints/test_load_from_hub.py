@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from transformers import AutoModel, AutoModelForCausalLM
+from transformers.pipelines import base as pipelines
 
 from hf_pardraft import AutoDrafter, DartDrafter, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
 from published_checkpoints import FIXTURES, LAYOUTS
+from tiny_models import tiny_drafter, tiny_target
 
 TOKEN = "hf_right"
 COMMITS = {"main": "a" * 40, "old": "b" * 40}
@@ -135,3 +138,19 @@ def test_the_published_subfolder_and_any_other_are_found(hub, tmp_path):
         assert drafter.tapped_hidden_states == [-1, -3]
     convert("amd/pard2", tmp_path / "out", "native", **options(tmp_path))
     assert AutoDrafter.from_pretrained(tmp_path / "out").tapped_hidden_states == [-1, -3]
+
+
+def test_transformers_own_ways_to_load_by_name_give_a_drafter(hub, tmp_path):
+    target = tiny_target("qwen3")
+    tiny_drafter("pard", target).save_pretrained(tmp_path / "drafter")
+    target.save_pretrained(tmp_path / "target")
+    hub.repositories |= {f"someone/{name}": {"main": tmp_path / name} for name in ("drafter", "target")}
+    hub.repositories["amd/pard2"] = {"main": LAYOUTS["pard2"](tmp_path / "pard2")}
+    for auto_class in (AutoModel, AutoModelForCausalLM):
+        assert isinstance(auto_class.from_pretrained("someone/drafter", **options(tmp_path)), PardDrafter)
+        assert auto_class.from_pretrained("amd/pard2", **options(tmp_path)).tapped_hidden_states == [-1, -3]
+    loaded = AutoModelForCausalLM.from_pretrained("someone/target", **options(tmp_path))
+    assert type(loaded) is type(target)
+    drafter, tokenizer = pipelines.load_assistant_model(target, "someone/drafter", None)
+    assert isinstance(drafter, PardDrafter)
+    assert tokenizer is None

@@ -29,14 +29,18 @@ def test_installing_twice_changes_nothing_and_uninstalling_restores():
         hooks.install()
 
 
-def test_an_ordinary_assistant_decodes_as_before(tmp_path):
+def test_an_ordinary_assistant_decodes_as_before(tmp_path, monkeypatch, as_transformers_loads):
+    said = []
+    monkeypatch.setattr(hooks.logger, "warning_once", said.append)
     target, assistant = tiny_target("llama"), tiny_target("llama", seed=1, num_hidden_layers=1)
     expected = target.generate(PROMPT, **OPTIONS)
     assert torch.equal(target.generate(PROMPT, assistant_model=assistant, **OPTIONS), expected)
-    # A PARD checkpoint that plain transformers loaded is an ordinary assistant too.
+    assert said == []
+    # A PARD checkpoint that plain transformers loaded is an ordinary assistant too, and hardly what was meant.
     tiny_drafter("pard", target).save_pretrained(tmp_path)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(target.generate(PROMPT, assistant_model=plain, **OPTIONS), expected)
+    assert ["AutoDrafter.from_pretrained" in text for text in said] == [True]
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dflare"])

@@ -175,7 +175,7 @@ def test_a_dflare_folder_has_the_published_names(target, tmp_path):
     assert type(AutoModel.from_pretrained(tmp_path)) is DFlareDrafter
 
 
-def test_a_pard_folder_is_an_ordinary_causal_lm_to_transformers(tmp_path):
+def test_a_pard_folder_is_an_ordinary_causal_lm_to_transformers(tmp_path, as_transformers_loads):
     drafter = PardDrafter.from_causal_lm(tiny_target("llama"), mask_token_id=MASK_TOKEN_ID)
     drafter.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -102,6 +102,11 @@ def write_code(model: PreTrainedModel, folder: Path) -> None:
     source = code_file(own_class(model))
     for file in [] if source is None else [source, *map(Path, get_relative_import_files(source))]:
         shutil.copyfile(file, folder / file.name)
+    write_custom_generate(folder)
+
+
+def write_custom_generate(folder: Path) -> None:
+    """Write what `generate(..., custom_generate=folder)` runs."""
     destination = folder / CUSTOM_GENERATE
     destination.parent.mkdir(exist_ok=True)
     shutil.copyfile(generate_anywhere.__file__, destination)

@@ -1,12 +1,15 @@
 """The one place that touches `GenerationMixin`: `generate(..., assistant_model=drafter)` reaches our loop from here."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
-from transformers import GenerationMixin
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation import GenerationMode
 from transformers.utils import logging
 
 from ..checkpoints.adopt import adopted
+from ..checkpoints.published import MUSE_GLIMMER, find_drafter_class
 from ..pairing.remembered import warn_if_other_text
 from .candidate_generator import ParallelCandidateGenerator
 from .checks import check_mode, check_request
@@ -18,6 +21,8 @@ from .undrafted import write_undrafted
 logger = logging.get_logger(__name__)
 
 _originals: dict[str, Any] = {}
+# Puts drafters in the place of their names among the arguments of a call; set by by_name.py, which may load.
+load_named: Callable[[PreTrainedModel, dict[str, Any]], dict[str, Any]] | None = None
 
 
 def is_drafter(assistant: Any) -> bool:
@@ -31,6 +36,19 @@ def is_drafter(assistant: Any) -> bool:
 def is_ours(assistant: Any, generation_config: Any) -> bool:
     """Whether this call is ours to handle; `speculation_type` asks for one of transformers' own ways."""
     return is_drafter(assistant) and generation_config.speculation_type is None
+
+
+def warn_if_loaded_plainly(assistant: PreTrainedModel | None) -> None:
+    """Say so where an assistant is a drafter's checkpoint that was loaded as the model that its layout is like."""
+    if assistant is None or is_drafter(assistant):
+        return
+    drafter_class = find_drafter_class(assistant.config.to_dict())
+    if drafter_class is not None and assistant.config.model_type != MUSE_GLIMMER:
+        logger.warning_once(
+            f"This assistant is a {drafter_class.__name__}'s checkpoint, loaded as a plain {type(assistant).__name__}, which "
+            "drafts token by token if at all: import hf_pardraft before AutoModelForCausalLM or AutoModel loads it, or load it "
+            f"with hf_pardraft.AutoDrafter.from_pretrained({assistant.name_or_path!r})."
+        )
 
 
 def install() -> None:
@@ -50,6 +68,19 @@ def uninstall() -> None:
         # What `GenerationMixin` inherits is there again.
         if getattr(GenerationMixin, name, None) is not original:
             setattr(GenerationMixin, name, original)
+
+
+@functools.wraps(GenerationMixin.generate)
+def generate(self, *args, **kwargs):
+    """transformers' own, which takes a drafter by its name, too, and refuses one beside a paged cache in a few words."""
+    if load_named is not None:
+        kwargs = load_named(self, kwargs)
+    if kwargs.get("cache_implementation") == "paged" and is_drafter(kwargs.get("assistant_model")):
+        raise ValueError(
+            "cache_implementation='paged' is transformers' continuous batching, which takes no assistant: leave it out to draft "
+            "(a padded batch, too), or leave out assistant_model"
+        )
+    return _originals["generate"](self, *args, **kwargs)
 
 
 def generate_batch(self, inputs, *args, **kwargs):
@@ -88,6 +119,7 @@ def _prepare_generation_config(self, generation_config, **kwargs):
 def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
     """Refuse, before any work, what a drafter can't do; then transformers' own checks."""
     drafter = generation_mode_kwargs.get("assistant_model")
+    warn_if_loaded_plainly(drafter)
     if is_ours(drafter, generation_config):
         check_mode(self, generation_mode, generation_config, generation_mode_kwargs.get("synced_gpus"))
         drafter = adopted(drafter)
@@ -195,6 +227,7 @@ HOOKED = {
         _get_candidate_generator,
         _prepare_generation_config,
         _validate_generation_mode,
+        generate,
         generate_batch,
     )
 }

@@ -4,8 +4,8 @@ Saved as `custom_generate/generate.py` beside every drafter, so that transformer
 
     target.generate(**inputs, assistant_model=drafter, custom_generate=REPOSITORY, trust_remote_code=True)
 
-With hf_pardraft (`pip install hf-pardraft`) everything works, and `custom_generate` is not needed: import the package and pass
-`assistant_model=drafter`. Without it transformers' own loops run DFlash, DFlare and PARD drafters: one sequence, chains only,
+With hf_pardraft (`pip install hf-pardraft`) everything works, with `assistant_model=REPOSITORY` too; once it is imported,
+`assistant_model` is enough. Without it transformers' own loops run DFlash, DFlare and PARD drafters: one sequence, chains only,
 and none of hf_pardraft's settings (`tree_budget`, `ngram_model`, `draft_schedule`, `verification`). A DART drafter, and what a
 PARD-2 drafter reads of its target, need the package.
 """
@@ -25,20 +25,21 @@ def generate(*args: Any, model: Any, assistant_model: Any = None, **kwargs: Any)
 
     Args:
         model: the target, or a drafter that is asked for its own tokens.
-        assistant_model: the drafter.
+        assistant_model: the drafter, or its name.
         **kwargs: everything else that `generate` takes.
 
     Raises:
-        ImportError: for a drafter that only hf_pardraft can run, where it is missing.
-        ValueError: for a drafter that was made for another target.
+        ImportError: for a drafter that only hf_pardraft can run or load, where it is missing.
+        ValueError: for a drafter that was made for another target, or none.
     """
-    # A model that was loaded with this file has it as its `generate`; what is wanted is the one of its class.
-    own_generate = type(model).generate
-    if assistant_model is None:
-        return own_generate(model, *args, **kwargs)
     # Any model may be an assistant, and only drafters' configurations have this attribute.
-    kind = getattr(assistant_model.config, "drafter_kind", None)
-    if kind is not None and not install_package():
+    kind = getattr(getattr(assistant_model or model, "config", None), "drafter_kind", None)
+    if assistant_model is None and kind is None:
+        raise ValueError(
+            "custom_generate gives the code that drafts, not the drafter: pass assistant_model=drafter as well"
+        )
+    is_ordinary = assistant_model is None or (kind is None and not isinstance(assistant_model, str))
+    if not is_ordinary and not install_package():
         if kind not in STOCK_SPECULATION:
             raise ImportError(
                 f"a {type(assistant_model).__name__} drafts with the package {PACKAGE}, which is not installed: {INSTALL}, then "
@@ -53,7 +54,8 @@ def generate(*args: Any, model: Any, assistant_model: Any = None, **kwargs: Any)
             UserWarning,
             stacklevel=2,
         )
-    return own_generate(model, *args, assistant_model=assistant_model, **kwargs)
+    # A model that was loaded with this file has it as its `generate`; what is wanted is the one of its class.
+    return type(model).generate(model, *args, assistant_model=assistant_model, **kwargs)
 
 
 def install_package() -> bool:
