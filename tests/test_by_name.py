@@ -182,7 +182,7 @@ def test_custom_generate_drafts_with_what_is_saved_there(saved, own_modules, tmp
 def test_the_file_alone_asks_for_the_drafter_and_loads_one_by_name(saved, tmp_path):
     """As where the package is installed, and the file is what imports it: transformers has called it already."""
     target, _, folder = saved
-    with pytest.raises(ValueError, match="pass assistant_model=drafter as well"):
+    with pytest.raises(ValueError, match="assistant_model the drafter"):
         generate_anywhere.generate(inputs=PROMPT, model=target, assistant_model=None, **OPTIONS)
     found = generate_anywhere.generate(inputs=PROMPT, model=target, assistant_model=str(folder), **OPTIONS)
     assert torch.equal(found, target.generate(PROMPT, **OPTIONS))

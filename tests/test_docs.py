@@ -24,6 +24,8 @@ from test_layering import ARROWS, SOURCE
 ROOT = Path(__file__).parent.parent
 CI_BLOCK = re.compile(r"<!-- ci:begin -->(.*?)<!-- ci:end -->", flags=re.DOTALL)
 SERVERS = ("vllm ", "python -m sglang")
+# Other people's commands, which hand options to `generate`.
+HARNESS = ("lm_eval ", "python -c ")
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def test_links_lead_somewhere(page):
 @EVERY_PAGE
 def test_every_line_of_a_block_is_python_or_a_command_that_is_looked_at(page):
     assert {language for language, _ in page.blocks} <= {"python", "bash", "text"}
-    assert all(line.startswith(("pardraft ", "# ", *SERVERS)) for line in page.lines)
+    assert all(line.startswith(("pardraft ", "# ", *SERVERS, *HARNESS)) for line in page.lines)
 
 
 @EVERY_PAGE
@@ -136,6 +138,9 @@ def repositories(tiny_family, tmp_path, monkeypatch):
     for loader in (AutoModelForCausalLM, AutoTokenizer, AutoDrafter, NgramModel):
         local(loader)
     (tmp_path / "work").mkdir()
+    # Pipelines ask no loader that could be told where it is.
+    for owner in ("Qwen", "z-lab"):
+        (tmp_path / "work" / owner).symlink_to(tmp_path / owner)
     monkeypatch.chdir(tmp_path / "work")
     # Accelerators and reporting services are a machine's own matter.
     monkeypatch.setenv("WANDB_MODE", "disabled")

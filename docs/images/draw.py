@@ -210,6 +210,7 @@ FOLDERS = {
     "generation": (25, 3, 225, "rounds inside generate"),
     "training": (745, 3, 230, "layouts, losses, trainer"),
     "ngram": (25, 4, 225, "n-gram models for trees"),
+    "by_name": (392, 4, 212, "names that transformers gets"),
     "user_input": (45, 5.4, 440, "files, models and data that users name, checked"),
     "pairing": (515, 5.4, 440, "which target a drafter fits, and was trained for"),
     "auto": (45, 6.4, 440, "AutoDrafter: any drafter by its name"),
@@ -219,7 +220,7 @@ FOLDERS = {
 # What the others stand on; an arrow to its frame stands for all that lead into it.
 BASE = ("user_input", "pairing", "auto", "checkpoints", "models")
 # Modules rather than folders.
-FILES = ("auto", "services")
+FILES = ("auto", "by_name", "services")
 # Those of tests/test_layering.py's arrows that don't follow from others, but for the ones into the base.
 SHOWN_ARROWS = (
     ("demo", "evaluation"),
@@ -229,6 +230,7 @@ SHOWN_ARROWS = (
     ("making", "datagen"),
     ("datagen", "training"),
     ("datagen", "generation"),
+    ("by_name", "generation"),
     ("generation", "ngram"),
     ("user_input", "auto"),
     ("auto", "checkpoints"),

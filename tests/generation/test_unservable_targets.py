@@ -306,6 +306,8 @@ def test_ways_that_drop_the_drafter_say_so(monkeypatch):
     monkeypatch.setitem(hooks._originals, "generate_batch", lambda self, inputs, **kwargs: {})
     assert target.generate_batch([[1, 2]], assistant_model=drafter) == {}
     assert ["generate_batch" in text for text in said] == [False, True]
+    assert target.generate_batch([[1, 2]], assistant_model="someone/drafter") == {}
+    assert said.pop() == said[-1]
     assert target.generate_batch([[1, 2]]) == {}
     target.generate(PROMPT, custom_generate=lambda model, input_ids, **kwargs: input_ids, **OPTIONS)
     assert len(said) == 2

@@ -1,6 +1,7 @@
 """The one place that touches `GenerationMixin`: `generate(..., assistant_model=drafter)` reaches our loop from here."""
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -85,7 +86,8 @@ def generate(self, *args, **kwargs):
 
 def generate_batch(self, inputs, *args, **kwargs):
     """transformers' own continuous batching, which takes no assistant and does not say so."""
-    if is_drafter(kwargs.get("assistant_model")):
+    assistant = kwargs.get("assistant_model")
+    if isinstance(assistant, (str, os.PathLike)) or is_drafter(assistant):
         logger.warning_once(
             "generate_batch (continuous batching) works without an assistant, so this drafter is not used: the text is the same, "
             "but not sooner. Call generate(..., assistant_model=drafter) with a padded batch to draft."

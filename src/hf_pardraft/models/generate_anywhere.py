@@ -35,9 +35,7 @@ def generate(*args: Any, model: Any, assistant_model: Any = None, **kwargs: Any)
     # Any model may be an assistant, and only drafters' configurations have this attribute.
     kind = getattr(getattr(assistant_model or model, "config", None), "drafter_kind", None)
     if assistant_model is None and kind is None:
-        raise ValueError(
-            "custom_generate gives the code that drafts, not the drafter: pass assistant_model=drafter as well"
-        )
+        raise ValueError("custom_generate names the code that drafts, assistant_model the drafter: pass that, too")
     is_ordinary = assistant_model is None or (kind is None and not isinstance(assistant_model, str))
     if not is_ordinary and not install_package():
         if kind not in STOCK_SPECULATION:
