@@ -46,6 +46,16 @@ def test_the_shipped_family():
         assert numbers(cells) == expected
 
 
+def test_lm_evaluation_harness():
+    rows = {row["drafter"]: row for row in results("lm_eval")["rows"]}
+    ordered = [rows[name] for name in ("", *map(str.lower, KINDS))]
+    score, forwards, seconds = table_of("performance.md", "complete_functions", "plain").values()
+    assert numbers(score) == [round(row["exact_match,none"], 4) for row in ordered]
+    assert len(set(score)) == 1
+    assert numbers(forwards) == [row["forwards"] for row in ordered]
+    assert numbers(seconds) == [row["cpu_seconds"] for row in ordered]
+
+
 def test_stories260k():
     rows = {(row["name"], row["temperature"]): row for row in results("stories260k")["rows"]}
     shown = table_of("performance.md", "", "chain of 7 or 8")
