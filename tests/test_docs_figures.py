@@ -54,6 +54,11 @@ def test_lm_evaluation_harness():
     assert len(set(score)) == 1
     assert numbers(forwards) == [row["forwards"] for row in ordered]
     assert numbers(seconds) == [row["cpu_seconds"] for row in ordered]
+    plain, pard = results("lm_eval")["rows_of_batches_of_8"]
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert f"{plain['cpu_seconds']} seconds without a drafter and {pard['cpu_seconds']} with PARD's" in text
+    assert f"{plain['forwards']:,} forwards either way" in text
+    assert plain["forwards"] == pard["forwards"]
 
 
 def test_stories260k():
