@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from datasets import Dataset, disable_progress_bars
 from transformers import PreTrainedModel, TrainerCallback, set_seed
-from transformers.trainer_callback import PrinterCallback
 
 from evidence import COMMON, reports_of, spread, trainer_of
 from hf_pardraft import DFlareDrafter, DFlashDrafter, DraftTrainer
 from hf_pardraft.evaluation.entries import Entry
 from hf_pardraft.evaluation.measurement import Condition
 from hf_pardraft.evaluation.measurement import run as run_entry
+from hf_pardraft.training.progress import Tables
 from result_files import RESULTS, save, this_machine
 from stories260k import EVALUATION_TOKENS, story_beginnings, story_parser, target_and_prompts, target_text
 
@@ -128,7 +128,7 @@ def run(setting: Setting, seed: int, target: PreTrainedModel, tokenizer, text: D
     drafter = drafter_of(setting, target, tokenizer)
     options = {"learning_rate": LEARNING_RATE, **setting.arguments}
     trainer = trainer_of(drafter, target, text, arguments.work, setting.marks[-1], seed, options)
-    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(Tables)
     prompts = story_beginnings(arguments.prompt_text, tokenizer, arguments.prompts, EVALUATION_TOKENS)
     measured = MeasuredAt(trainer, setting.marks, prompts)
     measured.figures["loss 0"] = trainer.evaluate()["eval_loss"]

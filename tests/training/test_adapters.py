@@ -120,7 +120,7 @@ def test_the_best_adapter_by_tau_is_brought_back(target, text, tmp_path):
         **settings,
     )
     taus = iter([3.0, 2.0, 1.0])
-    trainer.measured_tau = lambda examples: next(taus)
+    trainer.measured_drafting = lambda examples: {"tau": next(taus)}
     trainer.train()
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
     weights = {name: w for name, w in trainer.model.state_dict().items() if "lora_B" in name}

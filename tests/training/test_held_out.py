@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from hf_pardraft import DraftTrainer, DraftTrainingArguments
-from hf_pardraft.training.metrics import held_out_prompts, prompt_of, tokens_and_rounds
+from hf_pardraft import DecodeStats, DraftTrainer, DraftTrainingArguments
+from hf_pardraft.training.held_out import Drafting, draft_from, held_out_prompts, prompt_of
 from processes import in_processes
 from tiny_models import make_oracle, tiny_drafter, tiny_target
 from training.tiny_training import trainer_for
@@ -61,8 +61,31 @@ def test_an_oracle_has_the_tau_of_its_depth(target, text):
     ids = torch.tensor(text[0]["input_ids"])
     drafter = make_oracle(tiny_drafter("dflash", target), ids, [1.0] * 4)
     # The prefill commits one token, then five a round: 1 + 5 + 5.
-    tokens, rounds = tokens_and_rounds(target, drafter, [ids[:4]], 16)
-    assert (tokens / rounds) > 3.5
+    found = draft_from(target, drafter, [ids[:4]], 16).metrics()
+    assert found["tau"] > 3.5
+    assert (found["acceptance_1"], found["acceptance_4"]) == (1.0, 1.0)
+    assert found["decoded_tokens_per_second"] > 0
+    drafter.generation_config.tree_budget = 12
+    assert "acceptance_5" not in draft_from(target, drafter, [ids[:4]], 16).metrics()
+
+
+def counts_of(drafting: Drafting) -> tuple:
+    return drafting.tokens, drafting.rounds, tuple(drafting.accepted.tolist())
+
+
+def test_what_was_accepted_is_counted_by_position_over_processes():
+    stats = DecodeStats()
+    stats.add_round([4, 4], [4, 1], [5, 2])
+    stats.add_round([2], [0], [1])
+    drafting = Drafting()
+    drafting.add(stats, seconds=2.0)
+    # Two processes that counted the same.
+    found = drafting.over_processes(lambda values: 2 * values).metrics()
+    shares = [found.pop(f"acceptance_{k}") for k in (1, 2, 3, 4)]
+    assert shares == [pytest.approx(share, abs=1e-4) for share in (2 / 3, 1 / 3, 1 / 2, 1 / 2)]
+    assert shares == [pytest.approx(rate, abs=1e-4) for rate in stats.per_position_acceptance]
+    assert found == {"tau": 2.6667, "decoded_tokens_per_second": 4.0}
+    assert Drafting().metrics() == {"tau": 0.0}
 
 
 def test_sampled_evaluations_compare_with_each_other(target, text):
@@ -70,7 +93,7 @@ def test_sampled_evaluations_compare_with_each_other(target, text):
     prompts = held_out_prompts(text, 3)
     before = torch.get_rng_state()
     greedy, first, again, other = (
-        tokens_and_rounds(target, drafter, prompts, 16, temperature, seed)
+        counts_of(draft_from(target, drafter, prompts, 16, temperature, seed))
         for temperature, seed in ((0.0, 0), (1.0, 0), (1.0, 0), (1.0, 7))
     )
     assert torch.equal(torch.get_rng_state(), before)
@@ -92,7 +115,7 @@ def test_the_best_checkpoint_is_the_one_that_drafts_best(target, text, tmp_path)
         tau_prompts=1,
         **settings,
     )
-    trainer.measured_tau = lambda examples: next(taus)
+    trainer.measured_drafting = lambda examples: {"tau": next(taus)}
     trainer.train()
     assert trainer.args.greater_is_better
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-4")

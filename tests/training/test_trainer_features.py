@@ -55,7 +55,7 @@ def test_each_of_several_evaluation_sets_can_choose_the_best_checkpoint(target, 
 
     taus = iter([1.0, 3.0, 2.0, 1.5])
     chosen = trainer("eval_far_tau")
-    chosen.measured_tau = lambda examples: next(taus)
+    chosen.measured_drafting = lambda examples: {"tau": next(taus)}
     chosen.train()
     assert chosen.state.best_model_checkpoint.endswith("checkpoint-1")
     with pytest.raises(ValueError, match=r"eval_far_tau.* needs prompts to decode"):

@@ -1,20 +1,14 @@
-"""How well a drafter drafts while it trains: objectives and accuracies, counted on the device, and the true tau."""
+"""How well a drafter guesses while it trains: objectives and accuracies, counted on the device."""
 
-import itertools
-from collections.abc import Callable, Iterable, Sized
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
 
-from .data.documents import IGNORED, checked
 from .losses.objectives import OBJECTIVES, BlockScores
 from .losses.sums import Sums, added, mean_of
 
 # Processes that have seen fewer positions than others exchange as many counts.
 MOST_POSITIONS = 256
-# Of a text that is supervised from its start, what is taken for the prompt.
-PROMPT_SHARE = 0.5
 
 
 class DraftMetrics:
@@ -75,84 +69,3 @@ class DraftMetrics:
             expected_tau += all_right
         result = {f"accuracy_{k}": round(rate, 4) for k, rate in enumerate(rates, start=1)}
         return {**result, "expected_tau": round(expected_tau, 3)}
-
-
-def prompt_of(example: dict[str, Any]) -> torch.LongTensor | None:
-    """`(length,)`, the tokens of an example before the first that is to be learned; of a packed one, its first document's.
-
-    Of a text without a prompt, where all is to be learned, its first half. `None` if that leaves nothing.
-    """
-    input_ids, labels, documents = checked(example)
-    labels, input_ids = labels[documents == documents[:1]], input_ids[documents == documents[:1]]
-    learned = (labels != IGNORED).nonzero()[:, 0]
-    length = int(learned[0]) if len(learned) else len(input_ids)
-    # The first token of a text has nothing to be learned from, so a label on the second still means a text without a prompt.
-    if length <= 1:
-        length = int(len(input_ids) * PROMPT_SHARE)
-    return input_ids[:length] if length else None
-
-
-def held_out_prompts(examples: Iterable[dict[str, Any]], count: int) -> list[torch.LongTensor]:
-    """At most `count` prompts, `(length,)` each: of examples that lie evenly in a data set, or the first of a stream."""
-    if isinstance(examples, Sized):
-        step = max(1, len(examples) // max(count, 1))
-        chosen = (examples[index] for index in range(0, len(examples), step)[:count])
-    else:
-        chosen = itertools.islice(examples, count)
-    found = [prompt_of(example) for example in chosen]
-    return [prompt for prompt in found if prompt is not None]
-
-
-@torch.no_grad()
-def tokens_and_rounds(
-    target: PreTrainedModel,
-    drafter: PreTrainedModel,
-    prompts: list[torch.LongTensor],
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    seed: int = 0,
-) -> tuple[int, int]:
-    """Let `target` go on from each prompt with `drafter`: the tokens that were written, and the target's forwards.
-
-    The quotient of their sums over all prompts is tau, the bonus token counted. The random state of the caller stays as it is.
-
-    Args:
-        target, drafter: in evaluation mode.
-        prompts: `(length,)` each.
-        max_new_tokens: tokens to write per prompt; fewer if the target ends its text.
-        temperature: 0 is greedy.
-        seed: of the sampling, so that one evaluation compares with the next.
-    """
-    sampling = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-    if temperature:
-        sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
-    tokens = rounds = 0
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        for prompt in prompts:
-            ids = prompt[None].to(target.device)
-            target.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                assistant_model=drafter,
-                max_new_tokens=max_new_tokens,
-                # Each round at full depth, whatever the clock says.
-                generation_config=GenerationConfig(draft_schedule="fixed"),
-                # Under ZeRO's stage 3 generate takes every model for a part of one, and this target is whole.
-                synced_gpus=False,
-                **sampling,
-            )
-            tokens += sum(drafter.last_stats.tokens_per_round)
-            rounds += len(drafter.last_stats.tokens_per_round)
-    return tokens, rounds
-
-
-def whole_copy(drafter: PreTrainedModel, weights: dict[str, torch.Tensor]) -> PreTrainedModel:
-    """A drafter like one whose weights are spread over processes, with all of them."""
-    copy = type(drafter)(drafter.config)
-    copy.generation_config = drafter.generation_config
-    copy.load_state_dict(weights)
-    if drafter.draft_token_ids is not None and copy.draft_token_ids is None:
-        # Of an ordinary causal LM it is not among the weights.
-        copy.set_draft_vocabulary(drafter.draft_token_ids)
-    return copy.to(drafter.device).eval()

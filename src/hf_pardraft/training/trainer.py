@@ -36,10 +36,12 @@ from .checks import (
 )
 from .data.dataset import chat_arguments, prepare_all, prepare_for_training, tokenizer_of
 from .drafter_files import DrafterFilesTrainer
+from .held_out import draft_from, held_out_prompts, whole_copy
 from .layouts.attention import attending_with
 from .losses.objectives import BlockScores, combined, objective_sums, total_loss
 from .losses.sums import Sums, denominators_of, with_denominators
-from .metrics import DraftMetrics, held_out_prompts, tokens_and_rounds, whole_copy
+from .metrics import DraftMetrics
+from .progress import show_tables
 from .run_identity import identity_of
 from .target.feature_store import StoredStatesCollator, store_for
 from .target.reading import freeze
@@ -64,9 +66,10 @@ class DraftTrainer(DrafterFilesTrainer):
             see [`~hf_pardraft.training.data.dataset.prepare_data`]. All but the last need the tokenizer as `processing_class`.
         **kwargs: as for `Trainer`.
 
-    Evaluation logs `eval_accuracy_k`, the accuracy of each draft position; `eval_expected_tau`, what it would be if positions
-    were right independently; and, given a target, `eval_tau`: mean tokens per target forward, the bonus token counted, when
-    the target goes on from a few of the evaluation set's prompts with the drafter as it stands (`tau_prompts`). With
+    Evaluation logs `eval_accuracy_k`, the accuracy of each draft position; `eval_expected_tau`, what tau would be if positions
+    were right independently; and, given a target, what becomes of drafts when it goes on from a few of the evaluation set's
+    prompts with the drafter as it stands (`tau_prompts`): `eval_tau`, mean tokens per target forward, the bonus token counted,
+    `eval_acceptance_k` and `eval_decoded_tokens_per_second`. Reporters get all of it, the terminal a table. With
     `metric_for_best_model="tau"` and `load_best_model_at_end` the best checkpoint is the one that drafts best.
 
     A checkpoint is written beside its place and moved there when it is complete, so a run that is killed at any time goes on
@@ -129,6 +132,7 @@ class DraftTrainer(DrafterFilesTrainer):
             plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
             check_spreading(is_adapted(trained), plugin and plugin.zero3_save_16bit_model)
         self.add_callback(_TellTheEpoch([self.data_collator, self.scorer]))
+        show_tables(self)
         if isinstance(model, PardDrafter):
             # Masks beyond those of training have learned nothing.
             model.generation_config.num_assistant_tokens = args.draft_tokens
@@ -250,12 +254,12 @@ class DraftTrainer(DrafterFilesTrainer):
         found |= values if len(values) > 1 else {}
         found |= self.metrics["eval"].pop_accuracies(self.over_processes)
         if self.args.tau_prompts and self.target is not None:
-            found["tau"] = round(self.measured_tau(dataloader.dataset), 4)
+            found |= self.measured_drafting(dataloader.dataset)
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
 
-    def measured_tau(self, examples: Any) -> float:
-        """Tau over prompts of `examples`, see [`DraftTrainer`]; processes that hold the drafter share them.
+    def measured_drafting(self, examples: Any) -> dict[str, float]:
+        """What becomes of drafts over prompts of `examples`, see [`DraftTrainer`]; processes that hold the drafter share them.
 
         Where its weights are spread over processes (FSDP, DeepSpeed's stage 3), a whole copy is made for the first one, which
         decodes alone.
@@ -268,9 +272,8 @@ class DraftTrainer(DrafterFilesTrainer):
         else:
             drafter, prompts = self.drafter, prompts[args.process_index :: args.world_size]
         options = {"max_new_tokens": args.tau_new_tokens, "temperature": args.tau_temperature, "seed": args.seed}
-        counts = tokens_and_rounds(self.target, drafter, prompts, **options)
-        tokens, rounds = self.over_processes(torch.tensor(counts)).tolist()
-        return tokens / rounds if rounds else 0.0
+        counted = draft_from(self.target, drafter, prompts, **options)
+        return counted.over_processes(self.over_processes).metrics()
 
     @property
     def splits_weights(self) -> bool:
