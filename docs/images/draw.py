@@ -202,6 +202,7 @@ def draw_commit(picture: Drawing, x: float) -> None:
 # The folders, from the entry points down to what ships with a drafter: left end, row, width and purpose of each.
 FOLDERS = {
     "demo": (25, 1, 465, "a tiny family, shown beside plain generate"),
+    "terminal": (505, 1, 225, "texts as written, a chat"),
     "making": (745, 1, 230, "a drafter in one command"),
     "evaluation": (25, 2, 225, "measure, plot"),
     "hub": (265, 2, 225, "model cards, push"),
@@ -225,6 +226,7 @@ FILES = ("auto", "by_name", "services")
 SHOWN_ARROWS = (
     ("demo", "evaluation"),
     ("demo", "hub"),
+    ("demo", "terminal"),
     ("evaluation", "generation"),
     ("services", "hub"),
     ("making", "datagen"),
@@ -237,7 +239,9 @@ SHOWN_ARROWS = (
     ("pairing", "checkpoints"),
     ("checkpoints", "models"),
 )
-ARROWS_TO_BASE = ("ngram", "hub", "services", "training")
+ARROWS_TO_BASE = ("ngram", "hub", "services", "terminal", "training")
+# Of these, what has something below it that it does not import.
+AROUND = ("terminal",)
 FOLDER_HEIGHT = 54
 
 
@@ -252,7 +256,8 @@ def draw_import(picture: Drawing, start: str, end: str) -> None:
     to_x, to_y, to_width = folder_place(end)
     if y == to_y:
         middle = y + FOLDER_HEIGHT / 2
-        picture.line([(x, middle), (to_x + to_width + 2, middle)], arrow=True)
+        ends = (x, to_x + to_width + 2) if x > to_x else (x + width, to_x - 2)
+        picture.line([(end, middle) for end in ends], arrow=True)
         return
     if x >= to_x + to_width:
         # Around what stands between them.
@@ -275,7 +280,9 @@ def architecture_picture() -> Drawing:
         draw_import(picture, start, end)
     for start in ARROWS_TO_BASE:
         x, y, width = folder_place(start)
-        picture.line([(x + width / 2, y + FOLDER_HEIGHT), (x + width / 2, base_top - 2)], arrow=True)
+        out = y + FOLDER_HEIGHT - 10
+        way = [(x, out), (x - 8, out)] if start in AROUND else [(x + width / 2, y + FOLDER_HEIGHT)]
+        picture.line([*way, (way[-1][0], base_top - 2)], arrow=True)
     for name, (_, _, _, purpose) in FOLDERS.items():
         left, top, width = folder_place(name)
         classes = "draft draft-line" if name == "models" else "panel edge"

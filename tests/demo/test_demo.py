@@ -8,11 +8,12 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from hf_pardraft.demo.display import RunStreamer, last_lines, results_table
+from hf_pardraft.demo.display import results_table
 from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
 from hf_pardraft.demo.prompts import built_in_prompts
 from hf_pardraft.demo.show import DemoOptions, demo_json, show_demo
 from hf_pardraft.evaluation.rows import Comparison
+from hf_pardraft.terminal.runs import RunStreamer, last_lines
 
 
 def plain_console() -> Console:

@@ -9,6 +9,7 @@ import typer
 
 from .cache_features import cache_features
 from .card import card
+from .chat import chat
 from .convert import convert
 from .demo import demo
 from .env import env
@@ -40,6 +41,7 @@ def pardraft(
 app.command("eval", cls=ManyValues)(evaluate)
 app.command()(demo)
 app.command()(generate)
+app.command()(chat)
 app.command()(regenerate)
 app.command()(make)
 app.command(context_settings=ANY_SETTINGS, add_help_option=False)(train)

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from transformers import PreTrainedModel, TextStreamer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
+from ..terminal.safe_text import HarmlessStreamer
 from ..user_input.files import decode_text, read_text
 from ..user_input.models import context_length, load_models
 from ..user_input.options import check_temperature
@@ -35,7 +36,7 @@ def generate(
         **inputs,
         assistant_model=assistant,
         max_new_tokens=fitting_length(model, inputs["input_ids"].shape[1], max_new_tokens),
-        streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
+        streamer=streamer_for(tokenizer),
         # A drafter that was trained with another tokenizer says so.
         tokenizer=tokenizer,
         **sampling,
@@ -44,6 +45,12 @@ def generate(
         told = assistant.last_stats
         line = f"{sum(told.tokens_per_round)} tokens in {told.rounds} rounds, {told.tau:.2f} a round (tau)"
         print(line, file=sys.stderr)
+
+
+def streamer_for(tokenizer: PreTrainedTokenizerBase) -> TextStreamer:
+    """What prints the text: as it is into a pipe or a file, and so that it can't steer a terminal."""
+    kind = HarmlessStreamer if sys.stdout.isatty() else TextStreamer
+    return kind(tokenizer, skip_prompt=True, skip_special_tokens=True)
 
 
 def fitting_length(target: PreTrainedModel, prompt_length: int, max_new_tokens: int) -> int:

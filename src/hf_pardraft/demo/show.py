@@ -12,8 +12,9 @@ from ..evaluation.encoding import room_for_prompts
 from ..evaluation.entries import Entry, compiled_twin, plain_entry
 from ..evaluation.measurement import Condition, race
 from ..evaluation.rows import Comparison, compare
+from ..terminal.runs import RunStreamer, can_shade
 from ..user_input.files import read_text
-from .display import RunStreamer, can_shade, results_table
+from .display import results_table
 from .family import SHIPPED_FAMILY, Family, load_family
 from .prompts import built_in_prompts
 
