@@ -9,6 +9,9 @@ from torch import nn
 
 from .cache import GrowingCache
 
+# What is computed in; weights of any other dtype are quantised.
+COMPUTED_IN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 
 @dataclass
 class DraftInputs:
@@ -115,6 +118,15 @@ def input_device(module: nn.Module) -> torch.device:
     return next((weight.device for weight in module.parameters() if not weight.is_meta), torch.device("cpu"))
 
 
+def input_dtype(module: nn.Module) -> torch.dtype | None:
+    """In what precision a part of a target takes its input: that of its weight; `None`, any, where the weight is quantised.
+
+    Quantised weights are stored as integers, 8-bit floats or blocks of bytes, and such a module converts its input itself.
+    """
+    dtype = next((weight.dtype for weight in module.parameters()), None)
+    return dtype if dtype in COMPUTED_IN else None
+
+
 @dataclass
 class DraftState:
     """One generate call's memory of a drafter: its cache, what it borrows from the target, and what no round changes.
@@ -124,7 +136,7 @@ class DraftState:
         embed_tokens: the target's, if the drafter has none of its own.
         lm_head: what scores drafts, if the drafter's forward does not end with it.
         constants: arguments of the drafter's forward that are the same in every round, computed once.
-        embed_device, head_device, head_dtype: where what is borrowed takes its input, and in what precision.
+        embed_device, head_device, head_dtype: where what is borrowed takes its input, and in what precision (`None`: any).
     """
 
     cache: GrowingCache
@@ -139,4 +151,4 @@ class DraftState:
         if self.embed_tokens is not None:
             self.embed_device = input_device(self.embed_tokens)
         if self.lm_head is not None:
-            self.head_device, self.head_dtype = input_device(self.lm_head), self.lm_head.weight.dtype
+            self.head_device, self.head_dtype = input_device(self.lm_head), input_dtype(self.lm_head)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ...models.inputs import input_dtype
 from ...pairing.draft_vocabulary import draft_head
 from ..data.documents import IGNORED, PADDING, checked, positions_in_documents
 from .attention import layout_attention
@@ -127,4 +128,4 @@ class AnchoredBlocks(Layout):
         ).last_hidden_state
         drafted = hidden_states.view(*shape, -1)[:, :, 1:]
         head = draft_head(drafter, target.get_output_embeddings())
-        return score(head, drafted[batch["labels"] != IGNORED].to(head.weight.dtype))
+        return score(head, drafted[batch["labels"] != IGNORED].to(dtype=input_dtype(head)))
