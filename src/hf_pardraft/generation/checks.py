@@ -11,8 +11,9 @@ from transformers.generation import GenerationMode
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
+from ..models.inputs import input_device
 from ..models.masks import attention_windows
-from .cache import check_cache, check_can_roll_back, has_attention_only, is_hybrid
+from .cache import check_cache, check_can_roll_back, has_attention_only, is_hybrid, is_offloading
 from .probing import check_reads_alike
 from .rope import rope_changes
 from .settings import DraftSettings
@@ -237,7 +238,13 @@ def check_inputs(
         check_scales_by_position(target, generation_config.max_length + settings.depth + settings.tree_budget)
     # `generate` notes the length of a mask that it leaves out.
     mask_length = vars(generation_config).get("_mask_length") if attention_mask is None else attention_mask.shape[1]
-    check_cache(model_kwargs.get("past_key_values"), batch, length, mask_length)
+    cache = model_kwargs.get("past_key_values")
+    check_cache(cache, batch, length, mask_length)
+    if is_offloading(cache) and input_device(target).type == "cpu":
+        raise ValueError(
+            "an offloaded cache goes back and forth between an accelerator and host memory, where this target is already (plain "
+            "generate can't do it either): leave out cache_implementation, or pass a cache that is not offloaded"
+        )
     others = sorted(first_inputs(model_kwargs).keys() - {TOKEN_TYPES})
     if others and text_config is target.config:
         raise ValueError(

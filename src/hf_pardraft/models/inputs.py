@@ -9,9 +9,6 @@ from torch import nn
 
 from .cache import GrowingCache
 
-# What is computed in; weights of any other dtype are quantised.
-COMPUTED_IN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
 
 @dataclass
 class DraftInputs:
@@ -118,15 +115,6 @@ def input_device(module: nn.Module) -> torch.device:
     return next((weight.device for weight in module.parameters() if not weight.is_meta), torch.device("cpu"))
 
 
-def input_dtype(module: nn.Module) -> torch.dtype | None:
-    """In what precision a part of a target takes its input: that of its weight; `None`, any, where the weight is quantised.
-
-    Quantised weights are stored as integers, 8-bit floats or blocks of bytes, and such a module converts its input itself.
-    """
-    dtype = next((weight.dtype for weight in module.parameters()), None)
-    return dtype if dtype in COMPUTED_IN else None
-
-
 @dataclass
 class DraftState:
     """One generate call's memory of a drafter: its cache, what it borrows from the target, and what no round changes.
@@ -136,19 +124,20 @@ class DraftState:
         embed_tokens: the target's, if the drafter has none of its own.
         lm_head: what scores drafts, if the drafter's forward does not end with it.
         constants: arguments of the drafter's forward that are the same in every round, computed once.
-        embed_device, head_device, head_dtype: where what is borrowed takes its input, and in what precision (`None`: any).
+        embed_device, head_device: where what is borrowed takes its input.
+        head_dtype: in what precision the head takes it; `None`: any.
     """
 
     cache: GrowingCache
     embed_tokens: nn.Module | None = None
     lm_head: nn.Module | None = None
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    head_dtype: torch.dtype | None = None
     embed_device: torch.device | None = field(init=False, default=None)
     head_device: torch.device | None = field(init=False, default=None)
-    head_dtype: torch.dtype | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.embed_tokens is not None:
             self.embed_device = input_device(self.embed_tokens)
         if self.lm_head is not None:
-            self.head_device, self.head_dtype = input_device(self.lm_head), input_dtype(self.lm_head)
+            self.head_device = input_device(self.lm_head)

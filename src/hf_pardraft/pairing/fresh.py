@@ -12,11 +12,11 @@ from ..checkpoints.config_checks import FREE_FIELDS, check_config_fields
 from ..models.base import ParallelDrafter, text_fact
 from ..models.configuration_dart import published_tapped_hidden_states
 from ..models.configuration_pard import PARD2_FIELDS, config_class_of
-from ..models.inputs import input_device, input_dtype
+from ..models.inputs import input_device
 from ..models.modeling_dart import DartDrafter
 from ..models.modeling_dflash import DFlashDrafter
 from ..models.modeling_pard import PARD_DRAFTERS, PardDrafter
-from ..models.target_bound import TargetBoundDrafter
+from ..models.target_bound import TargetBoundDrafter, input_dtype
 from ..models.target_projection import PROJECTION
 from .architecture import architecture_like
 from .draft_vocabulary import checked_token_ids, note_vocabulary

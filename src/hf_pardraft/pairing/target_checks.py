@@ -6,8 +6,7 @@ from transformers import PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
 from ..models.base import ParallelDrafter, text_fact
-from ..models.inputs import COMPUTED_IN
-from ..models.target_bound import TargetBoundDrafter
+from ..models.target_bound import COMPUTED_IN, TargetBoundDrafter
 
 READS_TOKENS_ONLY = (
     "use a drafter that reads token ids only (PARD, or PARD-2 with use_target_features=False), or another target"

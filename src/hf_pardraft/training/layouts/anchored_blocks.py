@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...models.inputs import input_dtype
+from ...models.target_bound import input_dtype
 from ...pairing.draft_vocabulary import draft_head
 from ..data.documents import IGNORED, PADDING, checked, positions_in_documents
 from .attention import layout_attention
