@@ -120,6 +120,12 @@ def check_takes_masks(target: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
             f"trees and batches need an attention mask of their own, which {attention} does not take: load the target with "
             'attn_implementation="sdpa", or draft chains (tree_budget=0) for one sequence at a time'
         )
+    if attention == "flex_attention" and input_device(target).type == "cpu":
+        # Given a mask as a tensor it writes beyond its memory there (torch 2.13), and the process dies.
+        raise ValueError(
+            "trees and batches need an attention mask of their own, with which flex_attention crashes on a CPU: load the target "
+            'with attn_implementation="sdpa", or draft chains (tree_budget=0) for one sequence at a time'
+        )
     # A model that transformers lists neither as compilable nor as open to attention kernels (GPT-Neo) makes masks of its own
     # from the columns of its cache, and ALiBi makes its biases from them.
     if not (target._can_compile_fullgraph or target._supports_attention_backend) or uses_alibi(target):
