@@ -108,10 +108,7 @@ def scoring(positions: torch.LongTensor) -> Callable[[nn.Module, torch.Tensor], 
 
 
 def input_device(module: nn.Module) -> torch.device:
-    """Where a target, or a part of it, takes its input.
-
-    Weights that accelerate has offloaded are on the meta device; such a module takes its input from anywhere.
-    """
+    """Where a target, or a part of it, takes its input: anywhere, if accelerate has offloaded it to the meta device."""
     return next((weight.device for weight in module.parameters() if not weight.is_meta), torch.device("cpu"))
 
 
@@ -124,20 +121,21 @@ class DraftState:
         embed_tokens: the target's, if the drafter has none of its own.
         lm_head: what scores drafts, if the drafter's forward does not end with it.
         constants: arguments of the drafter's forward that are the same in every round, computed once.
-        embed_device, head_device: where what is borrowed takes its input.
-        head_dtype: in what precision the head takes it; `None`: any.
+        embed_device, head_device, head_dtype: where what is borrowed takes its input, and in what precision (`None`: any).
     """
 
     cache: GrowingCache
     embed_tokens: nn.Module | None = None
     lm_head: nn.Module | None = None
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    head_dtype: torch.dtype | None = None
     embed_device: torch.device | None = field(init=False, default=None)
     head_device: torch.device | None = field(init=False, default=None)
+    head_dtype: torch.dtype | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.embed_tokens is not None:
             self.embed_device = input_device(self.embed_tokens)
         if self.lm_head is not None:
             self.head_device = input_device(self.lm_head)
+            # Weights of bytes are quantised, and such a head converts its input itself.
+            self.head_dtype = next((w.dtype for w in self.lm_head.parameters() if w.dtype.itemsize > 1), None)

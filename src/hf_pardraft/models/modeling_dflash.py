@@ -24,7 +24,7 @@ from .cache import GrowingLayer, HeldColumns, ItemEntries, StaticColumns
 from .configuration_dflash import FIRST_LAYER_OUTPUT, DFlashConfig
 from .inputs import DraftInputs, DraftState, StaticDraftInputs, are_real, cached_arange, last_columns, mask_ids
 from .masks import additive
-from .target_bound import TargetBoundDrafter, input_dtype
+from .target_bound import TargetBoundDrafter
 
 
 class DFlashAttention(nn.Module):
@@ -238,7 +238,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
         head = target.get_output_embeddings()
         if self.draft_token_ids is not None:
             head = self.services.draft_head(self, head)
-        return DraftState(BlockCache(), target.get_input_embeddings(), head, head_dtype=input_dtype(head))
+        return DraftState(BlockCache(), target.get_input_embeddings(), head)
 
     def draft(self, inputs: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
         """Denoise one block after the anchor. The whole block is always run, as in training; see [`ParallelDrafter.draft`]."""

@@ -2,14 +2,9 @@
 
 from typing import Any, ClassVar, NoReturn
 
-import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from .base import ParallelDrafter, text_fact
-
-# What is computed in; weights of any other dtype are quantised.
-COMPUTED_IN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class TargetBoundDrafter(ParallelDrafter):
@@ -47,12 +42,3 @@ class TargetBoundDrafter(ParallelDrafter):
                 f"all must agree. Make a drafter for this target with {type(self).__name__}.for_target"
             )
         super().check_target(target, taps)
-
-
-def input_dtype(module: nn.Module) -> torch.dtype | None:
-    """In what precision a part of a target takes its input: that of its weight; `None`, any, where the weight is quantised.
-
-    Quantised weights are stored as integers, 8-bit floats or blocks of bytes, and such a module converts its input itself.
-    """
-    dtype = next((weight.dtype for weight in module.parameters()), None)
-    return dtype if dtype in COMPUTED_IN else None

@@ -16,7 +16,7 @@ from ..models.inputs import input_device
 from ..models.modeling_dart import DartDrafter
 from ..models.modeling_dflash import DFlashDrafter
 from ..models.modeling_pard import PARD_DRAFTERS, PardDrafter
-from ..models.target_bound import TargetBoundDrafter, input_dtype
+from ..models.target_bound import TargetBoundDrafter
 from ..models.target_projection import PROJECTION
 from .architecture import architecture_like
 from .draft_vocabulary import checked_token_ids, note_vocabulary
@@ -29,6 +29,7 @@ from .target_checks import (
     check_tapped_states,
     check_taps,
     has_plain_weights,
+    input_dtype,
     num_layer_outputs,
 )
 

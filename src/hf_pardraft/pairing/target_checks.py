@@ -6,16 +6,21 @@ from transformers import PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
 from ..models.base import ParallelDrafter, text_fact
-from ..models.target_bound import COMPUTED_IN, TargetBoundDrafter
+from ..models.target_bound import TargetBoundDrafter
 
 READS_TOKENS_ONLY = (
     "use a drafter that reads token ids only (PARD, or PARD-2 with use_target_features=False), or another target"
 )
 
 
+def input_dtype(module: nn.Module) -> torch.dtype | None:
+    """In what precision a part of a target takes its input; `None`, any, where its weights are bytes: quantised."""
+    return next((weight.dtype for weight in module.parameters() if weight.dtype.itemsize > 1), None)
+
+
 def has_plain_weights(model: nn.Module) -> bool:
     """Whether the weights of a model are what it computes with: none is quantised, or spread over devices."""
-    return all(type(weight) is nn.Parameter and weight.dtype in COMPUTED_IN for weight in model.parameters())
+    return all(type(weight) is nn.Parameter and weight.dtype.itemsize > 1 for weight in model.parameters())
 
 
 def state_recorder(target: PreTrainedModel) -> PreTrainedModel | None:

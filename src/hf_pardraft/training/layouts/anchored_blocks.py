@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...models.target_bound import input_dtype
 from ...pairing.draft_vocabulary import draft_head
+from ...pairing.target_checks import input_dtype
 from ..data.documents import IGNORED, PADDING, checked, positions_in_documents
 from .attention import layout_attention
 from .base import (
