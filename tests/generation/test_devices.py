@@ -66,6 +66,9 @@ def plain_text(architecture, batch):
 def new_drafter(kind, target, device):
     """An untrained drafter on `device`; of the layers that it taps, one at least is on either side of the divide."""
     # DART's are the outputs of layers 0, 1 and 2.
+    if kind == "dart":
+        # Its head begins as a copy of the target's, and one on a pretended device is not taken for a plain one.
+        return tiny_drafter(kind, tiny_target(target.config.model_type.removesuffix("_text"))).to(device)
     drafter = tiny_drafter(kind, target, **({"target_layer_ids": [1, 2]} if kind == "dflash" else {}))
     return drafter.to(device)
 
