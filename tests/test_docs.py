@@ -252,7 +252,7 @@ def in_order(pages: str | list) -> list[str]:
 def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("mkdocstrings_handlers.python")
     pytest.importorskip("material")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     home = (tmp_path / "index.html").read_text(encoding="utf-8")
