@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shlex
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,8 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import hf_pardraft
 from hf_pardraft import AutoDrafter, DFlashDrafter, DraftTrainer, DraftTrainingArguments, NgramModel
 from hf_pardraft.cli.app import app
 from hf_pardraft.training.recipe import training_run
@@ -71,7 +74,9 @@ class Page:
 
 
 README = Page("README.md")
-PAGES = [README, *(Page(f"docs/{path.name}") for path in sorted((ROOT / "docs").glob("*.md")))]
+GUIDES = [README, *(Page(f"docs/{path.name}") for path in sorted((ROOT / "docs").glob("*.md")))]
+TUTORIALS = [Page(f"docs/tutorials/{path.name}") for path in sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+PAGES = [*GUIDES, *TUTORIALS]
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -86,7 +91,7 @@ def test_the_readme_is_one_page_that_begins_with_a_picture_and_leads_to_all_othe
     assert len(README.text) <= 8500
     assert len(README.text.splitlines()) <= 120
     assert README.text.index("docs/images/round.svg") < README.text.index("## ")
-    assert {page.name for page in PAGES} - {"README.md", "docs/README.md"} <= {*README.links}
+    assert {page.name for page in GUIDES} - {"README.md", "docs/README.md"} <= {*README.links}
 
 
 @EVERY_PAGE
@@ -148,10 +153,10 @@ def repositories(tiny_family, tmp_path, monkeypatch):
 
 
 def run_python(page: Page) -> dict:
-    """Run a page's blocks of Python one after the other; those of docs/ go on from the README's first one."""
+    """Run a page's blocks of Python one after the other; those of guides in docs/ go on from the README's first one."""
     # The data is left to the reader.
     namespace = {"dataset": [{"text": f"def add_{i}(a, b):\n    return a + b + {i}\n"} for i in range(2)]}
-    before = [] if page == README else [("README.md, first", README.python[0])]
+    before = [] if page == README or page in TUTORIALS else [("README.md, first", README.python[0])]
     for place, block in [*before, *((f"{page.name}, Python block {n}", b) for n, b in enumerate(page.python, start=1))]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", category=FutureWarning)
@@ -220,6 +225,40 @@ def test_what_servers_are_told_is_json_that_names_a_method(command):
     settings = [json.loads(word) for word in words if word.startswith("{")]
     assert all({"method", "model", "num_speculative_tokens"} <= {*each} for each in settings)
     assert bool(settings) == (words[0] == "vllm")
+
+
+# The site
+
+
+def test_the_site_has_every_page_and_the_api_every_public_name():
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), yaml.BaseLoader)
+    listed = [page for entry in site["nav"] for pages in entry.values() for page in in_order(pages)]
+    found = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert sorted(listed) == sorted(found)
+    assert {page for page in found if "/" in page} <= {*Page("docs/README.md").links}
+    shown = [
+        name.rpartition(".")[2]
+        for page in (ROOT / "docs" / "api").glob("*.md")
+        for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    ]
+    assert {*hf_pardraft.__all__} <= {*shown}
+
+
+def in_order(pages: str | list) -> list[str]:
+    """The files of a part of the site's navigation."""
+    return [pages] if isinstance(pages, str) else [file for entry in pages for file in entry.values()]
+
+
+def test_the_site_is_built_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocstrings_handlers.python")
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    home = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "Speed up generate" in home
+    assert 'href="tutorials/speed_up/"' in home
+    assert (tmp_path / "repository" / "benchmarks" / "results" / "decode.json").is_file()
 
 
 # Architecture

@@ -124,7 +124,7 @@ def test_an_encoder_decoder_target(target):
         ({"num_beams": 2}, "beam_search"),
         ({"dola_layers": "low"}, "dola_layers"),
         ({"use_cache": False}, "use_cache=True"),
-        ({"cache_implementation": "offloaded"}, "not offloaded"),
+        ({"cache_implementation": "offloaded"}, "an offloaded cache goes back and forth"),
     ],
 )
 def test_generate_options_that_drafting_can_not_serve(target, kind, options, match):

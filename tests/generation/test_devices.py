@@ -6,9 +6,11 @@ import pytest
 import torch
 from accelerate import dispatch_model
 from accelerate.hooks import remove_hook_from_module
+from transformers import DynamicCache
 
 from fake_device import CPU, PRETENDED, PretendedDevices
 from hf_pardraft import NgramModel
+from hf_pardraft.generation.cache import HostLayer
 from hf_pardraft.generation.candidate_generator import ParallelCandidateGenerator
 from hf_pardraft.generation.tree.scoring import DART_SCORING
 from hf_pardraft.generation.tree.token_tree import build_tree
@@ -64,6 +66,9 @@ def plain_text(architecture, batch):
 def new_drafter(kind, target, device):
     """An untrained drafter on `device`; of the layers that it taps, one at least is on either side of the divide."""
     # DART's are the outputs of layers 0, 1 and 2.
+    if kind == "dart":
+        # Its head begins as a copy of the target's, and one on a pretended device is not taken for a plain one.
+        return tiny_drafter(kind, tiny_target(target.config.model_type.removesuffix("_text"))).to(device)
     drafter = tiny_drafter(kind, target, **({"target_layer_ids": [1, 2]} if kind == "dflash" else {}))
     return drafter.to(device)
 
@@ -198,6 +203,51 @@ def test_parts_of_the_target_may_be_offloaded(kind, offloaded):
     plain = plain_text("llama", 3)
     drafter = oracle(kind, target, "first", 14, plain, inputs)
     assert torch.equal(target.generate(**on(FIRST, inputs), assistant_model=drafter, **PLAIN).cpu(), plain)
+
+
+def used_devices(layers):
+    return [layer.keys.device for layer in layers]
+
+
+@pytest.mark.parametrize(("architecture", "implementation"), [("llama", "offloaded"), ("gemma3", "offloaded_static")])
+def test_an_offloaded_cache_is_in_host_memory_and_comes_back_as_without_offloading(
+    architecture, implementation, monkeypatch
+):
+    held = []
+    update = HostLayer.update
+    monkeypatch.setattr(
+        HostLayer, "update", lambda layer, *args: (update(layer, *args), held.append(layer.key_buffer.device))[0]
+    )
+    given, plain = prompts(3), plain_text(architecture, 3)
+    target = tiny_target(architecture).to(FIRST)
+    drafter = oracle("pard", target, "first", 14, plain, given)
+    options = {"assistant_model": drafter, "return_dict_in_generate": True, **PLAIN}
+    found = target.generate(**on(FIRST, given), **options, cache_implementation=implementation)
+    assert torch.equal(found.sequences.cpu(), plain)
+    assert set(held) == {CPU}
+    cache, other = found.past_key_values, tiny_target(architecture)
+    options["assistant_model"] = oracle("pard", other, "cpu", 14, plain, given)
+    kind = {"offloaded": "dynamic", "offloaded_static": "static"}[implementation]
+    left = other.generate(**given, **options, cache_implementation=kind, disable_compile=True).past_key_values
+    # As after a forward: what is read next is where it is read.
+    stays = [cache.only_non_sliding and slides for slides in cache.is_sliding]
+    first = stays.index(False)
+    assert used_devices(cache.layers) == [
+        FIRST if stays[layer] or layer == first else CPU for layer in range(len(stays))
+    ]
+    for layer, expected in zip(cache.layers, left.layers, strict=True):
+        torch.testing.assert_close(layer.keys.cpu(), expected.keys)
+
+
+def test_a_chat_goes_on_from_an_offloaded_cache():
+    given, target = prompts(1), tiny_target("llama").to(FIRST)
+    plain = plain_text("llama", 1)
+    drafter = oracle("dflash", target, "first", 0, plain, given)
+    cache = DynamicCache(config=target.config, offloading=True)
+    options = {"assistant_model": drafter, "past_key_values": cache, "do_sample": False}
+    first = target.generate(given["input_ids"].to(FIRST), max_new_tokens=4, **options)
+    assert used_devices(cache.layers) == [FIRST, CPU, CPU, CPU]
+    assert torch.equal(target.generate(first, max_new_tokens=LONGEST - 4, **options).cpu(), plain)
 
 
 MIXES = {

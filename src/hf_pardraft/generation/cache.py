@@ -1,6 +1,7 @@
 """The target's key/value cache: what comes in from an earlier call, and what is handed back. See models/cache.py."""
 
 import copy
+from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
@@ -44,19 +45,39 @@ class WindowedLayer(GrowingLayer):
             self.fit_to(item_lengths)
 
 
+class HostLayer(GrowingLayer):
+    """A growing layer in host memory: a forward gets a copy of it on its own device, and leaves only what is new.
+
+    Attributes:
+        used_on: the device of the latest forward.
+    """
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        super().lazy_initialization(*(states[:, :, :0].cpu() for states in (key_states, value_states)))
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.used_on = key_states.device
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        return keys.to(self.used_on), values.to(self.used_on)
+
+
 class TargetCache(GrowingCache):
     """Entries of the committed text, then those of the tree that is being verified.
 
     Args:
         config: the target's text config.
+        on_host: whether layers without a window are kept in host memory, as transformers' offloaded caches keep them.
     """
 
-    def __init__(self, config: PreTrainedConfig) -> None:
+    def __init__(self, config: PreTrainedConfig, on_host: bool = False) -> None:
         super().__init__()
         self.layer_types, layer_kwargs = get_layer_types_and_kwargs(config)
         self.sources = attended_layers(config)
         self.layers = [
-            new_layer(layer_type, kwargs) for layer_type, kwargs in zip(self.layer_types, layer_kwargs, strict=True)
+            new_layer(layer_type, kwargs, on_host)
+            for layer_type, kwargs in zip(self.layer_types, layer_kwargs, strict=True)
         ]
 
     def held_columns(self) -> dict[str, HeldColumns]:
@@ -146,6 +167,10 @@ class TargetCache(GrowingCache):
                 entries.append(None)
         return entries
 
+    def devices(self) -> list[torch.device | None]:
+        """For each layer, where its entries are used; `None` where they are."""
+        return [layer.used_on if isinstance(layer, HostLayer) else None for layer in self.layers]
+
     def export_recurrent_to(self, cache: Cache) -> None:
         """Hand the recurrent layers over to a caller's cache."""
         for index, layer in enumerate(self.layers):
@@ -163,14 +188,16 @@ def attended_layers(config: PreTrainedConfig) -> list[int]:
     ]
 
 
-def new_layer(layer_type: str, kwargs: dict) -> GrowingLayer | LinearAttentionLayer | DummyLayer:
+def new_layer(layer_type: str, kwargs: dict, on_host: bool = False) -> GrowingLayer | LinearAttentionLayer | DummyLayer:
     """An empty layer of the kind that a layer type needs."""
     if layer_type == "dummy":
         return DummyLayer()
     if layer_type in RECURRENT_LAYER_TYPES:
         return LinearAttentionLayer(**kwargs)
     window = kwargs.get("sliding_window")
-    return GrowingLayer() if window is None else WindowedLayer(window)
+    if window is not None:
+        return WindowedLayer(window)
+    return HostLayer() if on_host else GrowingLayer()
 
 
 def _copied(states: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
@@ -185,16 +212,20 @@ def without_last(entries: Entries, count: int) -> Entries:
     ]
 
 
-def export_entries(items: list[Entries], places: list[list[int]], cache: Cache) -> Cache:
+def export_entries(
+    items: list[Entries], places: list[list[int]], cache: Cache, devices: list[torch.device | None]
+) -> Cache:
     """Put entries into a caller's cache, so that it holds what plain `generate` would have left there.
 
     Args:
         items: for each item, its entries per layer, see [`TargetCache.entries_of`].
         places: for each item, where its entries stand in the caller's layout, padding counted.
-        cache: a `DynamicCache` or `StaticCache`; what it held is replaced.
+        cache: a `DynamicCache` or `StaticCache`; what it held is replaced. One that offloads is left as after a forward:
+            its first layer is where it is used next.
+        devices: for each layer, where its entries are to go; `None`: where they are.
     """
     cache.reset()
-    num_columns = max(item[-1] for item in places) + 1
+    num_columns, first_is_in_place = max(item[-1] for item in places) + 1, False
     for index, layers in enumerate(zip(*items, strict=True)):
         if layers[0] is None:
             continue
@@ -205,8 +236,18 @@ def export_entries(items: list[Entries], places: list[list[int]], cache: Cache) 
             for item, part in enumerate(per_item):
                 # A layer with a window has the last entries only.
                 laid_out[item, :, places[item][len(places[item]) - part.shape[2] :]] = part[0]
-            parts.append(laid_out)
-        cache.update(*parts, index)
+            parts.append(laid_out if devices[index] is None else laid_out.to(devices[index]))
+        if not cache.offloading:
+            cache.update(*parts, index)
+            continue
+        while len(cache.layers) <= index:
+            cache.layers.append(cache.layer_class_to_replicate())
+        cache.layers[index].prefetch()
+        cache.layers[index].update(*parts)
+        if first_is_in_place:
+            cache.offload(index, cache.only_non_sliding)
+        stays_anyway = cache.is_sliding[index] and cache.only_non_sliding
+        first_is_in_place = first_is_in_place or not stays_anyway
     return cache
 
 
@@ -251,9 +292,9 @@ def check_cache(cache: Cache | None, batch: int, num_tokens: int, mask_length: i
         batch, num_tokens: of the prompt, what is in the cache included.
         mask_length: columns of the attention mask, if that is known.
     """
-    if not isinstance(cache, (DynamicCache, StaticCache)) or cache.offloading:
+    if not isinstance(cache, (DynamicCache, StaticCache)):
         raise ValueError(
-            f"drafting works with DynamicCache and StaticCache, not offloaded, got {described(cache)}: leave out "
+            f"drafting works with DynamicCache and StaticCache, got {described(cache)}: leave out "
             "cache_implementation and past_key_values, or pass one of these; a target that brings another cache of its own can't "
             "be drafted for"
         )
@@ -288,7 +329,12 @@ def described(cache: Cache | None) -> str:
     """What kind of cache a caller or a target gave us, for messages."""
     if cache is None:
         return "none"
-    return f"an offloaded {type(cache).__name__}" if getattr(cache, "offloading", False) else type(cache).__name__
+    return type(cache).__name__
+
+
+def is_offloading(cache: Cache | None) -> bool:
+    """Whether a caller's cache keeps its entries in host memory."""
+    return isinstance(cache, Cache) and cache.offloading
 
 
 def stored_entries(layer) -> int:

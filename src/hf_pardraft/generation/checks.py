@@ -11,8 +11,9 @@ from transformers.generation import GenerationMode
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
+from ..models.inputs import input_device
 from ..models.masks import attention_windows
-from .cache import check_cache, check_can_roll_back, has_attention_only, is_hybrid
+from .cache import check_cache, check_can_roll_back, has_attention_only, is_hybrid, is_offloading
 from .probing import check_reads_alike
 from .rope import rope_changes
 from .settings import DraftSettings
@@ -118,6 +119,12 @@ def check_takes_masks(target: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
         raise ValueError(
             f"trees and batches need an attention mask of their own, which {attention} does not take: load the target with "
             'attn_implementation="sdpa", or draft chains (tree_budget=0) for one sequence at a time'
+        )
+    if attention == "flex_attention" and input_device(target).type == "cpu":
+        # Given a mask as a tensor it writes beyond its memory there (torch 2.13), and the process dies.
+        raise ValueError(
+            "trees and batches need an attention mask of their own, with which flex_attention crashes on a CPU: load the target "
+            'with attn_implementation="sdpa", or draft chains (tree_budget=0) for one sequence at a time'
         )
     # A model that transformers lists neither as compilable nor as open to attention kernels (GPT-Neo) makes masks of its own
     # from the columns of its cache, and ALiBi makes its biases from them.
@@ -237,7 +244,13 @@ def check_inputs(
         check_scales_by_position(target, generation_config.max_length + settings.depth + settings.tree_budget)
     # `generate` notes the length of a mask that it leaves out.
     mask_length = vars(generation_config).get("_mask_length") if attention_mask is None else attention_mask.shape[1]
-    check_cache(model_kwargs.get("past_key_values"), batch, length, mask_length)
+    cache = model_kwargs.get("past_key_values")
+    check_cache(cache, batch, length, mask_length)
+    if is_offloading(cache) and input_device(target).type == "cpu":
+        raise ValueError(
+            "an offloaded cache goes back and forth between an accelerator and host memory, where this target is already (plain "
+            "generate can't do it either): leave out cache_implementation, or pass a cache that is not offloaded"
+        )
     others = sorted(first_inputs(model_kwargs).keys() - {TOKEN_TYPES})
     if others and text_config is target.config:
         raise ValueError(

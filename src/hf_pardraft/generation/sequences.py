@@ -145,7 +145,7 @@ class FinishedItems:
         for item in sorted(self.texts):
             places.append([*columns[item], *range(prompt_length, length)][:-1])
             entries.append(without_last(self.entries[item], self.texts[item].shape[1] - length))
-        filled = export_entries(entries, places, cache)
+        filled = export_entries(entries, places, cache, own.devices())
         own.export_recurrent_to(filled)
         return filled
 

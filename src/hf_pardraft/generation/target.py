@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ..models.inputs import are_real, input_device, last_columns
 from ..models.masks import additive_masks, attention_windows, padded_masks
-from .cache import Entries, TargetCache, is_hybrid
+from .cache import Entries, TargetCache, is_hybrid, is_offloading
 from .sequences import FinishedItems
 from .tree.token_tree import TokenTree
 
@@ -143,7 +143,8 @@ class TargetReader:
         text_config = target.config.get_text_config(decoder=True)
         self.target, self.device = target, input_device(target)
         self.text_config = text_config
-        self.cache = TargetCache(text_config)
+        self.on_host = is_offloading(model_kwargs.get("past_key_values"))
+        self.cache = TargetCache(text_config, self.on_host)
         self.is_hybrid = is_hybrid(text_config)
         self.takes_positions = model_kwargs.get("position_ids") is not None
         self.keeps_logits = target._supports_logits_to_keep()
@@ -243,7 +244,7 @@ class TargetReader:
 
     def forget_all(self) -> None:
         """Begin with an empty cache."""
-        self.cache = self.arguments["past_key_values"] = TargetCache(self.text_config)
+        self.cache = self.arguments["past_key_values"] = TargetCache(self.text_config, self.on_host)
 
     def select_all_items(self) -> None:
         """Go on with the whole batch of the prompt, and an empty cache."""

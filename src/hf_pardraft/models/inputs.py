@@ -108,10 +108,7 @@ def scoring(positions: torch.LongTensor) -> Callable[[nn.Module, torch.Tensor], 
 
 
 def input_device(module: nn.Module) -> torch.device:
-    """Where a target, or a part of it, takes its input.
-
-    Weights that accelerate has offloaded are on the meta device; such a module takes its input from anywhere.
-    """
+    """Where a target, or a part of it, takes its input: anywhere, if accelerate has offloaded it to the meta device."""
     return next((weight.device for weight in module.parameters() if not weight.is_meta), torch.device("cpu"))
 
 
@@ -124,7 +121,7 @@ class DraftState:
         embed_tokens: the target's, if the drafter has none of its own.
         lm_head: what scores drafts, if the drafter's forward does not end with it.
         constants: arguments of the drafter's forward that are the same in every round, computed once.
-        embed_device, head_device, head_dtype: where what is borrowed takes its input, and in what precision.
+        embed_device, head_device, head_dtype: where what is borrowed takes its input, and in what precision (`None`: any).
     """
 
     cache: GrowingCache
@@ -139,4 +136,6 @@ class DraftState:
         if self.embed_tokens is not None:
             self.embed_device = input_device(self.embed_tokens)
         if self.lm_head is not None:
-            self.head_device, self.head_dtype = input_device(self.lm_head), self.lm_head.weight.dtype
+            self.head_device = input_device(self.lm_head)
+            # Weights of bytes are quantised, and such a head converts its input itself.
+            self.head_dtype = next((w.dtype for w in self.lm_head.parameters() if w.dtype.itemsize > 1), None)

@@ -283,7 +283,7 @@ class DFlashDrafter(TargetBoundDrafter, PreTrainedModel):
             past_key_values=cache,
             **state.constants,
         ).last_hidden_state
-        return state.lm_head(hidden_states[:, 1 : depth + 1].to(state.head_dtype))
+        return state.lm_head(hidden_states[:, 1 : depth + 1].to(dtype=state.head_dtype))
 
     def _block_masks(self, real: torch.BoolTensor, columns: HeldColumns | StaticColumns) -> dict[str, torch.Tensor]:
         """Masks for items of different lengths: a block sees all of its own context, and all of itself.

@@ -187,10 +187,6 @@ class ChosenColumns(nn.Module):
         super().__init__()
         self.head, self.token_ids = head, token_ids
 
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.head.weight
-
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """`(..., hidden)` to `(..., columns)`."""
         logits = self.head(states)

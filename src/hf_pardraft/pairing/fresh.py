@@ -23,7 +23,15 @@ from .draft_vocabulary import checked_token_ids, note_vocabulary
 from .fresh_start import start_as_a_blind_guess
 from .mask_token import check_mask_token_ids, choose_mask_token_id, find_tokenizer
 from .remembered import describe_target, tokenizer_hash
-from .target_checks import check_borrowed, check_can_be_tapped, check_tapped_states, check_taps, num_layer_outputs
+from .target_checks import (
+    check_borrowed,
+    check_can_be_tapped,
+    check_tapped_states,
+    check_taps,
+    has_plain_weights,
+    input_dtype,
+    num_layer_outputs,
+)
 
 
 def fresh_config(
@@ -168,7 +176,7 @@ def fresh_dart_drafter(
     check_tapped_states(type(drafter).__name__, target, drafter.taps_for(target))
     note_vocabulary(drafter, ids)
     head = target.get_output_embeddings()
-    if head is not None and head.weight.is_floating_point() and not head.weight.is_meta:
+    if head is not None and input_dtype(head) and has_plain_weights(head) and not head.weight.is_meta:
         with torch.no_grad():
             drafter.lm_head.weight.copy_(head.weight[ids.to(head.weight.device)])
     drafter = drafter.to(input_device(target)).eval()
@@ -225,6 +233,11 @@ def adapted_causal_lm(
     elif kwargs:
         raise ValueError(
             f"{', '.join(kwargs)}: arguments for loading, and the {type(base).__name__} is loaded already: leave them out"
+        )
+    if not has_plain_weights(base):
+        raise ValueError(
+            f"a PARD drafter begins as a copy of a causal LM, and the weights of this {type(base).__name__} are quantised or "
+            "spread over devices: load it without a quantization_config, and pass that"
         )
     config_class = config_class_of(base.config.model_type)
     tokenizer = tokenizer or find_tokenizer(base)

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ..models.base import ParallelDrafter
 from .chat_format import describe_chats, ends_otherwise, template_hash
+from .target_checks import has_plain_weights
 
 # What to remember
 
@@ -27,11 +28,11 @@ def target_fingerprint(target: PreTrainedModel) -> list[float] | None:
     Rounding to another dtype leaves them within the tolerance of [`warn_if_other_target`].
     """
     # Whatever stands for quantised weights, be it a float, is not what they are.
-    if "quantization_config" in target.config.to_dict():
+    if "quantization_config" in target.config.to_dict() or not has_plain_weights(target):
         return None
     matrices = [parameter for parameter in target.parameters() if parameter.ndim == 2]
     chosen = [matrices[i * (len(matrices) - 1) // 7] for i in range(8)] if matrices else []
-    if not chosen or any(matrix.is_meta or not matrix.is_floating_point() for matrix in chosen):
+    if not chosen or any(matrix.is_meta for matrix in chosen):
         return None
     samples = torch.stack([matrix.detach()[0, :2].float().cpu() for matrix in chosen if matrix.shape[1] > 1])
     return [round(value, 6) for value in samples.flatten().tolist()]

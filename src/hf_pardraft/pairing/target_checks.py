@@ -13,6 +13,16 @@ READS_TOKENS_ONLY = (
 )
 
 
+def input_dtype(module: nn.Module) -> torch.dtype | None:
+    """In what precision a part of a target takes its input; `None`, any, where its weights are bytes: quantised."""
+    return next((weight.dtype for weight in module.parameters() if weight.dtype.itemsize > 1), None)
+
+
+def has_plain_weights(model: nn.Module) -> bool:
+    """Whether the weights of a model are what it computes with: none is quantised, or spread over devices."""
+    return all(type(weight) is nn.Parameter and weight.dtype.itemsize > 1 for weight in model.parameters())
+
+
 def state_recorder(target: PreTrainedModel) -> PreTrainedModel | None:
     """The part of `target` that can put out selected hidden states of its text decoder; `None` if there is none."""
     config = target.config.get_text_config(decoder=True)

@@ -72,10 +72,6 @@ class LearnedRows(nn.Module):
             if weight is not None
         ]
 
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.rows[0]
-
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """`(..., hidden)` to `(..., columns)`."""
         return functional.linear(states, *self.rows)

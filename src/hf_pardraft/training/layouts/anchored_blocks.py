@@ -7,6 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ...pairing.draft_vocabulary import draft_head
+from ...pairing.target_checks import input_dtype
 from ..data.documents import IGNORED, PADDING, checked, positions_in_documents
 from .attention import layout_attention
 from .base import (
@@ -127,4 +128,4 @@ class AnchoredBlocks(Layout):
         ).last_hidden_state
         drafted = hidden_states.view(*shape, -1)[:, :, 1:]
         head = draft_head(drafter, target.get_output_embeddings())
-        return score(head, drafted[batch["labels"] != IGNORED].to(head.weight.dtype))
+        return score(head, drafted[batch["labels"] != IGNORED].to(dtype=input_dtype(head)))
