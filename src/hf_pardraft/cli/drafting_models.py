@@ -91,7 +91,8 @@ def check_pair(
     end_of_prompt = (drafter.config.chat_format or {}).get("prompt_end_ids")
     prompt = torch.tensor([end_of_prompt or [0]], device=target.device)
     config = GenerationConfig(max_new_tokens=2, do_sample=False, num_beams=1)
-    target.generate(prompt, generation_config=config, assistant_model=drafter, tokenizer=processor)
+    given = {"attention_mask": torch.ones_like(prompt), "tokenizer": processor}
+    target.generate(prompt, generation_config=config, assistant_model=drafter, **given)
 
 
 def with_drafter(target: PreTrainedModel, drafter: ParallelDrafter) -> Callable[..., Any]:
