@@ -79,15 +79,15 @@ def plain(family):
     return started(lambda: run_main(command))[0][0]
 
 
-def ask(app, *requests):
+async def answers_to(app, *requests):
     """Answers to requests `(route, body)` that arrive together."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
+        return await asyncio.gather(*(client.post(route, json=body) for route, body in requests))
 
-    async def ask_all():
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
-            return await asyncio.gather(*(client.post(route, json=body) for route, body in requests))
 
-    return asyncio.run(ask_all())
+def ask(app, *requests):
+    return asyncio.run(answers_to(app, *requests))
 
 
 def without_marks(value):
@@ -181,9 +181,16 @@ def test_a_client_that_leaves_ends_its_text_and_no_other(drafting, rounds, monke
         return draft_logits(generator, depth)
 
     monkeypatch.setattr(ParallelCandidateGenerator, "draft_logits", held_in_the_third)
-    asyncio.run(leave_after_first_text(drafting, {**short[1], "max_tokens": 120, "stream": True}))
-    has_left.set()
-    (found,) = ask(drafting, short)
+    # 100 rounds at least.
+    endless = {"min_new_tokens": 200, "max_new_tokens": 200, "num_assistant_tokens": 1}
+    long = {"prompt": short[1]["prompt"], "stream": True, "generation_config": json.dumps(endless)}
+
+    async def leave_and_come_back():
+        await leave_after_first_text(drafting, long)
+        has_left.set()
+        return await answers_to(drafting, short)
+
+    (found,) = asyncio.run(leave_and_come_back())
     assert events_of(found) == events_of(expected)
     assert len(rounds) < 3 + 8
 
