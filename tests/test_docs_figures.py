@@ -256,3 +256,19 @@ def test_generate_near_the_memorys_speed():
     for row in entry["rows"]:
         assert numbers(shown.pop(row["way"])) == [row["tokens_per_second"], row["over_best_plain"]]
     assert not shown
+
+
+def test_serving():
+    rows = {(row["server"], row["clients"]): row for row in results("serving")["rows"]}
+    shown = table_of("serving.md", "", "one client: tokens/s")
+    plain = next(iter(shown))
+    for name, cells in shown.items():
+        expected = []
+        for clients in (1, 3):
+            for quantity in ("tokens_per_second", "processor_ms_per_token"):
+                found, without = rows[name, clients][quantity], rows[plain, clients][quantity]
+                ratio = found / without if quantity == "tokens_per_second" else without / found
+                expected += [found] if name == plain else [found, ratio]
+        assert numbers(cells) == pytest.approx(expected, abs=0.051)
+    assert [(name, clients) for clients in (1, 3) for name in shown] == [*rows]
+    assert all(row["same_answers"] for row in rows.values())

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast, ProcessorMixin
 
 from hf_pardraft import AutoDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.pairing.remembered import tokenizer_hash
@@ -38,6 +38,11 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def target(tokenizer):
     return tiny_target("qwen3", vocab_size=300)
+
+
+class Processor(ProcessorMixin):
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
 
 
 def prompt_of(tokenizer, **kwargs) -> torch.LongTensor:
@@ -124,7 +129,7 @@ def test_a_tokenizer_that_a_call_passes_is_compared(target, tokenizer):
     other = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), chat_template=TEMPLATE + "\n"
     )
-    (found,) = warnings_of(target, drafter, prompt, tokenizer=other)
+    (found,) = warnings_of(target, drafter, prompt, tokenizer=Processor(other))
     assert "another template" in found
     other.add_tokens(["<another>"])
     (found,) = warnings_of(target, drafter, prompt, tokenizer=other)

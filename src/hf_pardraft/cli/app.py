@@ -21,6 +21,7 @@ from .ngram import ngram
 from .options import ANY_SETTINGS
 from .push import push
 from .regenerate import regenerate
+from .serve import serve
 from .train import train
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -49,6 +50,7 @@ app.command(context_settings=ANY_SETTINGS)(cache_features)
 app.command()(convert)
 app.command()(card)
 app.command()(push)
+app.command(context_settings=ANY_SETTINGS)(serve)
 app.command()(env)
 app.add_typer(ngram, name="ngram")
 

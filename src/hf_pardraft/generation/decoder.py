@@ -214,7 +214,8 @@ class SpeculativeDecoding:
             recorder.keep_first(item, texts.lengths[index] - self.prompt_length)
         if self.streamer is not None:
             with torch.inference_mode(False):
-                self.streamer.put(torch.tensor([new_tokens[0][: counts[0]]]))
+                # As plain `generate` puts a step's tokens: what counts or decodes them takes each for itself.
+                self.streamer.put(torch.tensor(new_tokens[0][: counts[0]]))
         return counts
 
     def commit(self, outputs: Any, start: int, paths: list[list[int]], tokens: torch.LongTensor) -> None:

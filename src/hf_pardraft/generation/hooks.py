@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from ..checkpoints.adopt import adopted
 from ..checkpoints.published import MUSE_GLIMMER, find_drafter_class
-from ..pairing.remembered import warn_if_other_text
+from ..pairing.remembered import tokenizer_of, warn_if_other_text
 from .candidate_generator import ParallelCandidateGenerator
 from .checks import check_mode, check_request
 from .dispatch import decoding_for, fit_to, schedule_for
@@ -128,7 +128,7 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
         settings = read_settings(drafter, generation_config)
         setattr(generation_config, RESOLVED, settings)
         drafter.check_target(self, drafter.taps_for(self, settings.use_target_features))
-        check_ngram_model(settings, drafter, self, generation_mode_kwargs.get("tokenizer"))
+        check_ngram_model(settings, drafter, self, tokenizer_of(generation_mode_kwargs.get("tokenizer")))
         if settings.decode_loop == "native":
             # What transformers' own loop refuses (several return sequences, recurrent layers) ours can do, or checks itself.
             generation_mode_kwargs = {k: v for k, v in generation_mode_kwargs.items() if k != "assistant_model"}
@@ -174,7 +174,7 @@ def _assisted_decoding(
         settings = settings_of_call(assistant_model, generation_config)
         settings = fit_to(settings, self, model_kwargs, generation_config)
         setattr(generation_config, RESOLVED, settings)
-        warn_if_other_text(assistant_model, input_ids, tokenizer)
+        warn_if_other_text(assistant_model, input_ids, tokenizer_of(tokenizer))
         inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
         if settings.decode_loop == "native":
             schedule = schedule_for(self, assistant_model, settings, generation_config)

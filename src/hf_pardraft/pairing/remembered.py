@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from ..models.base import ParallelDrafter
 from .chat_format import describe_chats, ends_otherwise, template_hash
@@ -47,6 +47,11 @@ def public_name(model: PreTrainedModel) -> str | None:
 def commit_of(model: PreTrainedModel) -> str | None:
     """The commit of the Hub repository that `model` was loaded from; `None` for a folder."""
     return vars(model.config).get("_commit_hash")
+
+
+def tokenizer_of(processing_class: Any) -> Any:
+    """A tokenizer, or the one inside a processor."""
+    return processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import has_length
 
 from ..models.modeling_pard import PardDrafter
+from ..pairing.remembered import tokenizer_of
 from .adapters import adapted, base_drafter, is_adapted
 from .arguments import DraftTrainingArguments
 from .batch_scorer import BatchScorer
@@ -34,7 +35,7 @@ from .checks import (
     check_recomputing,
     check_spreading,
 )
-from .data.dataset import chat_arguments, prepare_all, prepare_for_training, tokenizer_of
+from .data.dataset import chat_arguments, prepare_all, prepare_for_training
 from .drafter_files import DrafterFilesTrainer
 from .held_out import draft_from, held_out_prompts, whole_copy
 from .layouts.attention import attending_with

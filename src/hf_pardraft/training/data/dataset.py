@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from ...pairing.remembered import tokenizer_of
 from ...user_input.data import load_data, one_split, require_datasets
 from ..arguments import DraftTrainingArguments
 from ..layouts import DroppedMasks, Layout, layout_of
@@ -120,11 +121,6 @@ def prepare_all(drafter: PreTrainedModel, args: DraftTrainingArguments, kwargs: 
     elif evaluated is not None:
         prepared["eval_dataset"] = prepare(evaluated)
     return prepared
-
-
-def tokenizer_of(processing_class: Any) -> Any:
-    """A tokenizer, or the one inside a processor."""
-    return processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
 
 
 def chat_arguments(data: Any, args: DraftTrainingArguments) -> dict[str, Any] | None:
