@@ -247,6 +247,22 @@ def test_a_streamer_gets_the_same_tokens(budget):
     assert streamers[1].is_over
 
 
+def test_whoever_waits_for_the_end_of_the_stream_may_seed_the_generator():
+    """As a server does for the next request, in another thread."""
+
+    class Seeds(Collects):
+        def end(self):
+            super().end()
+            torch.manual_seed(77)
+
+    target, batch, streamer = double_target(), batch_of(6), Seeds()
+    seeded(target, batch, assistant_model=untrained("pard", target), streamer=streamer)
+    found = torch.rand(3)
+    torch.manual_seed(77)
+    assert streamer.is_over
+    assert torch.equal(found, torch.rand(3))
+
+
 def sampled_turns(target, lengths, drafters):
     """A chat on one cache and one seed: what was written in each turn, and then where the generator stands."""
     cache, found = DynamicCache(config=target.config), []

@@ -120,9 +120,12 @@ class SpeculativeDecoding:
                 self._set_texts_aside()
         if self.items:
             return self._leave_rest()
+        text = self.finished.text(self.stop.common_length())
+        # Before whoever waits for the end of the stream seeds the generator for something else.
+        self.choice.finish(text.shape[1] - self.prompt_length)
         if self.streamer is not None:
             self.streamer.end()
-        return self._result()
+        return self._result(text)
 
     def round(self) -> None:
         """Draft, read, verify and commit once."""
@@ -540,11 +543,9 @@ class SpeculativeDecoding:
         self.recorder.add_rest(rest)
         return self.recorder.result(rest.sequences, rest.sequences.shape[1] - self.prompt_length, rest.past_key_values)
 
-    def _result(self) -> Any:
+    def _result(self, text: torch.LongTensor) -> Any:
         """What `generate` returns, items in the caller's order; its cache is the kind that plain `generate` leaves."""
-        length = self.stop.common_length()
-        text, cache = self.finished.text(length), None
-        self.choice.finish(text.shape[1] - self.prompt_length)
+        length, cache = self.stop.common_length(), None
         if self._returns_cache():
             missing = self.finished.missing(self.prompt_length, length)
             if any(missing):
