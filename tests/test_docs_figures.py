@@ -218,6 +218,22 @@ def test_the_schedule():
     assert not shown
 
 
+def test_the_score_of_a_tree():
+    entries = results("tree_scoring")["entries"]
+    found = {(each["drafter"], each["temperature"], each["budget"]): each for each in entries}
+    shown = table_of("performance.md", "tokens a round")
+    assert len(shown) == 2 * len(KINDS)
+    for drafter, cells in shown.items():
+        cases = [found[drafter, temperature, budget] for temperature in (0.0, 1.0) for budget in (8, 16, 60)]
+        expected = [case[scoring] for case in cases for scoring in ("probability", "dart")]
+        assert numbers(cells) == pytest.approx(expected, abs=0.006)
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    for temperature, phrase in ((0.0, "is\\s+ahead in"), (1.0, "temperature 1 in")):
+        of_it = [each for each in entries if each["temperature"] == temperature]
+        ahead = sum(each["dart"] > each["probability"] for each in of_it)
+        assert re.search(rf"{phrase} {ahead} of {len(of_it)}", text)
+
+
 def test_draft_vocabularies():
     rows = results("draft_vocabulary_stories260k")["rows"]
     found = {name: {row["tokens"]: row for row in rows if row["drafter"] == name} for name in ("DFlash", "PARD")}
