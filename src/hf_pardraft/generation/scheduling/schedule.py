@@ -38,6 +38,8 @@ class Schedule:
     AT_ONCE = 4
     # In one of so many rounds all that is drafted is read; in one of so many the target's forward is timed by itself.
     READS_ALL, TIMED = 16, 4
+    # How much faster a plan becomes when it is followed rather than tried: what its rounds use is in the processor's caches.
+    FOLLOWED = 1.03
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
     CHECK = 1.5
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many, or for sure by more.
@@ -230,7 +232,8 @@ class Schedule:
         """Find the best plan by what is known now, and what to try next."""
         self.reconsidered, self.num_surprises = self.num_rounds, self.costs.num_surprises
         self._estimate()
-        self.best = max(self.plans, key=self._rate)
+        followed = self.best
+        self.best = max(self.plans, key=lambda plan: self._rate(plan) * (1.0 if plan == followed else self.FOLLOWED))
         matters = self.batch > 1 or self.seconds[NOTHING] < self.LONG
         is_judged = self.knowledge.chain.num_judged >= self.JUDGED
         self.rests_with_plain = is_judged and matters and self._is_surely_plain()
@@ -249,9 +252,13 @@ class Schedule:
         self.seconds = {plan: self.costs.of(plan) for plan in self.plans}
 
     def _is_surely_plain(self) -> bool:
-        """Whether no draft pays, by more than costs may be wrong: what is left to plain `generate` teaches nothing."""
-        rest = self._rate(NOTHING)
-        return all(self._rate(plan) * (1 + self.costs.doubt(plan, NOTHING)) < rest for plan in self.plans if plan.depth)
+        """Whether no draft pays, by more than costs may be wrong: what is left to plain `generate` teaches nothing.
+
+        A batch is left to it at once: after ragged rounds, ours without a draft cost clearly more than its steps.
+        """
+        rest, is_batch = self._rate(NOTHING), self.batch > 1
+        doubts = {plan: 0.0 if is_batch else self.costs.doubt(plan, NOTHING) for plan in self.plans if plan.depth}
+        return all(self._rate(plan) * (1 + doubt) < rest for plan, doubt in doubts.items())
 
     @property
     def _is_known(self) -> bool:
