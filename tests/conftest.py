@@ -1,5 +1,6 @@
 """What several rooms' tests share: no network, and a tiny untrained family on disk."""
 
+import gc
 import os
 
 # Before torch and transformers are imported. A test must fail, not download; and tiny models only wait for second threads.
@@ -23,6 +24,13 @@ from hf_pardraft.models.modeling_pard import PardDrafter
 
 # Tests count rounds and drafts, which else depend on the clock. Those of the schedule ask for it.
 settings.DEFAULT_SCHEDULE = "fixed"
+
+
+def pytest_collection_finish() -> None:
+    """Leave what torch and transformers are made of, which stays, out of every `gc.collect`: each training asks for one."""
+    gc.collect()
+    gc.freeze()
+
 
 END_OF_TEXT = "<|endoftext|>"
 SAMPLE_TEXT = 'def add(a, b):\n    """Return the sum of a and b."""\n    return a + b\n\n\nclass Point:\n    pass\n'
