@@ -9,6 +9,8 @@ from tiny_models import make_lasting_oracle, random_prompt, tiny_drafter
 
 RATES = [0.7, 0.6, 0.6, 0.5]
 LONGEST = 20
+# Dynamo takes some half a second for each layer, and what is seen of one is seen of two.
+ONE_LAYER = {"pard": {"num_hidden_layers": 1}, "dflash": {"num_layers": 1}, "dart": {}}
 GREEDY = {"do_sample": False, "max_new_tokens": 12}
 
 

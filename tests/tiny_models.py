@@ -57,6 +57,20 @@ def every_architecture(kinds) -> list[tuple[str, str]]:
     ]
 
 
+def every_pair_with_a_budget(pairs, budgets) -> list[tuple[str, str, int]]:
+    """Architectures and kinds, each with one size of tree: every two of the three meet, and Gemma meets all.
+
+    A tree is the business of two parties: it grows from what a kind of drafter proposes, and is read as an architecture masks.
+    """
+    cases = []
+    for architecture, kind in pairs:
+        known = [(other, budget) for other, kind_of_other, budget in cases if kind_of_other == kind]
+        of_architecture = [budget for other, _, budget in cases if other == architecture]
+        fewest = min(budgets, key=lambda b: (of_architecture.count(b), [budget for _, budget in known].count(b)))
+        cases += [(architecture, kind, b) for b in (budgets if architecture == "gemma3" else [fewest])]
+    return cases
+
+
 def tiny_target(architecture: str = "qwen3", seed: int = 0, **overrides) -> PreTrainedModel:
     """A random model with weights large enough that its argmax is no near tie."""
     config_class, fields = ARCHITECTURES[architecture]
@@ -82,15 +96,15 @@ def tiny_target(architecture: str = "qwen3", seed: int = 0, **overrides) -> PreT
 
 
 def tiny_drafter(kind: str, target: PreTrainedModel, depth: int = 4, seed: int = 1, **overrides):
-    """An untrained drafter for `target` that drafts `depth` tokens a round; `overrides` are fields of its config (not PARD's)."""
+    """An untrained drafter for `target` that drafts `depth` tokens a round; `overrides` are fields of its config."""
     vocab_size = target.config.get_text_config().vocab_size
     if kind == "pard":
-        base = tiny_target("qwen3", seed=seed, vocab_size=vocab_size, num_hidden_layers=2)
+        base = tiny_target("qwen3", seed=seed, **{"vocab_size": vocab_size, "num_hidden_layers": 2, **overrides})
         drafter = PardDrafter.from_causal_lm(base, mask_token_id=vocab_size - 1)
         drafter.generation_config.num_assistant_tokens = depth
         return drafter
     if kind == "pard2":
-        base = tiny_target("qwen3", seed=seed, vocab_size=vocab_size, num_hidden_layers=2)
+        base = tiny_target("qwen3", seed=seed, **{"vocab_size": vocab_size, "num_hidden_layers": 2, **overrides})
         drafter = PardDrafter.from_causal_lm(base, vocab_size - 1, target=target, target_scale=1.0)
         # As if trained: a fresh projection adds nothing.
         torch.nn.init.normal_(drafter.target_proj.weight, std=0.3, generator=torch.Generator().manual_seed(seed))

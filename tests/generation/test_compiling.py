@@ -16,7 +16,7 @@ from transformers import (
     Llama4TextConfig,
 )
 
-from compiled_cases import GREEDY, assert_same, batch_of, eager_and_static, oracle, static
+from compiled_cases import GREEDY, ONE_LAYER, assert_same, batch_of, eager_and_static, oracle, static
 from hf_pardraft.generation import dispatch as loops
 from hf_pardraft.generation.compiled import compiler as compiling
 from hf_pardraft.generation.compiled.compiler import Compiler
@@ -64,7 +64,7 @@ class Counting:
 def test_nothing_is_compiled_anew_after_the_first_calls(kind, settings, options, steps):
     """For prompts of 10 to 1000 tokens, other texts, other lengths, other calls, and batch sizes that have been seen."""
     target = tiny_target("llama", num_hidden_layers=2, max_position_embeddings=2048)
-    drafter, backend = tiny_drafter(kind, target), Counting()
+    drafter, backend = tiny_drafter(kind, target, **ONE_LAYER[kind]), Counting()
     for name, value in settings.items():
         setattr(drafter.generation_config, name, value)
     batch = batch_of((9, 5, 3))
@@ -87,7 +87,7 @@ def test_nothing_is_compiled_anew_after_the_first_calls(kind, settings, options,
 
 def test_options_reach_the_compiler():
     target = tiny_target("llama", num_hidden_layers=1)
-    drafter, backend = tiny_drafter("pard", target), Counting()
+    drafter, backend = tiny_drafter("pard", target, **ONE_LAYER["pard"]), Counting()
     static(target, random_prompt(5), drafter, backend.config())
     assert all(options["mode"] == "reduce-overhead" for options in backend.calls)
     num_default = len(backend.calls)
@@ -128,7 +128,7 @@ def failing(graph, inputs, **options):
 def test_a_compiler_that_fails_is_named_once_and_the_rounds_run_eager(warnings):
     target, batch = tiny_target("llama", num_hidden_layers=2), batch_of((6, 3))
     for kind, settings in (("pard", {}), ("dflash", {"tree_budget": 6})):
-        drafter = oracle(kind, target, batch, settings=settings)
+        drafter = oracle(kind, target, batch, settings=settings, **ONE_LAYER[kind])
         assert_same(target, batch, drafter, compile_config=CompileConfig(backend=failing))
     assert warnings("run uncompiled") == [
         "Compiling the rounds failed, so they run uncompiled: ValueError: this machine has no compiler"
@@ -138,7 +138,7 @@ def test_a_compiler_that_fails_is_named_once_and_the_rounds_run_eager(warnings):
 def test_without_a_cpp_compiler_rounds_run_eager(monkeypatch, warnings, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     target, batch = tiny_target("llama", num_hidden_layers=1), batch_of((6,))
-    drafter = oracle("pard", target, batch)
+    drafter = oracle("pard", target, batch, **ONE_LAYER["pard"])
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}):
         assert_same(target, batch, drafter)
     (message,) = warnings("run uncompiled")
@@ -208,8 +208,9 @@ def broken(graph, inputs, **options):
 @pytest.mark.parametrize(("backend", "error"), [(out_of_memory, torch.OutOfMemoryError), (broken, IndexError)])
 def test_real_errors_are_raised(backend, error):
     target = tiny_target("llama", num_hidden_layers=1)
+    drafter = tiny_drafter("pard", target, **ONE_LAYER["pard"])
     with pytest.raises(error, match="out of"):
-        static(target, random_prompt(5), tiny_drafter("pard", target), CompileConfig(backend=backend))
+        static(target, random_prompt(5), drafter, CompileConfig(backend=backend))
 
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
@@ -267,7 +268,7 @@ def test_a_drafter_on_another_device_runs_eager():
 
 def test_what_was_compiled_does_not_keep_a_target_alive():
     target = tiny_target("llama", num_hidden_layers=1)
-    drafter = tiny_drafter("pard", target)
+    drafter = tiny_drafter("pard", target, **ONE_LAYER["pard"])
     static(target, random_prompt(5), drafter, CompileConfig(backend="eager"))
     references = [weakref.ref(target), weakref.ref(drafter)]
     del target, drafter
@@ -277,7 +278,7 @@ def test_what_was_compiled_does_not_keep_a_target_alive():
 
 def test_what_was_compiled_for_a_drafter_goes_with_it():
     target, config = tiny_target("llama", num_hidden_layers=2), CompileConfig(backend="eager")
-    drafters = [tiny_drafter(kind, target) for kind in ("pard", "dflash")]
+    drafters = [tiny_drafter(kind, target, **ONE_LAYER[kind]) for kind in ("pard", "dflash")]
     for drafter in drafters:
         static(target, random_prompt(5), drafter, config)
     known = [steps for steps in compiling._compiled[target].values() if steps]
