@@ -1,22 +1,17 @@
 """The benchmark of conditional drop-token runs, and its positions are fewer than with all masks."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cod.py"
+import cod
+from in_process import run_main
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="it reads the memory of a process from /proc")
 def test_positions_are_fewer_the_more_tokens_are_drafted():
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT), "--quick"], check=True, capture_output=True, text=True, env=dict(os.environ)
-    )
-    shares = [int(share) for share in re.findall(r"\((\d+)%\)", result.stdout)]
+    shares = [int(share) for share in re.findall(r"\((\d+)%\)", run_main(cod.main, "--quick").out)]
     assert len(shares) == 2
     # (1 + 0.7 + 0.49 + 0.343) / 4 and, from the fifth on, 0.24 and 0.2 of a text.
     assert abs(shares[0] - 63) <= 2

@@ -1,7 +1,7 @@
 """The script that makes the demo family runs, every stage of it, at toy size."""
 
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -14,10 +14,11 @@ DRAFTERS = ("pard", "dflash", "dflare", "dart")
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_demo.py"
 
 
-def test_the_quick_family_is_complete_and_a_second_run_skips_what_is_done(tmp_path):
+def test_the_quick_family_is_complete_and_a_second_run_skips_what_is_done(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "family"
-    command = [sys.executable, str(SCRIPT), "--output", str(folder), "--quick"]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--output", str(folder), "--quick"])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert "done before" not in capsys.readouterr().out
     target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder / "target")
     prompt = tokenizer("def main():\n", return_tensors="pt")
@@ -28,5 +29,5 @@ def test_the_quick_family_is_complete_and_a_second_run_skips_what_is_done(tmp_pa
         assert torch.equal(out, expected)
     report = json.loads((folder / "family.json").read_text())
     assert all(report[stage]["seconds"] > 0 for stage in ("tokenizer", "library", "target", "text", *DRAFTERS))
-    again = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    assert again.stdout.count("done before") == 4 + len(DRAFTERS)
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert capsys.readouterr().out.count("done before") == 4 + len(DRAFTERS)
