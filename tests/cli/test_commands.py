@@ -16,7 +16,7 @@ TRIE = Path(__file__).parent.parent / "fixtures" / "trees" / "ngram_plain2.trie"
 
 def pardraft(*arguments, **options) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "hf_pardraft", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
 
 
 def test_demo_json_prints_the_table_and_nothing_else(tiny_family):

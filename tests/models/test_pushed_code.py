@@ -64,7 +64,7 @@ def earlier(tmp_path_factory) -> Path:
 def test_drafters_pushed_with_earlier_code_load_with_it_where_the_package_is_not(earlier):
     environment = {**os.environ, "HF_MODULES_CACHE": str(earlier / "modules")}
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(earlier)], capture_output=True, text=True, timeout=300, env=environment
+        [sys.executable, str(SCRIPT), str(earlier)], capture_output=True, text=True, timeout=600, env=environment
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found, drafts = json.loads((earlier / "found.json").read_text()), load_file(earlier / "drafts.safetensors")

@@ -70,7 +70,7 @@ def elsewhere(tmp_path_factory):
         expected[name] = draft(drafter, target, ids, states)
     environment = {**os.environ, "HF_MODULES_CACHE": str(work / "modules")}
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(work)], capture_output=True, text=True, timeout=300, env=environment
+        [sys.executable, str(SCRIPT), str(work)], capture_output=True, text=True, timeout=600, env=environment
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return work, json.loads((work / "found.json").read_text()), load_file(work / "drafts.safetensors"), expected
