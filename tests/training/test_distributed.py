@@ -1,6 +1,7 @@
 """Two processes (gloo, on the CPU) train as one does, from the first step on and after resuming: with DDP, FSDP2, DeepSpeed."""
 
 import base64
+import functools
 import json
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -44,7 +45,8 @@ ZERO = {f"zero{stage}": deepspeed(stage) for stage in range(4)}
 WAYS = {"ddp": {}, "fsdp2": FSDP2, **ZERO}
 with_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 SEEN_TOGETHER = [
-    *(("pard", "ddp"), ("dflare", "ddp"), ("dart", "ddp")),
+    # With DDP test_processes.py has every kind.
+    ("dflare", "ddp"),
     *(("pard", "fsdp2"), ("pard2", "fsdp2"), ("dflash", "fsdp2"), ("dflare", "fsdp2"), ("dart", "fsdp2")),
     *(pytest.param(*case, marks=with_deepspeed) for case in (("dflash", "zero2"), ("pard", "zero3"))),
 ]
@@ -76,10 +78,22 @@ def pairs(settings: dict) -> dict:
 EVERY_ROW = {"cod_retention": 1.0, "max_steps": 4}
 
 
+@pytest.fixture(scope="module")
+def alone(target, text, tmp_path_factory):
+    """What one process makes of each kind."""
+
+    @functools.cache
+    def trained(kind):
+        trainer = trainer_for(kind, target, text, tmp_path_factory.mktemp(kind), **EVERY_ROW)
+        trainer.train()
+        return trainer
+
+    return trained
+
+
 @pytest.mark.parametrize(("kind", "way"), SEEN_TOGETHER)
-def test_two_processes_have_the_losses_and_weights_of_one(kind, way, target, text, tmp_path):
-    alone = trainer_for(kind, target, text, tmp_path / "alone", **EVERY_ROW)
-    alone.train()
+def test_two_processes_have_the_losses_and_weights_of_one(kind, way, alone, target, text, tmp_path):
+    alone = alone(kind)
 
     def train(rank):
         # DeepSpeed would take apart what is made after the training arguments.
