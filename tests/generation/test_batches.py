@@ -6,7 +6,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_pardraft.generation.candidate_generator import items_of
 from hf_pardraft.models.inputs import DraftInputs
-from tiny_models import every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
+from tiny_models import (
+    every_architecture,
+    every_pair_with_a_budget,
+    make_oracle,
+    random_prompt,
+    tiny_drafter,
+    tiny_target,
+)
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 LONGEST = 20
@@ -33,8 +40,9 @@ def batch_drafter(kind, target, continuations, budget, runner_up=0.7):
     return make_oracle(drafter, continuations, RATES, runner_up=runner_up)
 
 
-@pytest.mark.parametrize("budget", [0, 10])
-@pytest.mark.parametrize(("architecture", "kind"), every_architecture(KINDS))
+@pytest.mark.parametrize(
+    ("architecture", "kind", "budget"), every_pair_with_a_budget(every_architecture(KINDS), (0, 10))
+)
 def test_each_row_is_written_as_if_it_were_alone(architecture, kind, budget):
     target = tiny_target(architecture)
     batch, prompts = padded_batch()

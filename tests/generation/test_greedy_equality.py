@@ -7,8 +7,10 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from tiny_models import ARCHITECTURES, every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
-# Where a text is cut is the loop's affair: it is enough to see it with one drafter that taps, and one that doesn't.
+# Where a text is cut is the loop's affair: it is enough to see it with one drafter that taps, and one that doesn't, and with a
+# target of which every layer keeps all, and one of which some forget.
 TWO_KINDS = KINDS[:2]
+with_two_targets = pytest.mark.parametrize("target", ["llama", "gemma3"], indirect=True)
 LONGEST = 20
 
 
@@ -37,6 +39,7 @@ def test_untrained_and_oracle_drafters_leave_the_text_as_it_is(architecture, kin
     assert oracle.last_stats.tau > 1.2
 
 
+@with_two_targets
 @pytest.mark.parametrize("kind", TWO_KINDS)
 def test_every_length_is_cut_at_the_same_token(target, kind):
     prompt = random_prompt(5)
@@ -84,6 +87,7 @@ def assert_ends_where_plain_generate_ends(target, drafter, prompt, reference):
         assert torch.equal(drafted(target, prompt, drafter, max_new_tokens=LONGEST, eos_token_id=eos), expected)
 
 
+@with_two_targets
 @pytest.mark.parametrize("kind", TWO_KINDS)
 def test_end_of_text_is_found_at_every_position_of_a_block(target, kind):
     prompt = random_prompt(4)

@@ -18,7 +18,14 @@ from sampled_cases import (
     unpadded,
     untrained,
 )
-from tiny_models import ARCHITECTURES, every_architecture, make_lasting_oracle, tiny_drafter, tiny_target
+from tiny_models import (
+    ARCHITECTURES,
+    every_architecture,
+    every_pair_with_a_budget,
+    make_lasting_oracle,
+    tiny_drafter,
+    tiny_target,
+)
 from unusual_targets import HYBRIDS, ROPE_TARGETS, fresh, hybrid_target
 
 LAWS = {
@@ -34,8 +41,9 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize(("architecture", "kind"), every_architecture((*KINDS, "pard2")))
+@pytest.mark.parametrize(
+    ("architecture", "kind", "budget"), every_pair_with_a_budget(every_architecture((*KINDS, "pard2")), BUDGETS)
+)
 def test_a_seed_gives_the_text_of_plain_generate(architecture, kind, budget):
     target = double_target(architecture)
     for lengths in ((7,), (9, 3, 6)):
