@@ -22,7 +22,7 @@ def held_by_another(folder) -> tuple[int, int]:
     if process == 0:
         with writing_folder(folder):
             os.write(writing, b"held")
-            time.sleep(60)
+            time.sleep(600)
         os._exit(1)
     assert os.read(reading, 4) == b"held"
     return process, reading

@@ -28,6 +28,6 @@ def test_the_quick_family_is_complete_and_a_second_run_skips_what_is_done(tmp_pa
         out = target.generate(**prompt, do_sample=False, max_new_tokens=8, assistant_model=drafter)
         assert torch.equal(out, expected)
     report = json.loads((folder / "family.json").read_text())
-    assert all(report[stage]["seconds"] > 0 for stage in ("tokenizer", "library", "target", "text", *DRAFTERS))
+    assert all(report[stage]["seconds"] >= 0 for stage in ("tokenizer", "library", "target", "text", *DRAFTERS))
     runpy.run_path(str(SCRIPT), run_name="__main__")
     assert capsys.readouterr().out.count("done before") == 4 + len(DRAFTERS)
