@@ -1,5 +1,6 @@
 """One command to a drafter: its stages, what a kill leaves, and what is refused before any work."""
 
+import functools
 import json
 import os
 import signal
@@ -113,30 +114,40 @@ def test_every_kinds_training_is_a_command_that_can_be_read(kind, tmp_path):
     assert run.arguments["max_steps"] == 4
 
 
+@pytest.fixture(scope="module")
+def made(target, tmp_path_factory):
+    """Makes a drafter of a kind once: what ran, what was told, and the folder."""
+
+    @functools.cache
+    def make(kind):
+        shell, output = Shell(), tmp_path_factory.mktemp(kind) / "out"
+        return shell, shell.make(MakeSettings(str(target), kind=kind, hours=HOURS), output), output
+
+    return make
+
+
 # The others differ in the words of their training.
 @pytest.mark.parametrize("kind", ["dflare", "pard"])
-def test_one_command_makes_a_measured_drafter_with_a_card(kind, target, tmp_path):
-    shell = Shell()
-    lines = shell.make(MakeSettings(str(target), kind=kind, hours=HOURS), tmp_path / "out")
+def test_one_command_makes_a_measured_drafter_with_a_card(kind, made):
+    _, lines, output = made(kind)
     names = {"dflare": "DFlare", "dflash": "DFlash", "dart": "DART", "pard": "PARD"}
-    drafter = tmp_path / "out" / f"tiny-{names[kind]}"
+    drafter = output / f"tiny-{names[kind]}"
     assert AutoDrafter.from_pretrained(drafter).config.drafter_kind == kind
     card = (drafter / "README.md").read_text()
     assert "| plain |" in card
     assert "pardraft regenerate --self-prompts" in card
-    assert str(tmp_path) not in card
+    assert str(output.parent) not in card
     told = "\n".join(lines)
     assert "tau " in told
     assert f"pardraft push {drafter}" in told
     assert "--hours 0.444 " in told
-    assert not (tmp_path / "out" / "probe").exists()
+    assert not (output / "probe").exists()
     if kind == "pard":
         assert AutoDrafter.from_pretrained(drafter).config.num_hidden_layers == 2
 
 
-def test_the_hours_are_shared_out(target, tmp_path):
-    shell = Shell()
-    shell.make(MakeSettings(str(target), hours=HOURS), tmp_path / "out")
+def test_the_hours_are_shared_out(made):
+    shell, _, output = made("dflare")
     # 160 of 400 seconds are for text: 8 dialogues in 60 seconds, 13 in the next 60, though there was time for more, and so on.
     assert shell.names == ["regenerate", "train", "regenerate", "regenerate", "train", "eval", "card"]
     counts = [int(of(words, "--self-prompts")) for words in shell.commands if words[0] == "regenerate"]
@@ -144,11 +155,11 @@ def test_the_hours_are_shared_out(target, tmp_path):
     probe, training = [words for words in shell.commands if words[0] == "train"]
     assert of(probe, "--output").endswith("probe")
     assert of(training, "--metric-for-best-model") == "tau"
-    text = tmp_path / "out" / "text"
+    text = output / "text"
     rows = {name: (text / name).read_text().splitlines() for name in ("train.jsonl", "held-out.jsonl")}
     assert len(rows["train.jsonl"]) + len(rows["held-out.jsonl"]) == counts[-1]
     assert not {*rows["train.jsonl"]} & {*rows["held-out.jsonl"]}
-    state = json.loads((tmp_path / "out" / "make.json").read_text())
+    state = json.loads((output / "make.json").read_text())
     assert state["seconds"]["text"] == 180.0
 
 
@@ -172,7 +183,7 @@ def test_a_run_that_is_killed_anywhere_goes_on_where_it_was(target, tmp_path):
     assert again.commands == []
 
 
-def test_training_goes_on_from_its_checkpoint(target, tmp_path):
+def test_training_goes_on_from_its_checkpoint_and_a_stage_that_fails_says_where_to_go_on(target, tmp_path):
     settings = MakeSettings(str(target), hours=HOURS)
 
     class Killed(Shell):
@@ -184,10 +195,19 @@ def test_training_goes_on_from_its_checkpoint(target, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         Killed().make(settings, tmp_path / "out")
+
+    class Failing(Shell):
+        def run(self, words, tick):
+            return 1 if words[0] == "eval" else super().run(words, tick)
+
+    failing = Failing()
+    with pytest.raises(ValueError, match=r"measuring failed: .* status 1.* run the same pardraft make again"):
+        failing.make(settings, tmp_path / "out")
+    assert failing.names == ["train"]
+    assert of(failing.commands[0], "--resume-from-checkpoint") == "last"
     shell = Shell()
     shell.make(settings, tmp_path / "out")
-    assert of(shell.commands[0], "--resume-from-checkpoint") == "last"
-    assert shell.names == ["train", "eval", "card"]
+    assert shell.names == ["eval", "card"]
 
 
 def test_given_prompts_are_answered_from_all_over(target, tmp_path):
@@ -215,19 +235,6 @@ def test_bfloat16_is_asked_of_every_command(target, tmp_path):
     assert CPU.dtype(settings) == "float32"
     assert Machine(True, True).dtype(settings) == "bfloat16"
     assert Machine(True, True).dtype(MakeSettings(str(target), bf16=False)) == "float32"
-
-
-def test_a_stage_that_fails_ends_the_run_and_says_where_to_go_on(target, tmp_path):
-    class Failing(Shell):
-        def run(self, words, tick):
-            return 1 if words[0] == "eval" else super().run(words, tick)
-
-    settings = MakeSettings(str(target), hours=HOURS)
-    with pytest.raises(ValueError, match=r"measuring failed: .* status 1.* run the same pardraft make again"):
-        Failing().make(settings, tmp_path / "out")
-    shell = Shell()
-    shell.make(settings, tmp_path / "out")
-    assert shell.names == ["eval", "card"]
 
 
 def refused(*words) -> str:
