@@ -26,8 +26,9 @@ from hf_pardraft.models.modeling_pard import PardDrafter
 settings.DEFAULT_SCHEDULE = "fixed"
 
 
-def pytest_collection_finish() -> None:
-    """Leave what torch and transformers are made of, which stays, out of every `gc.collect`: each training asks for one."""
+@pytest.fixture(scope="module", autouse=True)
+def frozen_modules() -> None:
+    """Leave the million objects of what was imported, which stay, out of every `gc.collect`: each training asks for one."""
     gc.collect()
     gc.freeze()
 
