@@ -1,5 +1,8 @@
 """draft_schedule in calls of generate: which calls are scheduled, and that no schedule changes the text."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -7,6 +10,7 @@ from transformers import GenerationConfig
 from compiled_cases import assert_same, batch_of, oracle
 from drawn_plans import draw_plans
 from hf_pardraft.generation import hooks
+from hf_pardraft.generation.dispatch import clock_for
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.plans import MOST_NODES, NOTHING, Plan
 from hf_pardraft.generation.scheduling.schedule import Schedule
@@ -188,3 +192,16 @@ def test_a_call_that_is_left_to_plain_generate_is_just_that(monkeypatch, samplin
     lengths = [row.index(end) + 1 if end in row else len(row) for row in rows]
     assert (stats.rounds, sum(stats.tokens_per_round), stats.tau) == (len(rows[0]), sum(lengths), 1.0)
     assert stats.rows_per_round == [sum(length > step for length in lengths) for step in range(len(rows[0]))]
+
+
+def test_rounds_on_a_cpu_are_timed_by_this_threads_own_time(monkeypatch):
+    """A machine that does other work must not decide what is drafted."""
+    target, drafter = tiny_target("llama"), tiny_drafter("pard", tiny_target("llama"))
+    for places in ({}, {"": "cpu"}):
+        target.hf_device_map = places
+        assert clock_for(target, drafter) is time.thread_time
+    target.hf_device_map = {"model": "cpu", "lm_head": "disk"}
+    assert clock_for(target, drafter) is time.perf_counter
+    del target.hf_device_map
+    monkeypatch.setattr(time, "get_clock_info", lambda name: SimpleNamespace(resolution=0.0156))
+    assert clock_for(target, drafter) is time.perf_counter

@@ -2,6 +2,7 @@
 
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,9 @@ from .target import TOKEN_TYPES
 
 logger = logging.get_logger(__name__)
 
+# Seconds of a clock's step beside which a short round is long. Windows' clock of threads has steps of 16 milliseconds.
+FINE = 1e-4
+
 # For each drafter and target, what is known of their rounds, by kind. In memory only: another machine's is worth nothing.
 _known: "weakref.WeakKeyDictionary[ParallelDrafter, weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, Knowledge]]]"
 _known = weakref.WeakKeyDictionary()
@@ -51,7 +55,18 @@ def schedule_for(
     plans = all_plans(settings.depth, settings.tree_budget) if is_free else [NOTHING, full]
     first = Plan(settings.depth) if is_free else full
     reads_again = is_hybrid(target.config.get_text_config(decoder=True))
-    return Schedule(knowledge, plans, first, time.perf_counter, looks, reads_again)
+    return Schedule(knowledge, plans, first, clock_for(target, drafter), looks, reads_again)
+
+
+def clock_for(target: PreTrainedModel, drafter: ParallelDrafter) -> Callable[[], float]:
+    """What tells the schedule how long rounds take.
+
+    On a CPU this thread's own time: whoever else wants the core lets a round of a few milliseconds take several times as long, or
+    not at all longer, and the longer ones of two plans more often. Elapsed time where a device is waited for, or a disk.
+    """
+    places = {target.device.type, drafter.device.type, *map(str, (vars(target).get("hf_device_map") or {}).values())}
+    is_fine = time.get_clock_info("thread_time").resolution <= FINE
+    return time.thread_time if places == {"cpu"} and is_fine else time.perf_counter
 
 
 def fit_to(
