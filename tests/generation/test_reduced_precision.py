@@ -88,10 +88,10 @@ def coarse_logits() -> torch.Tensor:
 
 def test_trees_of_a_bfloat16_draft_are_those_of_its_logits_in_float32():
     logits, target = coarse_logits(), tiny_target("llama")
+    drafter = drafter_of("pard", target, torch.bfloat16, tree_budget=12, tree_scoring="probability")
+    search = TreeSearch(read_settings(drafter, target.generation_config), drafter)
     exact, rounded = build_tree(logits.float(), budget=12), build_tree(logits, budget=12)
     assert not torch.equal(exact.tokens, rounded.tokens)
-    drafter = drafter_of("pard", target, torch.bfloat16, tree_budget=12)
-    search = TreeSearch(read_settings(drafter, target.generation_config), drafter)
     for tree in (search.tree(logits, TokenBuffer(PROMPTS[3][:2]), 12), grow_tree(logits, None, search.arguments(12))):
         assert torch.equal(tree.tokens, exact.tokens)
         assert torch.equal(tree.parents, exact.parents)
