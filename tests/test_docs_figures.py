@@ -218,6 +218,16 @@ def test_the_schedule():
     assert not shown
 
 
+def test_a_gguf_target():
+    rows = results("gguf_target")["rows"]
+    text = " ".join((ROOT / "docs" / "decoding.md").read_text(encoding="utf-8").split())
+    for way in ("plain", "4 tokens a round", "auto"):
+        greedy, drawn = (row for row in rows if row["way"] == way)
+        assert greedy["same_text"]
+        assert drawn["same_text"]
+        assert f"{greedy['tokens_per_second']:.1f} / {drawn['tokens_per_second']:.1f}" in text
+
+
 def test_the_score_of_a_tree():
     entries = results("tree_scoring")["entries"]
     found = {(each["drafter"], each["temperature"], each["budget"]): each for each in entries}

@@ -1,10 +1,10 @@
 """A target loaded from a GGUF file on a CPU, plain and with a drafter: the same text, and what it costs.
 
-    python benchmarks/gguf.py --gguf FOLDER/SmolLM2-135M-Instruct.Q4_1.gguf
+    python benchmarks/gguf_target.py --gguf FOLDER/SmolLM2-135M-Instruct.Q4_1.gguf
 
 The drafter is a PARD drafter that begins as a copy of the target and was not trained: as slow as the target, and right about
 little more than the first token. It shows that GGUF targets are drafted for, not what a trained drafter brings. Tokens for each
-second of this process's processor time, and tokens a round, go to benchmarks/results/gguf.json. It needs the package gguf.
+second of this process's processor time, and tokens a round, go to benchmarks/results/gguf_target.json. It needs the package gguf.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from transformers.utils import logging
 from hf_pardraft import PardDrafter
 from result_files import RESULTS, public_command, save, this_machine
 
-RESULT = RESULTS / "gguf.json"
+RESULT = RESULTS / "gguf_target.json"
 QUESTIONS = ("What is the capital of France?", "Write a haiku about autumn.", "Explain how a hash table works.")
 WAYS = {"plain": None, "4 tokens a round": {"draft_schedule": "fixed", "num_assistant_tokens": 4}, "auto": {}}
 
