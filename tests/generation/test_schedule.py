@@ -1,7 +1,10 @@
 """The schedule in simulated worlds: near the best plan for all rounds, near plain `generate` where no draft pays."""
 
 import math
+import random
 import statistics
+import sys
+import threading
 from itertools import groupby
 
 import pytest
@@ -13,6 +16,8 @@ from hf_pardraft.generation.scheduling.knowledge import Knowledge
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from simulated_rounds import World, random_world
+
+PLANS = all_plans(8, 32)
 
 
 def test_it_is_nearly_as_fast_as_the_best_plan_that_a_sweep_finds():
@@ -228,6 +233,33 @@ def test_a_plan_that_looked_cheap_when_it_was_tried_is_found_out_while_it_is_fol
         for plan, seconds in [(tree, 3.0)] * 14 + [(chain, 2.0)] * 2:
             costs.note(plan, seconds)
     assert costs.of(tree) / costs.of(chain) == pytest.approx(1.5, rel=0.1)
+
+
+def test_calls_in_several_threads_may_teach_the_same_costs():
+    """As those of a server's clients do; threads take turns within a line here."""
+    errors, before = [], sys.getswitchinterval()
+
+    def teach(costs, seed):
+        drawn = random.Random(seed)
+        try:
+            for _ in range(200):
+                costs.note(drawn.choice(PLANS), drawn.uniform(0.001, 0.003))
+                costs.of(drawn.choice(PLANS))
+        except Exception as error:  # noqa: BLE001 (a thread's own is seen by nobody)
+            errors.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            costs = Costs()
+            threads = [threading.Thread(target=teach, args=(costs, seed)) for seed in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not errors
 
 
 def test_tries_of_short_rounds_come_in_pairs():

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 from .plans import NOTHING, Plan
 
@@ -12,9 +13,12 @@ def lower_median(values) -> float:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def medians_of(block: dict[Plan, list[float]]) -> dict[Plan, tuple[float, int]]:
+def medians_of(block: Sequence[tuple[Plan, float]]) -> dict[Plan, tuple[float, int]]:
     """Of each plan's values, the median and how many there are."""
-    return {plan: (lower_median(values), len(values)) for plan, values in block.items()}
+    by_plan: dict[Plan, list[float]] = {}
+    for plan, value in block:
+        by_plan.setdefault(plan, []).append(value)
+    return {plan: (lower_median(values), len(values)) for plan, values in by_plan.items()}
 
 
 def level_of(block: dict[Plan, tuple[float, int]], logs: dict[Plan, float]) -> float:
@@ -75,8 +79,8 @@ class Costs:
         if like is not None:
             self.guesses = {**like.guesses, **{plan: like.of(plan) for plan in like.counts}}
         # Logarithms of seconds: of the rounds of the block that has begun; and of earlier blocks, by plan, the median and how
-        # many there were.
-        self.block: dict[Plan, list[float]] = {}
+        # many there were. Calls in other threads may add to it: what is worked on is a copy, and replaced as a whole.
+        self.block: list[tuple[Plan, float]] = []
         self.blocks: deque[dict[Plan, tuple[float, int]]] = deque(maxlen=self.REMEMBERED)
         # Rounds by which each plan was compared with others.
         self.evidence: dict[Plan, float] = {}
@@ -105,12 +109,13 @@ class Costs:
 
     def of(self, plan: Plan) -> float | None:
         """The cost of a plan; a guess from others where it was not measured, `None` where there is nothing to guess from."""
-        if plan not in self._known:
-            self._known[plan] = self._estimate(plan)
-        return self._known[plan]
+        known = self._known
+        if plan not in known:
+            known[plan] = self._estimate(plan)
+        return known[plan]
 
     def _estimate(self, plan: Plan) -> float | None:
-        medians = {other: math.exp(log + self.level) for other, log in [*self.logs.items()]}
+        medians = {other: math.exp(log + self.level) for other, log in self.logs.items()}
         own = medians.pop(plan, None)
         if own is not None and self.count(plan) >= self.BELIEVED:
             return self._smoothed(plan, own, medians)
@@ -138,32 +143,35 @@ class Costs:
         self.last[plan] = self.num_notes
         if seconds is None or not (math.isfinite(seconds) and seconds > 0):
             return
-        self.block.setdefault(plan, []).append(math.log(seconds))
+        self.block.append((plan, math.log(seconds)))
         is_news = self.count(plan) < self.BELIEVED
         self.counts[plan] = self.count(plan) + 1
         self.num_surprises += is_news
         self.num_notes += 1
         is_full = self.num_notes % self.BLOCK == 0
         if is_news or is_full:
-            self._compare([plan] if is_news else list(self.block))
+            medians = medians_of(tuple(self.block))
+            self._compare({plan} if is_news else {*medians}, medians)
             self._known = {}
-        if is_full:
-            if len(self.block) > 1:
-                self.blocks.append(medians_of(self.block))
-            self.block = {}
+            if is_full:
+                if len(medians) > 1:
+                    self.blocks.append(medians)
+                self.block = []
 
-    def _compare(self, plans: list[Plan]) -> None:
-        """Find the costs of some plans of this block, and its level."""
-        last = medians_of(self.block)
+    def _compare(self, plans: set[Plan], last: dict[Plan, tuple[float, int]]) -> None:
+        """Find the costs of some plans of the last block, and its level, from its medians."""
+        logs, evidence, blocks = dict(self.logs), dict(self.evidence), (*self.blocks, last)
         # The one that is known best is what others are compared with.
-        known_best = max(self.logs, key=self.count, default=None)
-        for plan in plans:
-            if plan != known_best:
-                found = [compared_in(block, plan, self.logs) for block in (*self.blocks, last) if plan in block]
+        known_best = max(logs, key=self.count, default=None)
+        for plan in last:
+            if plan not in logs or (plan in plans and plan != known_best):
+                found = [compared_in(block, plan, logs) for block in blocks if plan in block]
                 found = [each for each in found if each is not None]
-                self.evidence[plan] = sum(weight for _, weight in found)
-                self.logs[plan] = weighted_median(found) if found else self.logs.get(plan, last[plan][0] - self.level)
-        self.level = level_of(last, self.logs)
+                evidence[plan] = sum(weight for _, weight in found)
+                logs[plan] = weighted_median(found) if found else logs.get(plan, last[plan][0] - self.level)
+        self.logs, self.evidence = logs, evidence
+        if last:
+            self.level = level_of(last, logs)
 
     def charged(self, plan: Plan, seconds: float) -> float:
         """What a round did cost, ordinary or not, within reason."""

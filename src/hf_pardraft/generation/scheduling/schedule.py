@@ -45,7 +45,7 @@ class Schedule:
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many, or for sure by more.
     # Beginning a call in our loop costs so many rounds.
     JUDGED, SURE, START = 3, 32, 3.0
-    # Seconds of a round without a draft beside which it doesn't matter whose it is, if the batch has one item.
+    # Seconds of a long round: cold caches don't matter in it, nor, of one without a draft and for one item, whose it is.
     LONG = 0.02
 
     def __init__(
@@ -287,9 +287,6 @@ class Schedule:
         """What a round of this plan is thought to lose, in rounds of the best one."""
         return self.seconds[plan] / self.seconds[self.best] - self.tokens[plan] / self.tokens[self.best]
 
-    def _rested(self, plan: Plan) -> int:
-        return self.costs.rounds_since(plan)
-
     @property
     def _least_known(self) -> Plan:
         """Of the plan to begin with and the smallest tree, what was tried less often."""
@@ -312,8 +309,8 @@ class Schedule:
             # What would be accepted of it is known from the best plan's rounds, and only its cost is to be learned.
             rest *= 1 + min(self.costs.evidence.get(plan, 0.0), Costs.SETTLED)
         may_be_better = self.DOUBT * (plan.depth + 1) / self.seconds[plan] > self._rate(self.best)
-        return self._rested(plan) >= rest and may_be_better
+        return self.costs.rounds_since(plan) >= rest and may_be_better
 
     def _priority(self, plan: Plan) -> float:
         """Plans that lose little are tried more often than others."""
-        return self._rested(plan) / (self._loss(plan) + 1 / self.REST)
+        return self.costs.rounds_since(plan) / (self._loss(plan) + 1 / self.REST)
