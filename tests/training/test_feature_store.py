@@ -168,6 +168,19 @@ def test_states_of_something_else_are_refused_before_training(target, text, tmp_
             stored("dflash", *arguments, tmp_path / "states")
 
 
+def test_one_store_serves_every_drafter_whose_taps_are_in_it(target, text, tmp_path):
+    taps = sorted({tap for kind in ("dflash", "dart") for tap in tiny_drafter(kind, target).taps_for(target)})
+    folder = str(tmp_path / "states")
+    cache_features(target, taps, text, folder, dtype="float32", with_last=True)
+    for kind in ("dflash", "dart"):
+        found = []
+        for settings in ({}, {"features_folder": folder}):
+            trainer = trainer_for(kind, target, text, tmp_path / f"{kind}{len(settings)}", **settings)
+            trainer.train()
+            found.append(losses(trainer))
+        assert found[1] == pytest.approx(found[0], abs=1e-5)
+
+
 def test_logits_need_the_last_hidden_state(target, text, tmp_path):
     stored("dart", target, text, tmp_path / "states")
     with pytest.raises(ValueError, match="--with-last"):

@@ -1,6 +1,7 @@
 """Positions are scored a chunk at a time: the same values and gradients, and no tensor of all positions and tokens."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from transformers import (
     Cohere2Config,
     Gemma2Config,
     GraniteConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
     OPTConfig,
     PhiConfig,
     Qwen3MoeConfig,
@@ -211,7 +214,7 @@ def test_logits_of_chosen_tokens_are_the_targets_own(name):
     )
     reading = read_target(target, [] if name == "nested" else [0, 2], ids, mask, with_states=True)
     handle.remove()
-    assert heads_seen == [(2, 1, 50)]
+    assert heads_seen == [(2, 0, 50)]
     logits = target(ids, attention_mask=mask).logits
     samples, places = mask.nonzero(as_tuple=True)
     found = reading.logits(samples, places)
@@ -219,8 +222,36 @@ def test_logits_of_chosen_tokens_are_the_targets_own(name):
     # States that were stored find a head as well.
     stored = reading.states[samples, places]
     torch.testing.assert_close(target_head(target)(stored), found, rtol=0, atol=0)
+    # Those of a draft vocabulary alone, of which a plain head reads no other rows.
+    tokens = torch.tensor([7, 3, 41])
+    torch.testing.assert_close(reading.logits(samples, places, tokens), found[:, tokens], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(target_head(target)(stored, tokens), found[:, tokens], rtol=1e-5, atol=1e-5)
     # Asking for them leaves the target as it was.
     torch.testing.assert_close(target(ids, attention_mask=mask).logits, logits, rtol=0, atol=0)
+
+
+class BiasedLlama(LlamaForCausalLM):
+    """Its logits depend on more than their own rows of the head."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        return replace(output, logits=output.logits + torch.linspace(-1, 1, 50))
+
+
+class NormalisedLlama(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        return replace(output, logits=output.logits.log_softmax(dim=-1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", [BiasedLlama, NormalisedLlama])
+def test_a_head_whose_logits_are_not_its_rows_alone_is_asked_for_all_of_them(architecture):
+    target = architecture(LlamaConfig(**SMALL)).eval()
+    ids, tokens = torch.randint(3, 50, (1, 9)), torch.tensor([7, 3, 41])
+    states = target.model(ids).last_hidden_state[0]
+    expected = target(ids).logits[0][:, tokens]
+    torch.testing.assert_close(target_head(target)(states, tokens), expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()

@@ -108,8 +108,7 @@ class BatchScorer:
         continuations = self.continuations(supervised, batch) if "continuations" in reads else None
 
         def target_logits(chunk: slice) -> torch.Tensor:
-            logits = reading.logits(supervised.items[chunk], supervised.places[chunk])
-            return logits if supervised.vocabulary is None else logits[:, supervised.vocabulary.to(logits.device)]
+            return reading.logits(supervised.items[chunk], supervised.places[chunk], supervised.vocabulary)
 
         score = PositionScorer(
             supervised.label_columns,

@@ -29,6 +29,8 @@ from .reading import STATES
 INDEX = "index.json"
 # Stores up to this size are read whole, and so checked, before training begins.
 CHECKED_BYTES = 1 << 28
+# The last hidden state, which stands behind the tapped ones.
+LAST = -1
 DAMAGED = "write it anew with pardraft cache-features, into another folder or after deleting this one"
 
 
@@ -142,6 +144,8 @@ class FeatureStore:
                 f"the states in {folder} are not complete: run pardraft cache-features again, which goes on there"
             )
         self.source = FeatureSource(**{field.name: found[field.name] for field in fields(FeatureSource)})
+        # Which of the stored hidden states are read, in this order; all of them until `check` says which a drafter needs.
+        self._chosen: list[int] | None = None
         self._shards = sorted(self.folder.glob("*.safetensors"))
         self._check_shards(found.get("shards"))
         # Of each text its shard, the place of its first state there, how many it has, and their checksum.
@@ -177,11 +181,12 @@ class FeatureStore:
         return {**self.__dict__, "_open": {}}
 
     def check(self, target: PreTrainedModel, taps: list[int], with_logits: bool) -> None:
-        """Raise a `ValueError` unless these are the states that a drafter's training needs."""
+        """Raise a `ValueError` unless the states that a drafter's training needs are among these; no others are read then."""
         found = self.source
-        if found.taps != list(taps):
+        if not set(taps) <= set(found.taps):
             raise ValueError(
-                f"the states in {self.folder} are hidden states {found.taps}, and the drafter reads {list(taps)}"
+                f"the states in {self.folder} are hidden states {found.taps}, and the drafter reads {list(taps)}: write them "
+                "anew with pardraft cache-features, or give the drafter taps among these"
             )
         if differing_weights(found.target_fingerprint, target):
             raise ValueError(
@@ -193,9 +198,12 @@ class FeatureStore:
                 f"the drafter learns from the target's logits, and {self.folder} has no last hidden state to make them from: "
                 "write it with pardraft cache-features --with-last"
             )
+        stored = [*found.taps, LAST] if found.with_last else found.taps
+        wanted = [*taps, LAST] if with_logits else list(taps)
+        self._chosen = None if wanted == stored else [stored.index(tap) for tap in wanted]
 
     def states(self, input_ids: torch.LongTensor) -> torch.Tensor:
-        """`(length, width)`, the states of a text; the last hidden state at the end, if there is one.
+        """`(length, width)`, the states of a text that are read; the last hidden state at the end, if it is one of them.
 
         Raises:
             ValueError: if the text's states were not stored, or are damaged.
@@ -207,7 +215,11 @@ class FeatureStore:
                 "another tokenizer, template or greatest length. Write it anew with pardraft cache-features, for the "
                 "evaluation data, too"
             )
-        return self._read(key)
+        states = self._read(key)
+        if self._chosen is None:
+            return states
+        num_stored = len(self.source.taps) + int(self.source.with_last)
+        return states.unflatten(-1, (num_stored, -1))[:, self._chosen].flatten(1)
 
     def _read(self, key: str) -> torch.Tensor:
         shard, start, length, checksum = self._places[key]

@@ -1,7 +1,7 @@
 """The target's logits of a few tokens at a time, from hidden states that it gave for all."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
+
+from ...pairing.draft_vocabulary import gathered_rows, has_plain_rows
 
 
 @dataclass
@@ -58,25 +60,69 @@ class TargetHead:
         # Kept beside the target for as long as that lives, and no longer.
         self._target, self._base = weakref.ref(target), weakref.ref(seen.module)
         self.output_class = type(seen.output)
+        # Whether each logit depends on its own row of the head alone; known once some tokens were asked for.
+        self._by_rows: bool | None = None
 
     # A compiled drafter asks it in the middle of its forward, and nothing can be compiled of a forward that is replaced.
     @torch.compiler.disable
     @torch.no_grad()
-    def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """`(positions, vocab)`, from last hidden states `(positions, hidden)`."""
+    def __call__(self, states: torch.Tensor, token_ids: torch.LongTensor | None = None) -> torch.Tensor:
+        """The logits of last hidden states `(positions, hidden)`.
+
+        Args:
+            token_ids: `(columns,)`, the tokens whose logits are wanted; all of them by default. No other row of a plain linear
+                head is read.
+
+        Returns:
+            `(positions, vocab)`, or `(positions, columns)`.
+        """
+        if token_ids is None:
+            return self._logits(states)
+        head = self._target().get_output_embeddings()
+        if self._by_rows is None:
+            self._by_rows = len(states) > 0 and self._acts_by_rows(head, states[:1], token_ids)
+        if self._by_rows and has_plain_rows(head):
+            return self._logits_of_rows(head, states, token_ids)
+        logits = self._logits(states)
+        return logits[:, token_ids.to(logits.device)]
+
+    def _logits(self, states: torch.Tensor) -> torch.Tensor:
         target, base = self._target(), self._base()
         output = self.output_class(last_hidden_state=states[None])
-        own = vars(base).get("forward")
-        base.forward = lambda *args, **kwargs: output
-        try:
-            # Only the shape of the ids could be looked at.
-            ids = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
+        # Only the shape of the ids could be looked at.
+        ids = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
+        with forward_of(base, lambda *args, **kwargs: output):
             return target(input_ids=ids, use_cache=False, logits_to_keep=0, return_dict=True).logits[0]
-        finally:
-            if own is None:
-                del base.forward
-            else:
-                base.forward = own
+
+    def _logits_of_rows(self, head: nn.Linear, states: torch.Tensor, token_ids: torch.LongTensor) -> torch.Tensor:
+        with forward_of(head, gathered_rows(head, token_ids).forward):
+            return self._logits(states)
+
+    def _acts_by_rows(self, head: nn.Module | None, states: torch.Tensor, token_ids: torch.LongTensor) -> bool:
+        """Whether some rows of the head give these tokens' logits: some architectures add or mix columns afterwards."""
+        if head is None or not has_plain_rows(head):
+            return False
+        wanted = self._logits(states)
+        try:
+            found = self._logits_of_rows(head, states, token_ids)
+        except RuntimeError:
+            return False
+        wanted = wanted[:, token_ids.to(wanted.device)]
+        return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-2, atol=1e-2)
+
+
+@contextmanager
+def forward_of(module: nn.Module, forward: Callable) -> Iterator[None]:
+    """Let a module compute something else for a while."""
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
 
 
 _heads: "weakref.WeakKeyDictionary[PreTrainedModel, TargetHead]" = weakref.WeakKeyDictionary()

@@ -29,16 +29,25 @@ class TargetReading:
     Attributes:
         features: `(batch, length, taps * hidden)`, its tapped hidden states, side by side; `None` if there are no taps.
         states: `(batch, length, hidden)`, what its head gets, entry t for the token at t + 1; `None` unless it was asked for.
-        head: from some of the `states`, `(positions, hidden)`, to its logits, `(positions, vocab)`.
+        head: from some of the `states`, `(positions, hidden)`, and the ids of the tokens that are asked for, to their logits.
     """
 
     features: torch.Tensor | None = None
     states: torch.Tensor | None = None
-    head: Callable[[torch.Tensor], torch.Tensor] | None = None
+    head: Callable[[torch.Tensor, torch.LongTensor | None], torch.Tensor] | None = None
 
-    def logits(self, items: torch.LongTensor, places: torch.LongTensor) -> torch.Tensor:
-        """The target's logits after the token at `places` of batch `items`, `(positions,)` each: `(positions, vocab)`."""
-        return self.head(self.states[items.to(self.states.device), places.to(self.states.device)])
+    def logits(
+        self, items: torch.LongTensor, places: torch.LongTensor, token_ids: torch.LongTensor | None = None
+    ) -> torch.Tensor:
+        """The target's logits after the token at `places` of batch `items`, `(positions,)` each.
+
+        Args:
+            token_ids: `(columns,)`, the tokens whose logits are wanted; all of them by default.
+
+        Returns:
+            `(positions, vocab)`, or `(positions, columns)`.
+        """
+        return self.head(self.states[items.to(self.states.device), places.to(self.states.device)], token_ids)
 
 
 def target_reading(
@@ -84,14 +93,27 @@ def read_target(
     inputs = {"attention_mask": attention_mask} if documents is None else packed_inputs(target, documents)
     arguments = {"input_ids": input_ids, **inputs, "use_cache": False, "return_dict": True}
     with watching_base(target) as seen:
-        outputs = target(**arguments, output_hidden_states=taps or None, logits_to_keep=1)
+        outputs = target(**arguments, output_hidden_states=taps or None, logits_to_keep=no_logits(target))
     features = torch.cat([outputs.hidden_states[tap] for tap in taps], dim=-1) if taps else None
     if not with_states:
         return TargetReading(features)
     if seen.module is None:
         # A target that is not divided into a base model and a head: its logits have to be whole.
-        return TargetReading(features, target(**arguments).logits, torch.nn.Identity())
+        return TargetReading(features, target(**arguments).logits, chosen_columns)
     return TargetReading(features, seen.output.last_hidden_state, TargetHead(target, seen))
+
+
+def no_logits(target: PreTrainedModel) -> torch.LongTensor | int:
+    """The least `logits_to_keep` that a target takes: none, as a tensor of positions, or one where its code is not
+    Transformers'. (One row in bfloat16 costs a CPU a copy of the whole head.)"""
+    if not type(target).__module__.startswith("transformers."):
+        return 1
+    return torch.zeros(0, dtype=torch.long, device=target.get_input_embeddings().weight.device)
+
+
+def chosen_columns(logits: torch.Tensor, token_ids: torch.LongTensor | None = None) -> torch.Tensor:
+    """Of logits, `(positions, vocab)`, those of some tokens."""
+    return logits if token_ids is None else logits[:, token_ids.to(logits.device)]
 
 
 @torch.no_grad()
