@@ -55,11 +55,11 @@ class DraftTrainingArguments(TrainingArguments):
             "choices": list(REDUCTIONS),
         },
     )
-    loss_chunk_rows: int = field(
-        default=512,
+    loss_chunk_rows: int | None = field(
+        default=None,
         metadata={
             "help": "How many supervised positions go through the lm_head at a time: their logits are the largest tensors of a "
-            "step."
+            "step. By default 512, and more of a small draft vocabulary."
         },
     )
     kl_temperature: float = field(

@@ -13,7 +13,7 @@ from .layouts import layout_of
 from .layouts.attention import attending_with, training_attention
 from .layouts.base import UNKNOWN, Layout, SupervisedPositions, example_generator, some_of
 from .losses.objectives import OBJECTIVES, BlockScores, parse_objective, reads_logits
-from .losses.scoring import PositionScorer, label_log_probs
+from .losses.scoring import PositionScorer, label_log_probs, rows_at_once, slices
 from .losses.sums import confidence_weights
 from .target.continuations import sample_continuations
 from .target.reading import TargetReading, target_reading
@@ -31,7 +31,7 @@ class BatchScorer:
         drafter, target: see `DraftTrainer`.
         coefficients: of the objectives, by name.
         depth: how many tokens the drafter learns to draft.
-        chunk_size, temperature: see [`PositionScorer`].
+        chunk_size, temperature: see [`PositionScorer`]; without a size a chunk is as [`rows_at_once`] says.
         streak_prefixes: how many prefixes of an example the target continues.
         seed, epoch: of the continuations.
         attention: the drafter's implementation while it trains.
@@ -42,7 +42,7 @@ class BatchScorer:
     target: PreTrainedModel | None
     coefficients: dict[str, float]
     depth: int
-    chunk_size: int = 512
+    chunk_size: int | None = None
     temperature: float = 1.0
     streak_prefixes: int = 16
     seed: int = 0
@@ -90,6 +90,10 @@ class BatchScorer:
         supervised.check_depth(self.depth)
         return supervised
 
+    def _num_columns(self, supervised: SupervisedPositions) -> int:
+        vocabulary = supervised.vocabulary
+        return self.drafter.config.vocab_size if vocabulary is None else len(vocabulary)
+
     def blank_scores(self, batch: dict) -> BlockScores:
         """Scores of 0, which have the denominators that are known before."""
         supervised = self.supervised(batch)
@@ -116,7 +120,7 @@ class BatchScorer:
             continuations,
             target_logits if "divergences" in reads else None,
             self.temperature,
-            self.chunk_size,
+            self.chunk_size or rows_at_once(self._num_columns(supervised)),
         )
         with attending_with(self.drafter, self.attention):
             scored = self.layout.forward(model, self.drafter, self.target, batch, reading.features, score)
@@ -149,8 +153,7 @@ class BatchScorer:
         items = torch.arange(batch_size, device=input_ids.device).repeat_interleave(length - 1)
         places = torch.arange(length - 1, device=input_ids.device).repeat(batch_size)
         log_probs = []
-        for start in range(0, len(items), self.chunk_size):
-            chunk = slice(start, start + self.chunk_size)
+        for chunk in slices(len(items), self.chunk_size or rows_at_once(self.drafter.config.vocab_size)):
             logits = reading.logits(items[chunk], places[chunk])
             log_probs.append(label_log_probs(logits, input_ids[items[chunk], places[chunk] + 1].to(logits.device)))
         probabilities = torch.cat(log_probs).exp().view(batch_size, -1).to(supervised.items.device)

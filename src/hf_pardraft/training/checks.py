@@ -72,7 +72,7 @@ def _check_objective(args: "DraftTrainingArguments") -> None:
     if args.objective is not None:
         parse_objective(args.objective)
     check_reduction(args.loss_reduction)
-    if args.loss_chunk_rows < 1:
+    if args.loss_chunk_rows is not None and args.loss_chunk_rows < 1:
         raise ValueError(f"loss_chunk_rows must be at least 1, got {args.loss_chunk_rows}")
     if not args.kl_temperature > 0:
         raise ValueError(f"kl_temperature must be positive, got {args.kl_temperature}")

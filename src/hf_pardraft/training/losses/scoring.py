@@ -7,11 +7,19 @@ from functools import partial
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 # So many in float32 are 4 MiB.
 CACHED_LOGITS = 2**20
+# The least rows of a chunk, and how many logits it may have where these have fewer.
+LEAST_ROWS, LOGITS_AT_ONCE = 512, 25_000_000
+
+
+def rows_at_once(num_columns: int) -> int:
+    """How many positions go through a head of so many columns at a time, unless a user says."""
+    return max(LEAST_ROWS, LOGITS_AT_ONCE // num_columns)
 
 
 def wide(logits: torch.Tensor) -> torch.Tensor:
@@ -170,26 +178,32 @@ def position_by_position(
 
 
 class PositionByPosition(torch.autograd.Function):
-    """See [`position_by_position`]; nothing but the logits is kept for the backward pass."""
+    """See [`position_by_position`]; nothing but the values' gradient by the logits is kept for the backward pass."""
 
     @staticmethod
     def forward(ctx, logits: torch.Tensor, score: Callable, at_once: int, *constants: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(logits, *constants)
-        ctx.score, ctx.at_once = score, at_once
-        rows = slices(len(logits), at_once)
-        return torch.cat([score(*(tensor[few] for tensor in (logits, *constants))) for few in rows])
+        learns = ctx.needs_input_grad[0]
+        slopes, found = torch.empty_like(logits) if learns else None, []
+        for few in slices(len(logits), at_once):
+            leaf = logits[few].detach().requires_grad_(learns)
+            # What is computed within is no business of a checkpoint around it.
+            with torch.set_grad_enabled(learns), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+                values = score(leaf, *(tensor[few] for tensor in constants))
+                if learns:
+                    (slopes[few],) = torch.autograd.grad(values.sum(), leaf)
+            found.append(values.detach())
+        ctx.save_for_backward(slopes)
+        ctx.at_once = at_once
+        return torch.cat(found)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        logits, *constants = ctx.saved_tensors
-        by_logits = torch.empty_like(logits)
-        for few in slices(len(logits), ctx.at_once):
-            with torch.enable_grad():
-                leaf = logits[few].detach().requires_grad_()
-                values = ctx.score(leaf, *(tensor[few] for tensor in constants))
-            (by_logits[few],) = torch.autograd.grad(values, leaf, gradient[few])
-        return by_logits, None, None, *(None for _ in constants)
+        (slopes,) = ctx.saved_tensors
+        by_logits = torch.empty_like(slopes)
+        for few in slices(len(slopes), ctx.at_once):
+            by_logits[few] = slopes[few] * gradient[few, None]
+        return by_logits, *(None for _ in ctx.needs_input_grad[1:])
 
 
 class WithSlopes(torch.autograd.Function):
