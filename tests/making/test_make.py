@@ -106,12 +106,17 @@ HOURS = 400 / 3600
 @pytest.mark.parametrize("kind", ["dflash", "dart", "dflare", "pard"])
 def test_every_kinds_training_is_a_command_that_can_be_read(kind, tmp_path):
     layout = Layout(tmp_path, "tiny", kind)
-    commands = Commands(MakeSettings("tiny", kind=kind), layout, is_small=True, has_accelerator=False, dtype="float32")
+    commands = Commands(
+        MakeSettings("tiny", kind=kind), layout, is_small=True, has_accelerator=False, dtype="float32", vocab_size=49152
+    )
     command, *words = commands.train(TrainingPlan(4, 2, 1.0, is_capped=False), resume=False)
     run = training_run(words)
     assert command == "train"
     assert run.drafter.kind == kind
     assert run.arguments["max_steps"] == 4
+    assert run.arguments.get("draft_vocab_size") == 8192
+    stored = commands.train(TrainingPlan(4, 2, 1.0, is_capped=False), resume=False, stored_states=True)
+    assert of(stored, "--features-folder") == str(layout.states)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +146,7 @@ def test_one_command_makes_a_measured_drafter_with_a_card(kind, made):
     assert "tau " in told
     assert f"pardraft push {drafter}" in told
     assert "--hours 0.444 " in told
-    assert not (output / "probe").exists()
+    assert not {"probe", "probe-states", "states"} & {path.name for path in output.iterdir()}
     if kind == "pard":
         assert AutoDrafter.from_pretrained(drafter).config.num_hidden_layers == 2
 
@@ -149,7 +154,9 @@ def test_one_command_makes_a_measured_drafter_with_a_card(kind, made):
 def test_the_hours_are_shared_out(made):
     shell, _, output = made("dflare")
     # 160 of 400 seconds are for text: 8 dialogues in 60 seconds, 13 in the next 60, though there was time for more, and so on.
-    assert shell.names == ["regenerate", "train", "regenerate", "regenerate", "train", "eval", "card"]
+    states = ["cache-features"]
+    written = ["regenerate", "regenerate"]
+    assert shell.names == ["regenerate", *states, "train", *written, *states, "train", "eval", "card"]
     counts = [int(of(words, "--self-prompts")) for words in shell.commands if words[0] == "regenerate"]
     assert counts == [8, 8 + 13, 21 + 8]
     probe, training = [words for words in shell.commands if words[0] == "train"]
@@ -174,7 +181,16 @@ def test_a_run_that_is_killed_anywhere_goes_on_where_it_was(target, tmp_path):
             shell = Shell(killed_at=1)
     assert ran[0] == ["regenerate"]
     assert all(before[-1] == after[0] for before, after in pairwise([*ran, shell.names]))
-    assert [names[-1] for names in ran] == ["regenerate", "train", "regenerate", "train", "eval", "card"]
+    assert [names[-1] for names in ran] == [
+        "regenerate",
+        "cache-features",
+        "train",
+        "regenerate",
+        "cache-features",
+        "train",
+        "eval",
+        "card",
+    ]
     # What a kill cost is of the hours, too: no text was asked for beyond them.
     counts = [json.loads(line)["index"] for line in (tmp_path / "out" / "text" / "dialogues.jsonl").open()]
     assert sorted(counts) == list(range(len(counts)))

@@ -1,6 +1,7 @@
 """The command of each stage, as words after `pardraft`: a user can repeat them, or change them and go on by hand."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,18 @@ RECIPES = {"pard": "pard", "dflash": "left_to_right", "dflare": "dflare", "dart"
 # Up to this width of the target, or without an accelerator, a drafter of a published size would take longer to draft than it
 # saves, and too long to train.
 SMALL_HIDDEN_SIZE = 1024
-BLOCK = {"num_layers": 2, "block_size": 8, "num_anchors": 128}
+PACKED = {"max_length": 512, "packing": True, "learning_rate": 5e-4, "lr_scheduler_type": "cosine"}
+BLOCK = {"num_layers": 2, "block_size": 8, "num_anchors": 128, "objective": "forward_kl", "loss_gamma": 3.0}
 SMALL = {
-    "pard": {"max_length": 512},
-    "dflash": {**BLOCK, "max_length": 512},
-    "dflare": {**BLOCK, "max_length": 512},
-    "dart": {"num_anchors": 128, "max_length": 512},
+    "pard": {"max_length": 512, "packing": True},
+    "dflash": {**PACKED, **BLOCK},
+    "dflare": {**PACKED, **BLOCK, "loss_gamma_epoch_step": 0.25},
+    "dart": {**PACKED, "num_anchors": 128},
 }
-SMALL_BATCH = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+# Examples of a step.
+CPU_STEP, SMALL_STEP = 1, 4
+# What a small drafter proposes from, where the target's vocabulary is twice as large or more.
+SMALL_VOCABULARY = 8192
 # Answers are cut off where training would cut them.
 SMALL_ANSWER, ANSWER = 384, 2048
 CPU_BATCH, BATCH = 8, 32
@@ -61,6 +66,14 @@ class Layout:
         return self.folder / "probe"
 
     @property
+    def states(self) -> Path:
+        return self.folder / "states"
+
+    @property
+    def probe_states(self) -> Path:
+        return self.folder / "probe-states"
+
+    @property
     def drafter(self) -> Path:
         return self.folder / f"{self.target_name}-{self.kind_name}"
 
@@ -83,6 +96,7 @@ class Commands:
         is_small: whether drafter and batches are made for a small target, or for a machine without an accelerator.
         has_accelerator: whether there is one.
         dtype: that everything computes in.
+        vocab_size: of the target.
     """
 
     settings: MakeSettings
@@ -90,6 +104,7 @@ class Commands:
     is_small: bool
     has_accelerator: bool
     dtype: str
+    vocab_size: int
 
     def regenerate(self, output: Path, count: int | None = None, dataset: Path | None = None) -> list[str]:
         """The target writes `count` dialogues, or answers to the prompts of a data set."""
@@ -106,13 +121,22 @@ class Commands:
             options["chat_template_kwargs"] = json.dumps(self.settings.chat_template_kwargs)
         return ["regenerate", *source, *as_options(options), *self._trust()]
 
-    def probe(self, train: Path, held_out: Path) -> list[str]:
+    @property
+    def may_store_states(self) -> bool:
+        """Whether the target's hidden states can be stored before training, which then runs none of its layers."""
+        return self.is_small and self.settings.kind != "pard"
+
+    def cache_features(self, output: Path) -> list[str]:
+        """The target's hidden states of all text."""
+        return ["cache-features", *as_options({"output": output, **self._training_options()})]
+
+    def probe(self) -> list[str]:
         """A few steps and an evaluation, to see what they cost."""
         limits = {"max_steps": PROBE_STEPS, "save_strategy": "no", "eval_strategy": "no"}
-        return self._train(train, held_out, self.layout.probe, limits)
+        return self._train(self.layout.probe, self.layout.probe_states if self.may_store_states else None, limits)
 
-    def train(self, plan: TrainingPlan, resume: bool) -> list[str]:
-        """The training itself, evaluated by tau, of which the best checkpoint is kept."""
+    def train(self, plan: TrainingPlan, resume: bool, stored_states: bool = False) -> list[str]:
+        """The training itself, evaluated by tau, of which the best checkpoint is kept; from stored states or a live target."""
         limits = {"max_steps": plan.steps}
         for name in ("eval", "save"):
             limits |= {f"{name}_strategy": "steps", f"{name}_steps": plan.eval_steps}
@@ -120,7 +144,7 @@ class Commands:
         limits["logging_steps"] = max(1, min(50, plan.eval_steps // 4))
         if resume:
             limits["resume_from_checkpoint"] = "last"
-        return self._train(self.layout.train, self.layout.held_out, self.layout.drafter, limits)
+        return self._train(self.layout.drafter, self.layout.states if stored_states else None, limits)
 
     def eval(self, plan: EvaluationPlan) -> list[str]:
         """Tau and speed on held-out prompts, beside plain `generate`."""
@@ -149,26 +173,42 @@ class Commands:
         """What is said instead of the recipe's own settings."""
         if not self.is_small:
             return {}
-        return {**SMALL[self.settings.kind], **SMALL_BATCH}
+        batch = {
+            "per_device_train_batch_size": SMALL_STEP if self.has_accelerator else CPU_STEP,
+            "gradient_accumulation_steps": 1,
+        }
+        vocabulary = {"draft_vocab_size": SMALL_VOCABULARY} if self.vocab_size >= 2 * SMALL_VOCABULARY else {}
+        return {**SMALL[self.settings.kind], **batch, **vocabulary}
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe's settings, and what is said instead."""
+        return read_recipe(RECIPES[self.settings.kind]) | self.training_settings()
 
     @property
     def examples_per_step(self) -> int:
-        recipe = read_recipe(RECIPES[self.settings.kind]) | self.training_settings()
-        return recipe["per_device_train_batch_size"] * recipe.get("gradient_accumulation_steps", 1)
+        return self.recipe["per_device_train_batch_size"] * self.recipe.get("gradient_accumulation_steps", 1)
 
-    def _train(self, train: Path, held_out: Path, output: Path, limits: dict[str, Any]) -> list[str]:
+    def num_examples(self, num_dialogues: int, num_tokens: int) -> int:
+        """Of so many dialogues, which have so many tokens: dialogues, or what several are packed into."""
+        return math.ceil(num_tokens / self.recipe["max_length"]) if self.recipe.get("packing") else num_dialogues
+
+    def _train(self, output: Path, states_folder: Path | None, limits: dict[str, Any]) -> list[str]:
+        states = {} if states_folder is None else {"features_folder": states_folder}
+        return ["train", *as_options({"output": output, **self._training_options(), **states, **limits})]
+
+    def _training_options(self) -> dict[str, Any]:
         settings = self.settings
         options = {
             "recipe": RECIPES[settings.kind],
             "target": settings.target,
-            "dataset": train,
-            "eval_dataset": held_out,
-            "output": output,
+            "dataset": self.layout.train,
+            "eval_dataset": self.layout.held_out,
             **self.training_settings(),
         }
         if settings.kind == "pard":
             options["base"] = settings.base or self.layout.base
-        options |= {"target_dtype": self.dtype, "bf16": self.dtype == "bfloat16", **TAU, **limits}
+        options |= {"target_dtype": self.dtype, "bf16": self.dtype == "bfloat16", **TAU}
         options |= {"seed": settings.seed, "report_to": "none"}
         if not self.has_accelerator:
             # There is nothing to pin it for, and a warning says so.
@@ -177,7 +217,7 @@ class Commands:
             options["chat_template_kwargs"] = settings.chat_template_kwargs
         if settings.trust_remote_code:
             options["trust_remote_code"] = True
-        return ["train", *as_options(options)]
+        return options
 
     def _trust(self) -> list[str]:
         return ["--trust-remote-code"] if self.settings.trust_remote_code else []

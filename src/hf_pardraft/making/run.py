@@ -34,6 +34,8 @@ from .summary import counted, introduction, public_command, recipe_text, summary
 from .text import Text
 
 Tell = Callable[[str], None]
+# Of the free room on the disk, what stored hidden states may take.
+ROOM_SHARE = 0.5
 NO_CHUNK = {"upto": 0, "rows": 0, "seconds": 0.0}
 
 
@@ -70,8 +72,10 @@ class Making:
         stages = {
             "base": self.make_base,
             "first text": lambda: self.write_text(most_chunks=1),
+            "first states": self.store_first_states,
             "probe": self.probe,
             "text": self.write_text,
+            "states": self.store_states,
             "training": self.train,
             "evaluation": self.evaluate,
             "card": self.write_card,
@@ -143,38 +147,66 @@ class Making:
         self.state.save()
         return True
 
+    def store_first_states(self) -> None:
+        """The target's hidden states of the first text, which show what room those of all text will take."""
+        if self.commands.may_store_states:
+            folder = self.layout.probe_states
+            self._cache_features("probe", folder)
+            stored = sum(path.stat().st_size for path in folder.iterdir())
+            self.state.decided["bytes_per_token"] = stored / max(1, self.state.decided["text"]["tokens"])
+
     def probe(self) -> None:
         """A few steps on the first text, which show what does not work while hours can be saved, and what a step costs."""
         folder = self.layout.probe
         shutil.rmtree(folder, ignore_errors=True)
         before = self.state.seconds.get("probe", 0.0)
-        words = self.commands.probe(self.layout.train, self.layout.held_out)
-        if ended := self._run("probe", words):
+        if ended := self._run("probe", self.commands.probe()):
             raise failure("the first steps of training", ended)
         history = read_json(folder / "trainer_state.json")["log_history"]
         training = next(entry["train_runtime"] for entry in reversed(history) if "train_runtime" in entry)
         evaluation = read_json(folder / "eval_results.json")["eval_runtime"]
         around = max(0.0, self.state.seconds["probe"] - before - training - evaluation)
         self.state.decided["costs"] = {"step": training / PROBE_STEPS, "evaluation": evaluation, "around": around}
-        shutil.rmtree(folder, ignore_errors=True)
+        for done in (folder, self.layout.probe_states):
+            shutil.rmtree(done, ignore_errors=True)
         self.tell(f"a step takes {training / PROBE_STEPS:.1f} s, an evaluation {evaluation:.0f} s")
+
+    def store_states(self) -> None:
+        """The target's hidden states of all text, if there is room."""
+        decided = self.state.decided
+        if not self.commands.may_store_states:
+            return
+        needed = decided["bytes_per_token"] * decided["text"]["tokens"]
+        decided["stored_states"] = needed <= ROOM_SHARE * shutil.disk_usage(self.layout.folder).free
+        if decided["stored_states"]:
+            self._cache_features("states", self.layout.states)
+        else:
+            self.tell(f"no room for {needed / 1e9:.1f} GB of hidden states, so that every step runs the target")
+
+    def _cache_features(self, stage: str, folder: Path) -> None:
+        if ended := self._run(stage, self.commands.cache_features(folder)):
+            raise failure("storing the target's hidden states", ended)
 
     def train(self) -> None:
         """As many steps as there is time for."""
         decided = self.state.decided
         if "training" not in decided:
+            text = decided["text"]
+            tokens = text["tokens"] * text["train"] // (text["train"] + text["held_out"])
             plan = training_plan(
                 StepCosts(**decided["costs"]),
                 training_seconds(self.total, self.state.spent),
-                decided["text"]["train"],
+                self.commands.num_examples(text["train"], tokens),
                 self.commands.examples_per_step,
             )
             decided["training"] = vars(plan)
             self.state.save()
         plan = TrainingPlan(**decided["training"])
         self.tell(f"{counted(plan.steps, 'step')}, {plan.epochs:.1f} times over the text")
-        if ended := self._run("training", self.commands.train(plan, resume=bool(checkpoints_in(self.layout.drafter)))):
+        resume = bool(checkpoints_in(self.layout.drafter))
+        if ended := self._run("training", self.commands.train(plan, resume, decided.get("stored_states", False))):
             raise failure("training", ended)
+        shutil.rmtree(self.layout.states, ignore_errors=True)
 
     def evaluate(self) -> None:
         """Tau and speed on what was held out."""
@@ -247,11 +279,12 @@ def make_drafter(
     if state is None:
         config = check_inputs(settings).get_text_config(decoder=True)
         is_small = not machine.has_accelerator or config.hidden_size <= SMALL_HIDDEN_SIZE
-        decided = {"is_small": is_small, "has_accelerator": machine.has_accelerator}
+        decided = {"is_small": is_small, "has_accelerator": machine.has_accelerator, "vocab_size": config.vocab_size}
         state = MakeState(folder / FILE, settings.as_json(), machine.dtype(settings), decided=decided)
     with writing_folder(folder):
         if not state.path.exists():
             state.save()
         layout = Layout(folder, settings.target_name, settings.kind_name)
-        commands = Commands(settings, layout, state.decided["is_small"], state.decided["has_accelerator"], state.dtype)
+        facts = {name: state.decided[name] for name in ("is_small", "has_accelerator", "vocab_size")}
+        commands = Commands(settings, layout, dtype=state.dtype, **facts)
         return Making(commands, state, run, clock, tell).make()

@@ -10,7 +10,13 @@ from .text import Text
 
 # How many times the hours are proposed to somebody who wants a better drafter.
 MORE = 4
-STAGES = {"text": "writing text", "probe": "trying steps", "training": "training", "evaluation": "measuring"}
+STAGES = {
+    "text": "writing text",
+    "probe": "trying steps",
+    "states": "storing hidden states",
+    "training": "training",
+    "evaluation": "measuring",
+}
 
 
 def introduction(commands: Commands, state: MakeState) -> str:
@@ -85,17 +91,22 @@ def recipe_text(commands: Commands, state: MakeState) -> str:
     """How the drafter came about, in Markdown, without the names of local folders."""
     decided = state.decided
     text, training = decided["text"], decided["training"]
+    step = counted(commands.examples_per_step, "dialogue")
+    if commands.recipe.get("packing"):
+        step = f"{counted(commands.examples_per_step, 'example')} of {commands.recipe['max_length']} tokens"
     source = "Prompts and answers were" if commands.settings.dataset is None else "Answers to given prompts were"
+    stored = decided.get("stored_states", False)
     run = [
         *Text(commands, state).all_commands(),
-        commands.train(TrainingPlan(**training), resume=False),
+        *([commands.cache_features(commands.layout.states)] if stored else []),
+        commands.train(TrainingPlan(**training), resume=False, stored_states=stored),
         commands.eval(EvaluationPlan(**decided["evaluation"])),
     ]
     typed = "\n".join(public_command(commands, words) for words in run)
     return (
         f"Made by `pardraft make` in {told_times(state)}. {source} written by the target: {text['train']} dialogues to learn "
         f"from, {text['held_out']} held out, {text['tokens']} tokens. Trained for {training['steps']} steps of "
-        f"{commands.examples_per_step} dialogues, {training['epochs']:.1f} epochs. The commands, one after another:\n\n"
+        f"{step}, {training['epochs']:.1f} epochs. The commands, one after another:\n\n"
         f"```bash\n{typed}\n```\n"
     )
 
