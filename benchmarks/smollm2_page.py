@@ -11,6 +11,7 @@ from smollm2_cases import BENCHMARKS, SHAPES
 
 PAGE = Path(__file__).parent.parent / "docs" / "smollm2.md"
 BEGIN, END = "<!-- tables: python benchmarks/smollm2.py --page -->", "<!-- end of the tables -->"
+SOURCE = "[All figures](../benchmarks/results/smollm2.json), which `python benchmarks/smollm2.py --page` makes these tables of."
 TITLES = {name: title for name, (title, _) in BENCHMARKS.items()}
 # Of PARD's headline (2504.18583, table 1), and of DFlare's (2606.02091, table 1).
 PARD_BENCHMARKS = ("humaneval", "gsm8k", "spec_bench")
@@ -246,7 +247,7 @@ def how_measured(cells: dict[str, Cell]) -> str:
     return (
         f"{prompts} prompts ({settings['limit']} of each benchmark), up to {settings['max_new_tokens']} new tokens, trees of "
         f"{settings['tree_budget']} nodes; {facts[0]['machine']}, torch {versions['torch']}, transformers "
-        f"{versions['transformers']}, {facts[0]['date'][:10]}:\n\n```bash\n{commands}\n```"
+        f"{versions['transformers']}, {facts[0]['date'][:10]}:\n\n```text\n{commands}\n```"
     )
 
 
@@ -287,5 +288,5 @@ def renewed(page: str, result: dict[str, Any]) -> str:
     """A page with the tables between its marks renewed."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    tables = tables_of(result)
-    return f"{before}{BEGIN}\n\n{tables}{chr(10) * 2 if tables else ''}{END}{after}"
+    parts = [BEGIN, SOURCE, tables_of(result), END] if result["cells"] else [BEGIN, END]
+    return before + "\n\n".join(parts) + after
