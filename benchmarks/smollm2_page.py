@@ -242,12 +242,13 @@ def how_measured(cells: dict[str, Cell]) -> str:
     facts = [*cells.values()]
     settings = facts[0]["settings"]
     prompts = sum(len(cell["prompt_tokens"]) for cell in facts)
-    commands = "\n".join(dict.fromkeys(cell["command"] for cell in facts))
+    commands = "\n".join(dict.fromkeys(command for cell in facts for command in cell["commands"]))
+    minutes = sum(cell["seconds"] for cell in facts) / 60
     versions = facts[0]["versions"]
     return (
         f"{prompts} prompts ({settings['limit']} of each benchmark), up to {settings['max_new_tokens']} new tokens, trees of "
         f"{settings['tree_budget']} nodes; {facts[0]['machine']}, torch {versions['torch']}, transformers "
-        f"{versions['transformers']}, {facts[0]['date'][:10]}:\n\n```text\n{commands}\n```"
+        f"{versions['transformers']}, {facts[0]['date'][:10]}; measuring took {minutes:.0f} minutes:\n\n```text\n{commands}\n```"
     )
 
 

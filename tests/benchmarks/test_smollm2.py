@@ -78,7 +78,10 @@ def test_counts_are_those_of_eval_and_are_kept(folders, tmp_path, monkeypatch):
     counted, asked = smollm2.counted, []
     monkeypatch.setattr(smollm2, "counted", lambda m, ways, *rest: asked.extend(ways) or counted(m, ways, *rest))
     monkeypatch.setattr("smollm2_cases.digest_of", lambda folder: result["drafters"][folder.name[5:]]["weights"][::-1])
-    measured(folders, output, "--tau", "--tree-budget", "6", "--names", "DART", "--benchmarks", "gsm8k")
+    again = measured(folders, output, "--tau", "--tree-budget", "6", "--names", "DART", "--benchmarks", "gsm8k")
+    (cell,) = [cell for cell in again["cells"] if (cell["benchmark"], cell["temperature"]) == ("gsm8k", 0)]
+    assert len(cell["commands"]) == 2
+    assert len(cell["rows"]) == len(greedy)
     assert [way.entry.name for way in asked] == ["DART, chain", "DART, tree"]
 
 
@@ -124,8 +127,17 @@ def test_prompt_lookup_is_counted_without_a_forward():
 
 
 def cell(dtype: str, benchmark: str, rows: list[dict]) -> dict:
-    facts = {"settings": {"limit": 1, "max_new_tokens": 8, "tree_budget": 16}, "prompt_tokens": [9], "command": "run"}
-    facts |= {"versions": {"torch": "2", "transformers": "5"}, "machine": "a CPU", "date": "2026-01-01"}
+    facts = {
+        "settings": {"limit": 1, "max_new_tokens": 8, "tree_budget": 16},
+        "prompt_tokens": [9],
+        "commands": ["run"],
+    }
+    facts |= {
+        "versions": {"torch": "2", "transformers": "5"},
+        "machine": "a CPU",
+        "date": "2026-01-01",
+        "seconds": 90.0,
+    }
     same = {"texts": 1, "different": 0, "near_ties": 0, "compiled": False, "drafter": None, "tau": 1.0}
     condition = {"measured": "speed", "dtype": dtype, "benchmark": benchmark, "temperature": 0.0, "batch_size": 1}
     return {
@@ -158,6 +170,7 @@ def test_speedups_are_over_the_faster_plain_way_of_the_dtype():
     text = tables_of(result)
     assert "| DART, chain | 1.50x | 3.00x | 2.25x | 2.00 | 2 of 2 |" in text
     assert "| DART, chain, compiled | 2.50x | 2.00x | 2.25x | 3.00 | 2 of 2 |" in text
+    assert "measuring took 3 minutes:\n\n```text\nrun\n```" in text
     assert "HumanEval 20.0 (compiled), GSM8K 10.0." in text
     assert "| best plain way | 20.00 | 1.00 | 10.00 | 1.00 | 15.00 | 1.00 |" in text
     cells = cells_of(result, "speed", dtype="bfloat16")
@@ -165,6 +178,9 @@ def test_speedups_are_over_the_faster_plain_way_of_the_dtype():
     assert bars_of(result) == {
         "DART, chain, compiled, bfloat16 (mean 2.75x, tau 3.00)": {"humaneval": 3.5, "gsm8k": 2.0}
     }
+    # Only what was measured on as many benchmarks is compared.
+    fewer = {**result, "cells": [cell("float64", "gsm8k", speeds(1.0, 9.0, 9.0)), *result["cells"]]}
+    assert bars_of(fewer) == bars_of(result)
     del result["cells"][3]["rows"][3]
     # What was measured on one benchmark alone has no mean.
     assert "| DART, chain, compiled | 3.50x | - | - | - | 1 of 1 |" in tables_of(result)
