@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from smollm2_page import renewed
+
 ROOT = Path(__file__).parent.parent
 KINDS = ("PARD", "DFlash", "DFlare", "DART")
 
@@ -298,3 +300,10 @@ def test_serving():
         assert numbers(cells) == pytest.approx(expected, abs=0.051)
     assert [(name, clients) for clients in (1, 3) for name in shown] == [*rows]
     assert all(row["same_answers"] for row in rows.values())
+
+
+def test_smollm2():
+    file = ROOT / "benchmarks" / "results" / "smollm2.json"
+    result = json.loads(file.read_text()) if file.exists() else {"cells": []}
+    page = (ROOT / "docs" / "smollm2.md").read_text(encoding="utf-8")
+    assert renewed(page, result) == page

@@ -1,15 +1,17 @@
 """Entries take turns, repeats draw the same, and what was measured survives what can't be."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 
 from compiled_cases import HOUR, compile_slowly
+from hf_pardraft import PardDrafter
 from hf_pardraft.evaluation.entries import COMPILED, Entry, plain_entry, prompt_lookup_entry
 from hf_pardraft.evaluation.measurement import Condition, measure, race, without_padding
 from hf_pardraft.evaluation.report import Report
-from hf_pardraft.evaluation.rows import compare
+from hf_pardraft.evaluation.rows import compare, summarise
 from hf_pardraft.evaluation.runner import evaluate_conditions
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
@@ -125,3 +127,20 @@ def test_what_is_sampled_is_another_text_on_each_batch_and_the_same_in_every_rep
 def test_padding_after_an_end_of_text_is_not_counted():
     assert without_padding([4, 5, 2, 0, 0], {2}) == [4, 5, 2]
     assert without_padding([4, 5], {2}) == [4, 5]
+
+
+def test_what_drafts_as_it_pays_is_counted_at_full_depth_too():
+    target = tiny_target("qwen3")
+    drafter = PardDrafter.from_causal_lm(target, mask_token_id=63)
+    drafter.generation_config.num_assistant_tokens = 4
+    schedules = {name: Entry(name, drafter, {"draft_schedule": name}) for name in ("auto", "fixed")}
+    condition = Condition(max_new_tokens=16, repeats=1)
+    plain, auto, fixed = measure(target, [plain_entry(), *schedules.values()], PROMPTS, condition)
+    rows = [summarise(each, plain, condition) for each in (plain, auto, fixed)]
+    assert rows[2].tau > 1.2
+    assert [row.full_depth_tau for row in rows] == [None, rows[2].tau, None]
+    assert all(row.identical for row in rows)
+    assert auto.entry.setting == {"draft_schedule": "auto"}
+    # What is written there has to be plain's, too.
+    auto.at_full_depth[0] = replace(auto.at_full_depth[0], texts=((1,),))
+    assert not summarise(auto, plain, condition).identical

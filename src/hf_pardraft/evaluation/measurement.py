@@ -10,7 +10,7 @@ import torch
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from ..generation.settings import wants_compiled
+from ..generation.settings import read_settings, wants_compiled
 from .entries import Entry
 from .utilisation import Proposal
 
@@ -95,11 +95,19 @@ class Watched:
 
 @dataclass(frozen=True)
 class Measured:
-    """What an entry did with all batches of a condition: `runs[batch][repeat]` and `watched[batch]`."""
+    """What an entry did with all batches of a condition.
+
+    Attributes:
+        entry: how it decodes.
+        runs: timed, `runs[batch][repeat]`.
+        watched: once for each batch; empty if nothing was watched.
+        at_full_depth: once for each batch, of an entry whose rounds draft what pays: each round drafts all it can.
+    """
 
     entry: Entry
     runs: list[list[Run]]
     watched: list[Watched]
+    at_full_depth: list[Watched] = field(default_factory=list)
 
 
 class RoundCounter(BaseStreamer):
@@ -132,6 +140,9 @@ def measure(
                 warm_up_to_watch(target, each.entry, batches, condition)
                 for index, batch in enumerate(batches):
                     each.watched.append(watch(target, each.entry, batch, condition.on_batch(index)))
+                    if is_automatic(each.entry, condition):
+                        fixed = with_fixed_schedule(each.entry)
+                        each.at_full_depth.append(watch(target, fixed, batch, condition.on_batch(index)))
         take_turns(target, measured, batches, condition, around)
     return measured
 
@@ -278,6 +289,18 @@ def generation_config(
 def is_compiled(entry: Entry, condition: Condition) -> bool:
     """Whether an entry asks for compiled rounds."""
     return wants_compiled(generation_config(entry, condition))
+
+
+def is_automatic(entry: Entry, condition: Condition) -> bool:
+    """Whether the clock has a part in how much a round drafts, in rounds that need no compilation."""
+    if not entry.is_parallel or is_compiled(entry, condition):
+        return False
+    return read_settings(entry.assistant, generation_config(entry, condition)).is_automatic
+
+
+def with_fixed_schedule(entry: Entry) -> Entry:
+    """The same, but each round drafts as much as the others."""
+    return replace(entry, setting={**entry.setting, "draft_schedule": "fixed"})
 
 
 def compile_anywhere() -> CompileConfig:

@@ -12,9 +12,10 @@ from .rows import EvaluationRow
 
 NOTHING = "-"
 LEGEND = (
-    "tau: mean tokens that a forward of the target commits to a text. accept, correct: share of drafted and bonus tokens that "
-    "became text, or were the text's; waste: share of the correct ones that were thrown away, as something before them was "
-    "wrong. draft, verify: shares of a round's time."
+    "tau: mean tokens that a forward of the target commits to a text; full tau: the same if every round drafts all it can, be it "
+    "worth its time or not. accept, correct: share of drafted and bonus tokens that became text, or were the text's; waste: "
+    "share of the correct ones that were thrown away, as something before them was wrong. draft, verify: shares of a round's "
+    "time."
 )
 
 
@@ -72,6 +73,7 @@ COLUMNS: dict[str, Column] = {
     "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
     "speedup": lambda row: f"{row.speedup:.2f}x",
     "tau": lambda row: f"{row.tau:.2f}",
+    "full tau": lambda row: NOTHING if row.full_depth_tau is None else f"{row.full_depth_tau:.2f}",
     "accept": lambda row: percent(row.accept),
     "correct": lambda row: percent(row.correct),
     "waste": lambda row: percent(row.waste),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .measurement import Condition, Measured, Run
+from .measurement import Condition, Measured, Run, Watched
 from .utilisation import Utilisation, acceptance_by_position, correct_by_position, utilisation
 
 PARTS = ("draft", "tree", "verify", "commit")
@@ -43,6 +43,8 @@ class EvaluationRow:
         tokens_per_second: new tokens over wall-clock seconds, all prompts together, each batch with its fastest repeat.
         speedup: `tokens_per_second` over that of plain `generate` under the same condition.
         tau: mean tokens that a forward of the target commits to a text, the bonus token counted; 1 for plain `generate`.
+        full_depth_tau: the same with `draft_schedule="fixed"`, of an entry with "auto" that is not compiled: how good the drafts
+            are, whatever a machine makes of them. `None` for others.
         acceptance_by_position: share of rounds that accepted the first, second, ... drafted token, among those that drafted
             it. (With `draft_schedule="auto"` deep ones are drafted where they pay only.) `None`, as are all figures below to
             `milliseconds_by_part`, where a loop does not tell.
@@ -65,6 +67,7 @@ class EvaluationRow:
     tokens_per_second: float
     speedup: float
     tau: float
+    full_depth_tau: float | None
     acceptance_by_position: list[float] | None
     correct_by_position: list[float] | None
     accept: float | None
@@ -105,6 +108,11 @@ def speed(measured: Measured) -> float:
 def acceptance_length(measured: Measured) -> float:
     """Tau: of what was watched, or else of all that was timed."""
     seen = measured.watched or [run for repeats in measured.runs for run in repeats]
+    return mean_committed(seen)
+
+
+def mean_committed(seen: Sequence[Watched | Run]) -> float:
+    """Tokens that a round commits to a text."""
     counts = [count for each in seen for count in each.tokens_per_round]
     return sum(counts) / len(counts)
 
@@ -114,7 +122,9 @@ def differences_between(measured: Measured, plain: Measured, batch_size: int) ->
     found: dict[int, Difference] = {}
     for index, repeats in enumerate(measured.runs):
         expected = plain.runs[index][0].texts
-        watched = [each.texts for each in measured.watched[index : index + 1]]
+        watched = [
+            each.texts for seen in (measured.watched, measured.at_full_depth) for each in seen[index : index + 1]
+        ]
         for texts in [*watched, *(run.texts for run in repeats)]:
             for item, (written, text) in enumerate(zip(texts, expected, strict=True)):
                 prompt = index * batch_size + item
@@ -167,6 +177,7 @@ def summarise(measured: Measured, plain: Measured, condition: Condition) -> Eval
         tokens_per_second=speed(measured),
         speedup=speed(measured) / speed(plain),
         tau=acceptance_length(measured),
+        full_depth_tau=mean_committed(measured.at_full_depth) if measured.at_full_depth else None,
         **drafting_figures(measured),
         shares={part: value / total for part, value in parts.items()} if total else None,
         milliseconds_by_part={part: 1000 * value / rounds for part, value in parts.items()} if total else None,
