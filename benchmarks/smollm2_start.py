@@ -4,11 +4,12 @@
 
 - DFlash and DFlare: two layers, block 8, the attention and feed-forward weights of the target's layers 28 and 29. The query and
   key norms, which SmolLM2 has none of, are the root mean squares that its queries and keys have on a text. Context features
-  begin as the input of the target's last layer, the other taps beside it small (DFlash) or at a small weight (DFlare).
+  begin as the input of the target's last layer, the other taps beside it small (DFlash) or at a small weight (DFlare). The final
+  norm is the target's (DFlash), or 0.3 of it (DFlare).
 - DART: its layer as the target's last one, for the half of its inputs that are hidden states; its residual begins as the input of
   that layer, its head as the target's.
-- PARD: the first four layers, embedding and head of the target, the final norm scaled by 0.3, at which these layers' guesses are
-  least wrong (8.1 nats a token rather than 17.3).
+- PARD: the first two layers, embedding and head of the target, the final norm scaled by 0.3, at which these layers' guesses are
+  least wrong (8.2 nats a token rather than 18.1).
 
 Training then reads docs/smollm2.md's commands.
 """
@@ -26,10 +27,15 @@ from hf_pardraft.user_input.models import load_model, load_tokenizer
 KINDS = ("pard", "dflash", "dflare", "dart")
 # Outputs of these layers are read; DART reads the hidden states with these indices, so the outputs of layers 1, 17 and 28.
 TARGET_LAYER_IDS, TAPPED = [1, 9, 17, 25, 28], [2, 18, 29]
-NUM_LAYERS, BLOCK_SIZE, DART_TOKENS, PARD_LAYERS, PARD_NORM = 2, 8, 6, 4, 0.3
+NUM_LAYERS, BLOCK_SIZE, DART_TOKENS, PARD_LAYERS, PARD_NORM = 2, 8, 6, 2, 0.3
+# Of the target's final norm.
+NORM = {"dflash": 1.0, "dflare": 0.3}
 # How strong what is not copied is beside what is.
 SMALL, PREFERENCE = 0.1, 2.0
-TEXT = "Once upon a time, there was a little girl who liked mathematics and python code."
+SENTENCES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Once upon a time, there was a little girl who liked mathematics and python code.",
+)
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 
@@ -50,7 +56,9 @@ def block_drafter(kind: str, target: LlamaForCausalLM, tokenizer: PreTrainedToke
     drafter = drafter_class.for_target(
         target, NUM_LAYERS, BLOCK_SIZE, tokenizer=tokenizer, target_layer_ids=TARGET_LAYER_IDS
     )
-    hidden_states = target(**tokenizer(TEXT, return_tensors="pt"), output_hidden_states=True).hidden_states
+    hidden_states = target(
+        **tokenizer(" ".join(SENTENCES), return_tensors="pt"), output_hidden_states=True
+    ).hidden_states
     first, size = len(target.model.layers) - NUM_LAYERS, target.config.hidden_size
     for number, layer in enumerate(drafter.layers, start=first):
         source, attention = target.model.layers[number], target.model.layers[number].self_attn
@@ -70,13 +78,16 @@ def block_drafter(kind: str, target: LlamaForCausalLM, tokenizer: PreTrainedToke
         drafter.layer_fusion_weights.zero_()
         drafter.layer_fusion_weights[:, -1] = PREFERENCE
     drafter.hidden_norm.weight.copy_(target.model.layers[-1].input_layernorm.weight)
+    drafter.norm.weight.copy_(target.model.norm.weight * NORM[kind])
     return drafter
 
 
 def dart_drafter(target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> DartDrafter:
     """A DART drafter whose layer is the target's last one."""
     drafter = DartDrafter.for_target(target, draft_tokens=DART_TOKENS, tapped_hidden_states=TAPPED)
-    hidden_states = target(**tokenizer(TEXT, return_tensors="pt"), output_hidden_states=True).hidden_states
+    hidden_states = target(
+        **tokenizer(" ".join(SENTENCES), return_tensors="pt"), output_hidden_states=True
+    ).hidden_states
     layer, source, size = drafter.midlayer, target.model.layers[-1], target.config.hidden_size
     drafter.fc.weight.mul_(SMALL)
     drafter.fc.weight[:, -size:] += torch.eye(size)
