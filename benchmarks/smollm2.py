@@ -16,15 +16,17 @@ twice as long. Compiling takes most of the fifth. The page says what was measure
 The first turns of HumanEval, MBPP, GSM8K (test), MATH-500, MT-Bench and Spec-Bench's prompts, `--limit` of each, taken from all
 over it, with the chat template; from the files of `--data`, or from the Hub. Up to 256 new tokens.
 
-`--tau` counts, so that it needs no quiet machine: each drafter drafts as deep as it can in every round, as a chain and as a
-tree of 16 nodes, and every round is watched. The texts are decoded together in batches, which changes no count but where rounding
-makes another text of one (such texts are counted). tau is tokens per forward of the target and text, the bonus token included.
-That of transformers' prompt lookup is found without a forward, by what it proposes along plain `generate`'s text.
+`--tau` counts, so that it needs no quiet machine: each drafter drafts as deep as it can in every round, as a chain, as a tree
+of 16 nodes, and as one that holds a branch from the text itself, too, and every round is watched. The texts are decoded
+together in batches, which changes no count but where rounding makes another text of one (such texts are counted). tau is
+tokens per forward of the target and text, the bonus token included. That of transformers' prompt lookup is found without a
+forward, by what it proposes along plain `generate`'s text.
 
-`--speed` lets all ways take turns on each text: plain `generate`, prompt lookup, transformers' own DFlash loop, and each drafter
-as a chain, as a tree, and tuning itself (`draft_schedule="auto"`, the default), uncompiled and (but for transformers' loops)
-compiled with a static cache. Seconds are those of whole calls, the prompt's forward included. A speedup is the median of the
-turns' ratios of tokens a second, over the faster one of plain `generate` uncompiled and compiled in the same dtype, by benchmark.
+`--speed` lets all ways take turns on each text: plain `generate`, prompt lookup, transformers' own DFlash loop, and each
+drafter in these ways, and tuning itself (`draft_schedule="auto"`, the default) with and without the text's branch, uncompiled
+and (but for transformers' loops) compiled with a static cache. Seconds are those of whole calls, the prompt's forward
+included. A speedup is the median of the turns' ratios of tokens a second, over the faster one of plain `generate` uncompiled
+and compiled in the same dtype, by benchmark.
 
 The text is to be plain `generate`'s, token for token: at temperature 0 in the same dtype, except where the target's logits are a
 near tie; at temperature 1 under the same seed.
@@ -50,7 +52,7 @@ from transformers.utils import logging
 from hf_pardraft.evaluation.facts import installed_versions, machine
 from hf_pardraft.evaluation.measurement import Condition
 from result_files import RESULTS, public_command, save
-from smollm2_cases import BENCHMARKS, SHAPES, WAYS, Models, Way, load_all, prompts_of, ways_of
+from smollm2_cases import BENCHMARKS, DRAFTED, SCHEDULED, WAYS, Models, Way, load_all, prompts_of, ways_of
 from smollm2_measure import counted, timed, warm_longest
 from smollm2_page import PAGE, renewed, tables_of
 from smollm2_plot import save_plot
@@ -152,7 +154,9 @@ def measure_cell(
 def counted_ways(models: Models, arguments: argparse.Namespace, condition: Condition) -> list[Way]:
     """The ways whose counts do not depend on the clock; what prompt lookup proposes is known along greedy texts only."""
     eager = argparse.Namespace(**{**vars(arguments), "rounds": ["eager"]})
-    counted = (*SHAPES, "prompt_lookup") if condition.temperature == 0 else SHAPES
+    counted = [way for way in DRAFTED if way not in SCHEDULED]
+    if condition.temperature == 0:
+        counted.append("prompt_lookup")
     return [way for way in ways_of(models, eager, batch_size=1) if way.way in counted]
 
 

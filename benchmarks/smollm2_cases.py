@@ -11,7 +11,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_pardraft.demo.family import DRAFTER_NAMES
 from hf_pardraft.evaluation.encoding import Chat, encode_all, room_for_prompts
-from hf_pardraft.evaluation.entries import Entry, compiled_twin, prompt_lookup_entry, stock_dflash_entries
+from hf_pardraft.evaluation.entries import (
+    LOOKUP_TOKENS,
+    Entry,
+    compiled_twin,
+    prompt_lookup_entry,
+    stock_dflash_entries,
+)
 from hf_pardraft.evaluation.prompt_sources import load_questions, read_source
 from hf_pardraft.models.base import ParallelDrafter
 from hf_pardraft.user_input.models import load_drafter, load_model, load_tokenizer
@@ -26,7 +32,16 @@ BENCHMARKS = {
     "spec_bench": ("Spec-Bench", "spec_bench/question.jsonl"),
 }
 SHAPES = ("chain", "tree")
-WAYS = ("prompt_lookup", "stock_dflash", *SHAPES, "auto")
+# What a table calls the ways of a drafter. "With text": trees that hold what the text itself suggests, too.
+DRAFTED = {
+    "chain": "chain",
+    "tree": "tree",
+    "tree_text": "tree with text",
+    "auto": "auto",
+    "auto_text": "auto with text",
+}
+SCHEDULED = ("auto", "auto_text")
+WAYS = ("prompt_lookup", "stock_dflash", *DRAFTED)
 
 
 @dataclass(frozen=True)
@@ -144,9 +159,10 @@ def prompts_of(benchmark: str, models: Models, arguments: Namespace) -> list[tor
 
 def setting_of(way: str, tree_budget: int) -> dict[str, Any]:
     """What makes a drafter decode so: fixed ways draft as deep as the drafter can in every round."""
-    if way == "auto":
-        return {"draft_schedule": "auto"}
-    return {"draft_schedule": "fixed", "tree_budget": tree_budget if way == "tree" else 0}
+    schedule = {"draft_schedule": "auto" if way in SCHEDULED else "fixed"}
+    if way.endswith("_text"):
+        return {**schedule, "tree_budget": tree_budget, "prompt_lookup_num_tokens": LOOKUP_TOKENS}
+    return schedule if way == "auto" else {**schedule, "tree_budget": tree_budget if way == "tree" else 0}
 
 
 def ways_of(models: Models, arguments: Namespace, batch_size: int) -> list[Way]:
@@ -157,8 +173,8 @@ def ways_of(models: Models, arguments: Namespace, batch_size: int) -> list[Way]:
         entries = stock_dflash_entries({name: models.drafters[name] for name in stock})
         ways += [Way(entry, "stock_dflash", name) for entry, name in zip(entries, stock, strict=True)]
     for name, drafter in models.drafters.items():
-        for way in (*SHAPES, "auto"):
-            ways.append(Way(Entry(f"{name}, {way}", drafter, setting_of(way, arguments.tree_budget)), way, name))
+        for way, title in DRAFTED.items():
+            ways.append(Way(Entry(f"{name}, {title}", drafter, setting_of(way, arguments.tree_budget)), way, name))
     ways = [each for each in ways if each.way in arguments.only]
     if "compiled" in arguments.rounds:
         ways += [

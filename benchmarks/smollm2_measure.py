@@ -23,7 +23,7 @@ from hf_pardraft.evaluation.measurement import (
 )
 from hf_pardraft.evaluation.rows import acceptance_length, differences_between, drafting_figures
 from hf_pardraft.evaluation.runner import weigh
-from smollm2_cases import Models, Way
+from smollm2_cases import SCHEDULED, Models, Way
 
 # What a call looks up by default.
 LOOKED_UP = 2
@@ -115,7 +115,7 @@ def timed(
     with kept_random_state(target.device):
         for way in everyone:
             warm_up(target, way.entry, batches, condition)
-            if way.compiled or way.way == "auto":
+            if way.compiled or way.way in SCHEDULED:
                 # Shapes are compiled, and costs are learned, where they come up: in a turn that does not count.
                 for index, batch in enumerate(batches):
                     run(target, way.entry, batch, condition.on_batch(index))

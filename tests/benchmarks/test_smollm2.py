@@ -11,6 +11,7 @@ import smollm2
 from hf_pardraft.evaluation.entries import plain_entry, prompt_lookup_entry
 from hf_pardraft.evaluation.measurement import Condition, Measured, in_batches, run, watch
 from in_process import pardraft, run_main
+from smollm2_cases import DRAFTED
 from smollm2_measure import looked_up
 from smollm2_page import BEGIN, END, best_ways, cells_of, renewed, tables_of
 from smollm2_plot import bars_of, save_plot
@@ -56,7 +57,7 @@ def test_counts_are_those_of_eval_and_are_kept(folders, tmp_path, monkeypatch):
     output = tmp_path / "result.json"
     result = measured(folders, output, "--tau", "--temperatures", "0", "1", "--tree-budget", "6")
     greedy = rows_of(result, benchmark="humaneval", temperature=0)
-    shapes = {f"{name}, {shape}" for name in DRAFTERS for shape in ("chain", "tree")}
+    shapes = {f"{name}, {shape}" for name in DRAFTERS for shape in ("chain", "tree", "tree with text")}
     assert {*greedy} == {"prompt lookup", *shapes}
     assert {*rows_of(result, benchmark="gsm8k", temperature=1)} == shapes
     # The drafter is the target itself, but for what comes after a mask.
@@ -82,7 +83,7 @@ def test_counts_are_those_of_eval_and_are_kept(folders, tmp_path, monkeypatch):
     (cell,) = [cell for cell in again["cells"] if (cell["benchmark"], cell["temperature"]) == ("gsm8k", 0)]
     assert len(cell["commands"]) == 2
     assert len(cell["rows"]) == len(greedy)
-    assert [way.entry.name for way in asked] == ["DART, chain", "DART, tree"]
+    assert [way.entry.name for way in asked] == ["DART, chain", "DART, tree", "DART, tree with text"]
 
 
 def test_speeds_are_on_the_page_and_in_the_plot(folders, tmp_path):
@@ -92,7 +93,7 @@ def test_speeds_are_on_the_page_and_in_the_plot(folders, tmp_path):
     words += ["--names", "DFlash", "DART", "--benchmarks", "gsm8k"]
     result = measured(folders, output, "--speed", *words)
     rows = rows_of(result, benchmark="gsm8k", batch_size=1)
-    ways = {f"{name}, {way}" for name in ("DFlash", "DART") for way in ("chain", "tree", "auto")}
+    ways = {f"{name}, {way}" for name in ("DFlash", "DART") for way in DRAFTED.values()}
     assert {*rows} == {"plain", "prompt lookup", "DFlash, stock DFlash loop"} | ways
     assert {*rows_of(result, benchmark="gsm8k", batch_size=2)} == {"plain"} | ways
     for row in rows.values():
