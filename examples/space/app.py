@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_pardraft
 from hf_pardraft.demo.family import SHIPPED_FAMILY
+from hf_pardraft.user_input.models import context_length
 from watching import Written, watch
 
 WAYS = {"with a drafter": "#2ea043", "plain": "#8b949e"}
@@ -20,6 +21,8 @@ EXAMPLES = {
         "class Queue:\n    def put(self, item):\n",
     ],
 }
+EXACT = (torch.float32, torch.float64)
+NEAR_TIES = "In {} a near tie may fall either way: the texts then part, and are equally likely."
 
 WARM_UP = 48
 
@@ -43,6 +46,7 @@ class SideBySide:
         self.target = AutoModelForCausalLM.from_pretrained(target, **loading)
         self.drafter = hf_pardraft.AutoDrafter.from_pretrained(drafter, **loading)
         self.drafter.check_target(self.target)
+        self.precision = "" if self.target.dtype in EXACT else NEAR_TIES.format(str(self.target.dtype).split(".")[1])
         # The first rounds of a process find out what a round takes here. They are not the user's.
         self.examples = EXAMPLES[bool(self.tokenizer.chat_template)]
         for _ in self.write(self.examples[0], WARM_UP, 0, 0, False, False):
@@ -64,10 +68,11 @@ class SideBySide:
         With `always` each round drafts as much as the drafter can, and otherwise as much as pays.
         """
         if not message.strip():
-            raise gr.Error("Write something first.")
+            raise refusal("Write something first.")
         input_ids = self.encode(message)
         sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-        settings = {"max_new_tokens": int(max_new_tokens), "seed": int(seed), **sampling}
+        # A field that is left empty has no number.
+        settings = {"max_new_tokens": self.room(input_ids, int(max_new_tokens)), "seed": seed or 0, **sampling}
         drafted, plain = Written(), Written()
         full = {"num_assistant_tokens": self.drafter.draft_depth} if always else {}
         try:
@@ -76,7 +81,20 @@ class SideBySide:
             for plain in watch(self.target, self.tokenizer, input_ids, **settings):
                 yield page_values(drafted, plain, marks)
         except ValueError as error:
-            raise gr.Error(str(error)) from error
+            raise refusal(str(error)) from error
+
+    def room(self, input_ids: torch.LongTensor, most: int) -> int:
+        """How many tokens to write after these, `most` at most: the target knows no positions after its context."""
+        context, length = context_length(self.target.config), input_ids.shape[1]
+        room = most if context is None else min(most, context - length)
+        if room < 1:
+            raise refusal(f"The prompt has {length} tokens, and the target's context is {context}: shorten it.")
+        return room
+
+
+def refusal(why: str) -> gr.Error:
+    """What the page tells its user, and nobody else: it is no failure of the program."""
+    return gr.Error(why, print_exception=False)
 
 
 def page_values(drafted: Written, plain: Written, marks: bool) -> list:
@@ -90,13 +108,14 @@ def build(models: SideBySide) -> gr.Blocks:
     """The page."""
     with gr.Blocks(title="Plain and drafted") as page:
         gr.Markdown(
-            "# The same text, sooner\nEach coloured stretch is what one draft and one forward of the target added."
+            "# The same text, sooner\nEach coloured stretch is what one draft and one forward of the target added. "
+            + models.precision
         )
         message = gr.Textbox(label="Prompt", lines=3, value=models.examples[0])
         with gr.Row(equal_height=True):
             length = gr.Slider(8, 512, value=128, step=8, label="Tokens", info="at most")
             temperature = gr.Slider(0, 1.5, value=0, step=0.1, label="Temperature", info="0: greedy")
-            seed = gr.Number(0, label="Seed", precision=0, info="of what is drawn")
+            seed = gr.Number(0, label="Seed", info="of what is drawn", precision=0, minimum=0, maximum=2**32)
             marks = gr.Checkbox(True, label="Colour accepted runs")
             always = gr.Checkbox(False, label="Draft in every round", info="otherwise where it pays")
         with gr.Row():
@@ -111,7 +130,14 @@ def build(models: SideBySide) -> gr.Blocks:
         plot = gr.LinePlot(**axes, color_map=WAYS, title="Tokens over time", height=280)
         gr.Examples(models.examples, message)
         inputs = [message, length, temperature, seed, marks, always]
-        running = gr.on([start.click, message.submit], models.write, inputs, [*texts, plot], show_progress="hidden")
+        running = gr.on(
+            [start.click, message.submit],
+            models.write,
+            inputs,
+            [*texts, plot],
+            show_progress="minimal",
+            show_progress_on=plot,
+        )
         stop.click(None, cancels=[running])
     return page
 

@@ -31,10 +31,12 @@ class Written:
     Attributes:
         pieces: the text of each run, what one forward of the target added.
         timing: when each arrived.
+        num_drafted: how many runs had a draft; `None` until that is known.
     """
 
     pieces: list[str] = field(default_factory=list)
     timing: Timing = field(default_factory=lambda: Timing([], []))
+    num_drafted: int | None = None
 
     def html(self, marks: bool) -> str:
         """The text for a page, each run in a shade of its own if `marks`."""
@@ -46,7 +48,10 @@ class Written:
 
     def told(self) -> str:
         """How it went so far."""
-        return summary(self.timing, None) if self.pieces else ""
+        if not self.pieces:
+            return ""
+        drafted = "" if self.num_drafted is None else f", drafts in {self.num_drafted} of {len(self.timing.sizes)} runs"
+        return summary(self.timing, None) + drafted
 
     def points(self, way: str) -> dict[str, list[Any]]:
         """Columns of a plot of tokens over time."""
@@ -115,4 +120,5 @@ def looks(
         written.timing.times = recorder.times[: len(written.timing.sizes)]
         if is_over and drafter is not None:
             written.timing.tau = drafter.last_stats.tau
+            written.num_drafted = sum(drafted > 0 for drafted in drafter.last_stats.drafted_per_round)
         yield written

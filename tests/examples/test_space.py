@@ -49,8 +49,11 @@ def test_both_ways_show_what_generate_writes(watching, models, temperature):
     assert max(drafted.timing.sizes) > 1
     assert drafted.points("x")["tokens"][-1] == len(expected)
     assert len(set(map(len, drafted.points("x").values()))) == 1
+    num_drafted = sum(map(bool, drafter.last_stats.drafted_per_round))
+    assert drafted.told().endswith(f"drafts in {num_drafted} of {len(drafted.timing.sizes)} runs")
     assert "tau" in drafted.told()
     assert "tau" not in plain.told()
+    assert "drafts" not in plain.told()
 
 
 def test_closing_the_page_stops_the_text(watching, models, monkeypatch):
@@ -110,5 +113,21 @@ def test_the_page_streams_both_texts(watching, tiny_family):
     assert "tokens/s" in told
     assert set(points["way"]) == set(app.WAYS)
     assert app.build(models).fns
-    with pytest.raises(app.gr.Error, match="Write something"):
+    assert models.precision == ""
+    # An empty field for the seed.
+    assert list(models.write("def f(", 8, 0.9, None, True, False))
+
+
+def test_the_page_tells_its_user_and_not_its_log_what_is_wrong_with_a_prompt(watching, tiny_family):
+    pytest.importorskip("gradio")
+    app = importlib.import_module("app")
+    models = app.SideBySide(str(tiny_family / "target"), str(tiny_family / "pard"), "bfloat16")
+    with pytest.raises(app.gr.Error, match="Write something") as refused:
         next(models.write("  ", NEW, 0, 0, True, False))
+    assert not refused.value.print_exception
+    context = models.target.config.max_position_embeddings
+    with pytest.raises(app.gr.Error, match=f"target's context is {context}: shorten") as refused:
+        next(models.write("x = 1\n" * context, NEW, 0, 0, True, False))
+    assert not refused.value.print_exception
+    assert models.room(torch.zeros(1, context - 3), NEW) == 3
+    assert models.precision.startswith("In bfloat16 a near tie")

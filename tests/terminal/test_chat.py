@@ -1,5 +1,6 @@
 """`pardraft chat`: plain generate's text, nothing read twice; Ctrl-C stops an answer; no text steers the terminal."""
 
+import copy
 import io
 import os
 import pty
@@ -205,6 +206,22 @@ def test_commands(family):
     assert session.conversation.messages == [{"role": "system", "content": "Be brief."}]
     # After /runs each run of the answer stands between bars, and the last one was shown again.
     assert text.count("|") >= 2 * 2
+
+
+@pytest.mark.parametrize(("prompt_end", "num_warnings"), [("<assistant>", 0), ("<answer>", 1)])
+def test_a_chat_mode_is_judged_by_the_prompt_and_not_by_the_answer_that_plain_generate_began(
+    family, tiny_family, prompt_end, num_warnings, recwarn
+):
+    tokenizer, target, _ = family
+    drafter = AutoDrafter.from_pretrained(tiny_family / "pard")
+    drafter.note_target(target, tokenizer, {})
+    used = copy.deepcopy(tokenizer)
+    used.chat_template = TEMPLATE.replace("<assistant>", prompt_end)
+    session = session_of((used, target, drafter), ["one"])
+    session.run()
+    # Or the answer was over by then.
+    assert num_warnings or session.last.timing.num_plain_runs < len(session.last.runs)
+    assert sum("ends otherwise" in str(warning.message) for warning in recwarn) == num_warnings
 
 
 def test_a_message_may_have_several_lines(family):

@@ -198,6 +198,14 @@ def warn_if_other_text(
             )
 
 
+def warn_by_this_prompt(
+    drafter: PreTrainedModel, input_ids: torch.LongTensor, tokenizer: PreTrainedTokenizerBase | None = None
+) -> None:
+    """[`warn_if_other_text`] of a prompt; not of how later ones end, which go on from an answer that was begun without drafts."""
+    warn_if_other_text(drafter, input_ids, tokenizer)
+    _warned[drafter].add("prompt")
+
+
 def text_differences(
     trained_hash: str | None,
     chats: dict[str, Any] | None,

@@ -18,6 +18,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from ..models.base import ParallelDrafter
+from ..pairing.remembered import warn_by_this_prompt
 from ..user_input.models import context_length
 from .pace import PlainPace, Timing
 from .sampling import Sampling
@@ -173,6 +174,7 @@ class Writer:
         try:
             with self.stop.set_by_ctrl_c():
                 if self._needs_pace(len(ids)) and room > self.PLAIN_TOKENS:
+                    warn_by_this_prompt(self.drafter, torch.tensor([ids]), self.tokenizer)
                     cache = self._write(ids, cache, recorder, self.PLAIN_TOKENS, None)
                     num_plain = len(recorder.runs)
                     self.pace = PlainPace.of_steps(recorder.times, len(ids)) or self.pace
