@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, ProcessorMixin
 
 from hf_pardraft import AutoDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
-from hf_pardraft.pairing.remembered import tokenizer_hash
+from hf_pardraft.pairing.remembered import tokenizer_hash, warn_by_this_prompt
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
@@ -111,6 +111,16 @@ def test_a_prompt_without_a_chat_template_is_another_mode(target, tokenizer):
     drafter.note_target(target, tokenizer, {})
     (found,) = warnings_of(target, drafter, random_prompt(3))
     assert "no chat template" in found
+
+
+def test_a_call_that_goes_on_with_an_answer_is_judged_by_its_prompt(target, tokenizer):
+    drafter, other = tiny_drafter("dflash", target), tiny_drafter("dflash", target)
+    for each in (drafter, other):
+        each.note_target(target, tokenizer, {})
+    warn_by_this_prompt(drafter, prompt_of(tokenizer))
+    assert warnings_of(target, drafter, random_prompt(3)) == []
+    with pytest.warns(UserWarning, match="ends otherwise"):
+        warn_by_this_prompt(other, random_prompt(3))
 
 
 def test_every_row_of_a_batch_is_looked_at(target, tokenizer):

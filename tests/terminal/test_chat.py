@@ -1,6 +1,5 @@
 """`pardraft chat`: plain generate's text, nothing read twice; Ctrl-C stops an answer; no text steers the terminal."""
 
-import copy
 import io
 import os
 import pty
@@ -208,20 +207,14 @@ def test_commands(family):
     assert text.count("|") >= 2 * 2
 
 
-@pytest.mark.parametrize(("prompt_end", "num_warnings"), [("<assistant>", 0), ("<answer>", 1)])
-def test_a_chat_mode_is_judged_by_the_prompt_and_not_by_the_answer_that_plain_generate_began(
-    family, tiny_family, prompt_end, num_warnings, recwarn
-):
+def test_a_chat_mode_is_not_judged_by_the_answer_that_plain_generate_began(family, tiny_family, recwarn):
     tokenizer, target, _ = family
     drafter = AutoDrafter.from_pretrained(tiny_family / "pard")
     drafter.note_target(target, tokenizer, {})
-    used = copy.deepcopy(tokenizer)
-    used.chat_template = TEMPLATE.replace("<assistant>", prompt_end)
-    session = session_of((used, target, drafter), ["one"])
+    session = session_of((tokenizer, target, drafter), ["one"])
     session.run()
-    # Or the answer was over by then.
-    assert num_warnings or session.last.timing.num_plain_runs < len(session.last.runs)
-    assert sum("ends otherwise" in str(warning.message) for warning in recwarn) == num_warnings
+    assert 0 < session.last.timing.num_plain_runs < len(session.last.runs)
+    assert not [warning for warning in recwarn if "was not trained" in str(warning.message)]
 
 
 def test_a_message_may_have_several_lines(family):
