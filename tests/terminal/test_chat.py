@@ -1,5 +1,6 @@
 """`pardraft chat`: plain generate's text, nothing read twice; Ctrl-C stops an answer; no text steers the terminal."""
 
+import copy
 import io
 import os
 import pty
@@ -208,7 +209,8 @@ def test_commands(family):
 
 
 def test_a_chat_mode_is_not_judged_by_the_answer_that_plain_generate_began(family, tiny_family, recwarn):
-    tokenizer, target, _ = family
+    tokenizer, target = copy.deepcopy(family[0]), family[1]
+    tokenizer.chat_template = TEMPLATE.replace("<assistant>", "{% if add_generation_prompt %}<assistant>{% endif %}")
     drafter = AutoDrafter.from_pretrained(tiny_family / "pard")
     drafter.note_target(target, tokenizer, {})
     session = session_of((tokenizer, target, drafter), ["one"])
