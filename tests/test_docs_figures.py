@@ -307,3 +307,14 @@ def test_smollm2():
     result = json.loads(file.read_text()) if file.exists() else {"cells": []}
     page = (ROOT / "docs" / "smollm2.md").read_text(encoding="utf-8")
     assert renewed(page, result) == page
+
+
+def test_smollm2_training():
+    runs = {run["name"]: run for run in results("smollm2_training")["runs"]}
+    shown = table_of("smollm2.md", "", "steps")
+    assert {*shown} == {*KINDS}
+    for name, cells in shown.items():
+        run, evaluation = runs[name], runs[name]["evaluation"]
+        right = [round(100 * evaluation[f"accuracy_{place}"]) for place in (1, 2, 3)]
+        facts = [run["steps"], round(run["epochs"], 1), round(run["seconds"] / 60), round(evaluation["loss"], 2)]
+        assert numbers(cells) == [*facts, *right, round(evaluation["expected_tau"], 2)]
