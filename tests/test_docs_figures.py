@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from smollm2_page import renewed
+from smollm2_page import average, cells_of, figures, renewed, rows_named, speedups
 
 ROOT = Path(__file__).parent.parent
 KINDS = ("PARD", "DFlash", "DFlare", "DART")
@@ -318,3 +318,14 @@ def test_smollm2_training():
         right = [round(100 * evaluation[f"accuracy_{place}"]) for place in (1, 2, 3)]
         facts = [run["steps"], round(run["epochs"], 1), round(run["seconds"] / 60), round(evaluation["loss"], 2)]
         assert numbers(cells) == [*facts, *right, round(evaluation["expected_tau"], 2)]
+
+
+def test_smollm2_on_the_readme():
+    cells = cells_of(results("smollm2"), "speed", dtype="bfloat16", temperature=0.0, batch_size=1)
+    named = rows_named(cells)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for label, way in (("as it comes", "auto"), ("with a branch from the text", "auto with text")):
+        rows = [named[f"{kind}, {way}"] for kind in KINDS]
+        shown = (f"{average(speedups(cells, row)):.2f}x ({average(figures(row, 'tau')):.2f})" for row in rows)
+        assert f"| {label} | {' | '.join(shown)} |" in text
+    assert f"prompt lookup: {average(speedups(cells, named['prompt lookup'])):.2f}x)" in text
