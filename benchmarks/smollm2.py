@@ -1,17 +1,17 @@
 """SmolLM2-135M-Instruct and its drafters on the papers' benchmarks: tau, speed, acceptance by position, and the text.
 
     S="benchmarks/smollm2.py --target SMOLLM2 --drafters drafters --data DATA"
-    python $S --tau --dtypes bfloat16                                                                        # 13 minutes
-    python $S --tau --dtypes bfloat16 --benchmarks humaneval --limit 8 --batch-sizes 1 --only chain          # 5
-    python $S --tau --dtypes bfloat16 --benchmarks humaneval gsm8k mt_bench --limit 2 --temperatures 1       # 5
-    python $S --speed --dtypes bfloat16 --rounds eager --max-new-tokens 128                                  # 7
-    python $S --speed --dtypes bfloat16 --only auto --rounds compiled --names DFlare --max-new-tokens 128    # 6
-    python $S --speed --dtypes float32 --benchmarks humaneval --rounds eager --max-new-tokens 128            # 2
-    python $S --speed --dtypes bfloat16 --benchmarks humaneval --batch-sizes 4 --limit 4 --rounds eager --max-new-tokens 128  # 2
+    python $S --tau --dtypes bfloat16 --max-new-tokens 128                                                   # 14 minutes
+    python $S --tau --dtypes bfloat16 --benchmarks humaneval --limit 8 --batch-sizes 1 --only chain          # 4
+    SPEED="--speed --rounds eager --max-new-tokens 128"
+    python $S $SPEED --dtypes bfloat16 --only prompt_lookup stock_dflash chain auto auto_text                # 10
+    python $S $SPEED --dtypes bfloat16 --benchmarks humaneval gsm8k --temperatures 1 --only chain auto auto_text             # 3
+    python $S $SPEED --dtypes float32 --benchmarks humaneval gsm8k --only prompt_lookup auto auto_text       # 3
+    python $S $SPEED --dtypes bfloat16 --benchmarks humaneval --batch-sizes 4 --limit 4 --only chain auto    # 2
     python benchmarks/smollm2.py --page --plot docs/images/smollm2.png
 
-The minutes are reckoned for one core with bfloat16 in hardware, from the time of a forward and a tau of 2.5 to 3; float32 takes
-twice as long. Compiling takes most of the fifth. The page says what was measured, and how long it took.
+The minutes are those that the commands took on one core with bfloat16 in hardware. Without `--rounds eager` compiled rounds are
+measured, too; compiling a shape takes up to a minute.
 
 The first turns of HumanEval, MBPP, GSM8K (test), MATH-500, MT-Bench and Spec-Bench's prompts, `--limit` of each, taken from all
 over it, with the chat template; from the files of `--data`, or from the Hub. Up to 256 new tokens.

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hf_pardraft import AutoDrafter
+from hf_pardraft.checkpoints.saving import write_code
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = sorted((ROOT / "drafters").glob("SmolLM2-135M-Instruct-*"))
@@ -21,7 +22,7 @@ def test_all_kinds_are_there_and_small():
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_each_is_loaded_as_it_was_measured(folder):
+def test_each_is_loaded_as_it_was_measured(folder, tmp_path):
     drafter = AutoDrafter.from_pretrained(folder)
     kind = folder.name.rpartition("-")[2]
     assert drafter.config.drafter_kind == kind.lower()
@@ -38,3 +39,10 @@ def test_each_is_loaded_as_it_was_measured(folder):
     assert "Not recorded" not in card
     assert "| plain |" in card
     assert json.loads((folder / "config.json").read_text())["auto_map"]
+    # The code that travels with it is the package's, file by file.
+    write_code(drafter, tmp_path)
+    own, expected = (
+        {path.relative_to(top): path.read_text(encoding="utf-8") for path in top.rglob("*.py")}
+        for top in (folder, tmp_path)
+    )
+    assert own == expected

@@ -226,6 +226,10 @@ def test_logits_of_chosen_tokens_are_the_targets_own(name):
     tokens = torch.tensor([7, 3, 41])
     torch.testing.assert_close(reading.logits(samples, places, tokens), found[:, tokens], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(target_head(target)(stored, tokens), found[:, tokens], rtol=1e-5, atol=1e-5)
+    # Looked for once: what is known of a head, each step uses.
+    again = read_target(target, [] if name == "nested" else [0, 2], ids, mask, with_states=True)
+    assert again.head is reading.head is target_head(target)
+    assert reading.logits(samples[:0], places[:0], tokens).shape == (0, 3)
     # Asking for them leaves the target as it was.
     torch.testing.assert_close(target(ids, attention_mask=mask).logits, logits, rtol=0, atol=0)
 

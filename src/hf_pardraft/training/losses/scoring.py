@@ -171,46 +171,34 @@ def position_by_position(
 ) -> torch.Tensor:
     """`score(logits, *constants)`, whose value at a position depends on that position alone; all `(positions, ...)`.
 
-    Of all that leads from logits to values and back, a CPU's caches hold what a few positions need, and memory is slow.
+    Of all that leads from logits to values and slopes, a CPU's caches hold what a few positions need, and memory is slow. Nothing
+    but the slopes is kept for the backward pass.
     """
-    at_once = max(CACHED_LOGITS // max(logits.shape[-1], 1), 1) if logits.device.type == "cpu" else len(logits)
-    return PositionByPosition.apply(logits, score, at_once, *constants)
+    learns = torch.is_grad_enabled() and logits.requires_grad
+    constant_logits, found = logits.detach(), []
+    slopes = torch.empty_like(constant_logits) if learns else None
+    for few in slices(len(logits), cached_rows(logits)):
+        leaf = constant_logits[few].requires_grad_(learns)
+        # What is computed within is no business of a checkpoint around it.
+        with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            values = score(leaf, *(tensor[few] for tensor in constants))
+            if learns:
+                (slopes[few],) = torch.autograd.grad(values.sum(), leaf)
+        found.append(values.detach())
+    values = torch.cat(found)
+    return WithSlopes.apply(logits, values, slopes) if learns else values
 
 
-class PositionByPosition(torch.autograd.Function):
-    """See [`position_by_position`]; nothing but the values' gradient by the logits is kept for the backward pass."""
-
-    @staticmethod
-    def forward(ctx, logits: torch.Tensor, score: Callable, at_once: int, *constants: torch.Tensor) -> torch.Tensor:
-        learns = ctx.needs_input_grad[0]
-        slopes, found = torch.empty_like(logits) if learns else None, []
-        for few in slices(len(logits), at_once):
-            leaf = logits[few].detach().requires_grad_(learns)
-            # What is computed within is no business of a checkpoint around it.
-            with torch.set_grad_enabled(learns), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-                values = score(leaf, *(tensor[few] for tensor in constants))
-                if learns:
-                    (slopes[few],) = torch.autograd.grad(values.sum(), leaf)
-            found.append(values.detach())
-        ctx.save_for_backward(slopes)
-        ctx.at_once = at_once
-        return torch.cat(found)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (slopes,) = ctx.saved_tensors
-        by_logits = torch.empty_like(slopes)
-        for few in slices(len(slopes), ctx.at_once):
-            by_logits[few] = slopes[few] * gradient[few, None]
-        return by_logits, *(None for _ in ctx.needs_input_grad[1:])
+def cached_rows(rows: torch.Tensor) -> int:
+    """How many of `(positions, columns)` to work on at a time: what a CPU's caches hold, and all of them elsewhere."""
+    return max(CACHED_LOGITS // max(rows.shape[-1], 1), 1) if rows.device.type == "cpu" else len(rows)
 
 
 class WithSlopes(torch.autograd.Function):
-    """Values of positions, `(positions,)`, as a function of their states with a known gradient, `slopes (positions, hidden)`."""
+    """Values `(positions,)` as a function of `inputs` with a known gradient, `slopes`, both `(positions, size)`."""
 
     @staticmethod
-    def forward(ctx, states: torch.Tensor, values: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, inputs: torch.Tensor, values: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(slopes)
         return values.clone()
 
@@ -218,7 +206,10 @@ class WithSlopes(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (slopes,) = ctx.saved_tensors
-        return (gradient[:, None] * slopes).to(slopes.dtype), None, None
+        by_inputs = torch.empty_like(slopes)
+        for few in slices(len(slopes), cached_rows(slopes)):
+            by_inputs[few] = gradient[few, None] * slopes[few]
+        return by_inputs, None, None
 
 
 def _joined(chunks: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -76,15 +76,16 @@ class TargetHead:
         Returns:
             `(positions, vocab)`, or `(positions, columns)`.
         """
-        if token_ids is None:
-            return self._logits(states)
         head = self._target().get_output_embeddings()
-        if self._by_rows is None:
-            self._by_rows = len(states) > 0 and self._acts_by_rows(head, states[:1], token_ids)
-        if self._by_rows and has_plain_rows(head):
+        if token_ids is not None and self._by_rows is None and len(states):
+            self._by_rows = self._acts_by_rows(head, states[:1], token_ids)
+        if token_ids is not None and self._by_rows and has_plain_rows(head):
             return self._logits_of_rows(head, states, token_ids)
-        logits = self._logits(states)
-        return logits[:, token_ids.to(logits.device)]
+        return chosen_columns(self._logits(states), token_ids)
+
+    def is_of(self, seen: SeenBase) -> bool:
+        """Whether it was made of this base model."""
+        return self._base() is seen.module
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
         target, base = self._target(), self._base()
@@ -102,13 +103,17 @@ class TargetHead:
         """Whether some rows of the head give these tokens' logits: some architectures add or mix columns afterwards."""
         if head is None or not has_plain_rows(head):
             return False
-        wanted = self._logits(states)
+        wanted = chosen_columns(self._logits(states), token_ids)
         try:
             found = self._logits_of_rows(head, states, token_ids)
         except RuntimeError:
             return False
-        wanted = wanted[:, token_ids.to(wanted.device)]
         return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-2, atol=1e-2)
+
+
+def chosen_columns(logits: torch.Tensor, token_ids: torch.LongTensor | None) -> torch.Tensor:
+    """Of logits, `(positions, vocab)`, those of some tokens, or all of them."""
+    return logits if token_ids is None else logits[:, token_ids.to(logits.device)]
 
 
 @contextmanager
@@ -129,17 +134,24 @@ _heads: "weakref.WeakKeyDictionary[PreTrainedModel, TargetHead]" = weakref.WeakK
 
 
 @torch.no_grad()
-def target_head(target: PreTrainedModel) -> TargetHead:
-    """The head of a target that has not been seen at work: a forward of one token, once, shows its base model.
+def target_head(target: PreTrainedModel, seen: SeenBase | None = None) -> TargetHead:
+    """The head of a target, made once.
+
+    Args:
+        target: a causal LM.
+        seen: its base model; where it was not seen at work, a forward of one token shows it, once.
 
     Raises:
         ValueError: if it is not divided into a base model and a head.
     """
-    if target not in _heads:
+    known = _heads.get(target)
+    if known is not None and (seen is None or known.is_of(seen)):
+        return known
+    if seen is None:
         ids = torch.zeros(1, 1, dtype=torch.long, device=target.get_input_embeddings().weight.device)
         with watching_base(target) as seen:
             target(input_ids=ids, use_cache=False, return_dict=True)
-        if seen.module is None:
-            raise ValueError(f"{type(target).__name__} has no base model whose states its head could be given")
-        _heads[target] = TargetHead(target, seen)
+    if seen.module is None:
+        raise ValueError(f"{type(target).__name__} has no base model whose states its head could be given")
+    _heads[target] = TargetHead(target, seen)
     return _heads[target]

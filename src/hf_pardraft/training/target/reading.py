@@ -14,7 +14,7 @@ from ..data.documents import PADDING, document_starts, positions_in_documents
 from ..layouts import layout_of
 from ..layouts.attention import compute_dtype
 from ..layouts.masks import document_mask
-from .head import TargetHead, target_head, watching_base
+from .head import chosen_columns, target_head, watching_base
 
 # What a batch calls the stored states of its texts.
 STATES = "target_states"
@@ -100,7 +100,7 @@ def read_target(
     if seen.module is None:
         # A target that is not divided into a base model and a head: its logits have to be whole.
         return TargetReading(features, target(**arguments).logits, chosen_columns)
-    return TargetReading(features, seen.output.last_hidden_state, TargetHead(target, seen))
+    return TargetReading(features, seen.output.last_hidden_state, target_head(target, seen))
 
 
 def no_logits(target: PreTrainedModel) -> torch.LongTensor | int:
@@ -109,11 +109,6 @@ def no_logits(target: PreTrainedModel) -> torch.LongTensor | int:
     if not type(target).__module__.startswith("transformers."):
         return 1
     return torch.zeros(0, dtype=torch.long, device=target.get_input_embeddings().weight.device)
-
-
-def chosen_columns(logits: torch.Tensor, token_ids: torch.LongTensor | None = None) -> torch.Tensor:
-    """Of logits, `(positions, vocab)`, those of some tokens."""
-    return logits if token_ids is None else logits[:, token_ids.to(logits.device)]
 
 
 @torch.no_grad()
