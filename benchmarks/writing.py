@@ -88,12 +88,12 @@ def plain_texts(writer: LocalWriter, rewrites: list[Rewrite]) -> dict[int, list[
 def limit(target: PreTrainedModel, batch_size: int) -> float:
     """Tokens a second that the products of a step with the weights of linear layers allow, the best of ten steps."""
     # An earlier checkout has none.
-    from hf_pardraft.datagen.cpu_products import CpuProducts
+    from hf_pardraft.generation.packed_layers import packed_layers
 
     layers = [module for module in target.modules() if isinstance(module, torch.nn.Linear)]
     tokens = {layer.in_features: torch.randn(batch_size, layer.in_features, dtype=target.dtype) for layer in layers}
     times = []
-    with torch.no_grad(), CpuProducts(pack_weights=True):
+    with torch.no_grad(), packed_layers(target, wanted=True):
         for _ in range(11):
             started = time.process_time()
             for layer in layers:

@@ -22,7 +22,7 @@ ARROWS = {
     "ngram": {"checkpoints", "models", "pairing", "user_input"},
     "generation": {"checkpoints", "models", "ngram", "pairing"},
     "training": {"checkpoints", "models", "pairing", "user_input"},
-    "datagen": {"checkpoints", "generation.packed_weights", "generation.rope", "models", "training.data", "user_input"},
+    "datagen": {"checkpoints", "generation.packed_layers", "generation.rope", "models", "training.data", "user_input"},
     "making": {
         "checkpoints",
         "datagen.user_turns",

@@ -1,7 +1,7 @@
 """Answers that the target writes here, in batches that are filled up as texts come to their ends."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -16,13 +16,14 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
+from ..generation.packed_layers import packed_layers
 from ..training.data.chat import Conversation
 from ..training.data.formats import template_inputs
-from .cpu_products import CpuProducts
 from .draws import ItemDraws, Nucleus
 from .joined_cache import has_entries_per_token, may_have_gaps
 from .refilled_batch import EnoughEnded, Item, RefilledBatch
 from .rewriting import Answer, Rewrite, check_sampling
+from .step_attention import StepAttention
 
 # How many batches' rows are read ahead; those with the longest prompts are written first.
 BATCHES_AHEAD = 16
@@ -169,9 +170,11 @@ class LocalWriter:
             options["stopping_criteria"] = StoppingCriteriaList([enough])
         if cache is not None:
             options["past_key_values"] = cache
-        # Drafted rounds have ways of their own.
-        is_plain_on_cpu = device.type == "cpu" and self.drafter is None
-        with CpuProducts(self.pack_weights) if is_plain_on_cpu else nullcontext():
+        with ExitStack() as ways:
+            # Drafted rounds have ways of their own.
+            if self.drafter is None:
+                ways.enter_context(packed_layers(self.target, wanted=self.pack_weights))
+                ways.enter_context(StepAttention() if device.type == "cpu" else nullcontext())
             written = self.target.generate(
                 torch.tensor(padded, device=device),
                 attention_mask=torch.tensor(real, device=device),
@@ -209,6 +212,7 @@ class LocalWriter:
             # What is unset here is taken from the target's own configuration.
             repetition_penalty=1.0,
             no_repeat_ngram_size=0,
+            pack_weights=self.pack_weights,
         )
         if self.drafter is not None and self.temperature:
             unused = {"top_k": 0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}

@@ -15,6 +15,7 @@ from .choice import LikeliestToken, PlainDraw, RejectionSampling, choose_along_t
 from .inference_mode import mode_for
 from .noise import StepNoise
 from .outputs import ItemRead, OutputRecorder
+from .packed_layers import packed_layers
 from .processors import DraftColumns, ItemProcessors, is_prefix_free, process_everywhere
 from .prompt_lookup import MATCHING_NGRAM_SIZE, Match, PromptLookup, with_match
 from .rope import longest_text
@@ -103,9 +104,15 @@ class SpeculativeDecoding:
         self.items = list(range(batch))
         cache = model_kwargs["past_key_values"]
         self.mode = mode_for(target, generation_config, logits_processor, stopping_criteria, cache, candidates.drafter)
+        self.packing = packed_layers(target, candidates.drafter, wanted=self.settings.pack_weights)
 
     def run(self, input_ids: torch.LongTensor) -> Any:
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""
+        with self.packing:
+            return self._run(input_ids)
+
+    def _run(self, input_ids: torch.LongTensor) -> Any:
+        """See [`run`]."""
         with self.mode:
             self.prompt_length = input_ids.shape[1]
             self.sequences = TokenBuffer(input_ids)

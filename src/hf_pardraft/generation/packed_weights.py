@@ -87,6 +87,11 @@ def forget(parameters: Iterable[torch.nn.Parameter]) -> None:
             _packed.pop((id(parameter), transposed), None)
 
 
+def is_packed(parameter: torch.nn.Parameter, transposed: bool) -> bool:
+    """Whether there is a copy."""
+    return (id(parameter), transposed) in _packed
+
+
 def _pack(parameter: torch.nn.Parameter, transposed: bool) -> PackedWeight:
     matrix = parameter.detach()
     packed = torch.ops.mkldnn._reorder_linear_weight((matrix.t() if transposed else matrix).contiguous(), NUM_TOKENS)
@@ -116,7 +121,7 @@ def _factors(count: int) -> torch.LongTensor:
     return torch.randint(-(1 << 62), 1 << 62, (count,), generator=generator) * 2 + 1
 
 
-def _linear(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool) -> torch.Tensor:
+def multiply(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool) -> torch.Tensor:
     """`(tokens, out)`, from `(tokens, in)` and a weight of `(out, in)`, or of `(in, out)` if `transposed`."""
     if not isinstance(weight, torch.nn.Parameter):
         # It may be another one each time.
@@ -127,7 +132,7 @@ def _linear(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return torch.ops.mkldnn._linear_pointwise(tokens, known.weight, bias, "none", [], "")
 
 
-_library.impl("linear", _linear, "CPU")
+_library.impl("linear", multiply, "CPU")
 
 
 @torch.library.register_fake("hf_pardraft::linear", lib=_library)
@@ -135,4 +140,5 @@ def _(tokens, weight, bias, transposed):
     return tokens.new_empty(tokens.shape[0], weight.shape[1 if transposed else 0])
 
 
+# The same for graphs.
 linear = torch.ops.hf_pardraft.linear.default

@@ -74,7 +74,7 @@ class DraftSettings:
             too, and keep each with the odds of the target's law to the drafter's; chains only.
         time_rounds: whether to measure the seconds that each part of a round takes.
         record_drafts: whether to keep all that is proposed, for `drafter.last_stats`.
-        pack_weights: whether compiled rounds on a CPU multiply by a packed copy of each weight, which takes as much memory again.
+        pack_weights: whether rounds on a CPU multiply by a packed copy of each weight, which takes as much memory again.
         use_target_features: whether a drafter that can do both reads the target's hidden states; by default it does.
     """
 

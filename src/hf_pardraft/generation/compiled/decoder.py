@@ -45,8 +45,8 @@ class CompiledDecoding(SpeculativeDecoding):
         self.target, self.drafter = target, self.candidates.drafter
         # What the host would look up, the device would wait for.
         self.lookup = None
-        # What is compiled is guarded by the mode that it was compiled in.
-        self.mode = nullcontext()
+        # What is compiled is guarded by the mode and the layers that it was compiled with.
+        self.mode = self.packing = nullcontext()
         self.packs = packs_weights(target.device, self.settings)
         self.compiler = Compiler(target, compile_config, self.packs)
         self.full_depth = self.schedule.deepest

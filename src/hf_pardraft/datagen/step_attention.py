@@ -1,46 +1,22 @@
-"""The products of a batch's steps on a CPU: by packed weights, and with keys that stand side by side."""
+"""A step's attention on a CPU, for keys that stand side by side."""
 
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..generation.packed_weights import can_pack
-from ..generation.packed_weights import linear as by_packed_weight
 from ..models.masks import additive
 
-linear = torch.nn.functional.linear
 attention = torch.nn.functional.scaled_dot_product_attention
 # Queries per head of keys, up to which two products and a softmax take less time than the kernel that does all at once.
 FEW_QUERIES = 16
 
 
-class CpuProducts(TorchFunctionMode):
-    """While it is entered, linear layers and one-token attention take the way that is fastest on a CPU; no model is changed.
-
-    Args:
-        pack_weights: whether linear layers multiply by packed copies of their weights, which take as much memory again.
-    """
-
-    def __init__(self, pack_weights: bool) -> None:
-        super().__init__()
-        self.pack_weights = pack_weights
+class StepAttention(TorchFunctionMode):
+    """While it is entered, one-token attention takes the way that is fastest on a CPU; no model is changed."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        if func is linear and self.pack_weights:
-            return packed_linear(*args, **kwargs)
-        if func is attention:
-            return step_attention(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-def packed_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`torch.nn.functional.linear`, by a packed weight where it can be packed."""
-    if type(weight) is not torch.nn.Parameter or input.dtype != weight.dtype or not can_pack(weight):
-        return linear(input, weight, bias)
-    tokens = input.reshape(-1, input.shape[-1])
-    return by_packed_weight(tokens, weight, bias, False).view(*input.shape[:-1], -1)
+        return (step_attention if func is attention else func)(*args, **(kwargs or {}))
 
 
 def step_attention(

@@ -1,0 +1,287 @@
+"""Uncompiled calls multiply by packed weights on a CPU, and nobody finds a model changed by it."""
+
+import gc
+import threading
+
+import pytest
+import torch
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LogitsProcessor, LogitsProcessorList
+
+from hf_pardraft.generation import packed_layers as module
+from hf_pardraft.generation import packed_weights
+from hf_pardraft.generation.packed_layers import PackedForward, packable_layers, packed_layers
+from hf_pardraft.generation.scheduling.schedule import Schedule
+from tiny_models import ragged_prompts, random_prompt, tiny_drafter, tiny_target
+
+KINDS = ("pard", "dflash", "dflare", "dart")
+
+
+@pytest.fixture(autouse=True)
+def small_weights_are_packed(monkeypatch):
+    monkeypatch.setattr(packed_weights, "FEWEST_ELEMENTS", 64)
+    packed_weights._packed.clear()
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The weights that were multiplied by, packed."""
+    weights = []
+
+    def noted(tokens, weight, bias, transposed):
+        weights.append(weight)
+        return packed_weights.multiply(tokens, weight, bias, transposed)
+
+    monkeypatch.setattr(module, "multiply", noted)
+    return weights
+
+
+def write(target, drafter=None, ids=None, **options):
+    config = GenerationConfig(**{"max_new_tokens": 12, "do_sample": False, "draft_schedule": "fixed", **options})
+    ids = random_prompt(6) if ids is None else ids
+    return target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=drafter, generation_config=config)
+
+
+def tiny_gpt2():
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=None, eos_token_id=None
+    )
+    return GPT2LMHeadModel(config).eval()
+
+
+@pytest.mark.parametrize("options", [{}, {"tree_budget": 8}, {"do_sample": True}], ids=["chain", "tree", "sampled"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_target_and_drafter_multiply_by_packed_weights_and_the_text_is_plains(products, kind, options):
+    target = tiny_target("llama")
+    drafter = tiny_drafter(kind, target)
+    torch.manual_seed(3)
+    expected = write(target, **{name: value for name, value in options.items() if name == "do_sample"})
+    assert not products
+    torch.manual_seed(3)
+    assert torch.equal(write(target, drafter, **options), expected)
+    packed = {id(weight) for weight in products}
+    for model in (target, drafter):
+        assert packed & {id(layer.weight) for layer in model.modules() if isinstance(layer, torch.nn.Linear)}
+
+
+def test_layers_that_hold_their_weights_the_other_way_round_are_packed_too(products):
+    target = tiny_gpt2()
+    drafter = tiny_drafter("pard", target)
+    assert torch.equal(write(target, drafter), write(target))
+    assert any(weight is target.transformer.h[0].mlp.c_fc.weight for weight in products)
+
+
+def test_a_call_that_is_left_to_plain_generate_multiplies_so_as_well(products, monkeypatch):
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dflash", target)
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch: True)
+    text = write(target, drafter, draft_schedule="auto")
+    assert products
+    assert not any("forward" in vars(layer) for layer in target.modules())
+    assert torch.equal(text, write(target))
+
+
+class Raising(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_afterwards_the_models_are_as_they_were(fails):
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dart", target)
+    layers = [layer for model in (target, drafter) for layer in packable_layers(model)]
+    before = [vars(layer).copy() for layer in layers]
+    if fails:
+        with pytest.raises(RuntimeError, match="no"):
+            target.generate(
+                random_prompt(4),
+                assistant_model=drafter,
+                max_new_tokens=4,
+                logits_processor=LogitsProcessorList([Raising()]),
+            )
+    else:
+        write(target, drafter)
+    assert layers
+    assert [vars(layer) for layer in layers] == before
+    target(random_prompt(4), labels=random_prompt(4)).loss.backward()
+    assert all(parameter.grad is not None for parameter in target.parameters())
+
+
+class Looking(LogitsProcessor):
+    """Does something with the target in the middle of a call."""
+
+    def __init__(self, look):
+        self.look = look
+
+    def __call__(self, input_ids, scores):
+        self.look()
+        return scores
+
+
+def test_meanwhile_the_target_can_be_trained_and_read_by_other_threads(products):
+    target = tiny_target("llama")
+    drafter, ids = tiny_drafter("pard", target), random_prompt(4)
+    gradients, by_others = [], []
+
+    def look():
+        with torch.inference_mode(False), torch.enable_grad():
+            target(ids, labels=ids).loss.backward()
+        gradients.append(target.lm_head.weight.grad is not None)
+        number = len(products)
+        thread = threading.Thread(target=torch.no_grad()(lambda: target(ids)))
+        thread.start()
+        thread.join()
+        by_others.append(len(products) - number)
+
+    processors = LogitsProcessorList([Looking(look)])
+    target.generate(ids, assistant_model=drafter, max_new_tokens=4, do_sample=False, logits_processor=processors)
+    assert all(gradients)
+    assert gradients
+    assert products
+    assert not any(by_others)
+
+
+def test_calls_in_several_threads_put_the_layers_back_when_the_last_one_ends():
+    target = tiny_target("llama")
+    layers = packable_layers(target)
+    outer, inner = packed_layers(target, wanted=True), packed_layers(target, wanted=True)
+    with outer:
+        with inner:
+            assert all(type(vars(layer)["forward"]) is PackedForward for layer in layers)
+        assert all(vars(layer)["forward"].num_calls == 1 for layer in layers)
+    assert not any("forward" in vars(layer) for layer in layers)
+    drafter, expected, texts = tiny_drafter("dflash", target), write(target), []
+    threads = [threading.Thread(target=lambda: texts.append(write(target, drafter))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(texts) == 4
+    assert all(torch.equal(text, expected) for text in texts)
+    assert not any("forward" in vars(layer) for layer in layers)
+
+
+def hooked_by_accelerate(layer):
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    add_hook_to_module(layer, AlignDevicesHook())
+
+
+def replaced(layer):
+    layer.forward = type(layer).forward.__get__(layer)
+
+
+def parametrised(layer):
+    torch.nn.utils.parametrizations.weight_norm(layer)
+
+
+def of_float64(layer):
+    layer.double()
+
+
+def quantised(layer):
+    class Quantised(torch.Tensor):
+        pass
+
+    layer._parameters["weight"] = layer.weight.data.as_subclass(Quantised)
+
+
+@pytest.mark.parametrize("change", [hooked_by_accelerate, replaced, parametrised, of_float64, quantised])
+def test_layers_that_somebody_has_changed_are_left_alone(change):
+    target = tiny_target("llama")
+    layer = target.model.layers[0].mlp.up_proj
+    assert layer in packable_layers(target)
+    change(layer)
+    assert layer not in packable_layers(target)
+
+
+def test_an_adapters_own_layers_are_packed_with_the_layers_that_it_adapts(products):
+    from peft import LoraConfig, get_peft_model
+
+    target = tiny_target("llama")
+    adapted = get_peft_model(target, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)).eval()
+    drafter = tiny_drafter("pard", target)
+    ids = random_prompt(6)
+    texts = [
+        adapted.generate(input_ids=ids, max_new_tokens=8, do_sample=False, **options)
+        for options in ({}, {"assistant_model": drafter})
+    ]
+    assert torch.equal(*texts)
+    assert any(weight is target.model.layers[0].self_attn.q_proj.base_layer.weight for weight in products)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_change_of_weights_between_calls_is_noticed(dtype):
+    target = tiny_target("llama").to(dtype)
+    drafter = tiny_drafter("dflash", target).to(dtype)
+    write(target, drafter)
+    with torch.no_grad():
+        # Not counted by torch.
+        for parameter in target.parameters():
+            parameter.data.copy_(parameter.data.flip(0))
+    changed = write(target, drafter)
+    packed_weights._packed.clear()
+    assert torch.equal(changed, write(target, drafter))
+
+
+def test_without_memory_for_the_copies_nothing_is_packed(products, monkeypatch):
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dart", target)
+    layers = [layer for model in (target, drafter) for layer in packable_layers(model)]
+    needed = sum({id(layer.weight): layer.weight.nbytes for layer in layers}.values())
+    monkeypatch.setattr(module, "free_memory", lambda: 2 * needed - 1)
+    write(target, drafter)
+    assert not products
+    assert not packed_weights._packed
+    monkeypatch.setattr(module, "free_memory", lambda: 2 * needed)
+    write(target, drafter)
+    assert products
+    # What there is needs no more room.
+    products.clear()
+    monkeypatch.setattr(module, "free_memory", lambda: needed)
+    write(target, drafter)
+    assert products
+
+
+def test_a_containers_limit_is_what_there_is_of_memory(monkeypatch, tmp_path):
+    most, used = tmp_path / "most", tmp_path / "used"
+    monkeypatch.setattr(module, "CONTAINER_FILES", (most, used))
+    free = module.free_memory()
+    assert free > 1 << 20
+    used.write_text("1000\n")
+    most.write_text("max\n")
+    assert module.free_memory() > 1 << 20
+    most.write_text("5000\n")
+    assert module.free_memory() == 4000
+
+
+def test_a_call_that_wants_no_copies_gives_their_memory_back(products):
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dart", target)
+    expected = write(target, drafter)
+    assert packed_weights._packed
+    products.clear()
+    assert torch.equal(write(target, drafter, pack_weights=False), expected)
+    assert not products
+    assert not packed_weights._packed
+
+
+def test_copies_go_with_their_models():
+    target = tiny_target("llama")
+    drafter = tiny_drafter("pard", target)
+    write(target, drafter)
+    assert packed_weights._packed
+    del target, drafter
+    gc.collect()
+    assert not packed_weights._packed
+
+
+def test_items_of_a_batch_go_their_own_ways(products):
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dflash", target)
+    ids, mask = ragged_prompts((5, 3, 7))
+    options = {"attention_mask": mask, "max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+    texts = [target.generate(ids, **options, **more) for more in ({}, {"assistant_model": drafter})]
+    assert torch.equal(*texts)
+    assert products
