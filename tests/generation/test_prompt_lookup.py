@@ -264,8 +264,36 @@ def test_chains_compiled_rounds_and_drafters_that_say_nothing_look_nothing_up(mo
     assert (lookup.num_tokens, lookup.size) == (3, 4)
 
 
-@pytest.mark.parametrize("name", ["prompt_lookup_num_tokens", "max_matching_ngram_size"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
+@pytest.mark.parametrize(
+    ("settings", "options", "expected"),
+    [
+        ({}, {}, 10),
+        ({"tree_budget": 8}, {}, 10),
+        ({"prompt_lookup_num_tokens": 0}, {}, None),
+        ({"prompt_lookup_num_tokens": 4}, {}, 4),
+        ({}, {"prompt_lookup_num_tokens": 0}, None),
+        # Equal work, or chains: nobody asked for a branch.
+        ({}, {"draft_schedule": "fixed"}, None),
+        ({}, {"tree_budget": 8}, None),
+        ({"tree_budget": 0}, {}, None),
+    ],
+)
+def test_the_schedule_may_look_up_the_text_where_it_may_choose_trees(monkeypatch, settings, options, expected):
+    target = tiny_target("llama")
+    drafter = tiny_drafter("pard", target)
+    for name, value in {"draft_schedule": "auto", **settings}.items():
+        setattr(drafter.generation_config, name, value)
+    lookups = lookups_of(monkeypatch, target, drafter, generation_config=GenerationConfig(**options))
+    assert [lookup and lookup.num_tokens for lookup in lookups] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("prompt_lookup_num_tokens", value) for value in (-1, 1.5, True, "3")),
+        *(("max_matching_ngram_size", value) for value in (0, -1, 1.5, True, "3")),
+    ],
+)
 def test_settings_that_cannot_be_honoured_are_refused(name, value):
     target = tiny_target("llama")
     drafter = looking("pard", target, **{name: value})
@@ -295,7 +323,7 @@ def test_trees_with_a_branch_from_the_text_are_judged_by_themselves():
         return schedule_for(target, drafter, read_settings(drafter, config), config)
 
     first, again = schedule(), schedule(prompt_lookup_num_tokens=3)
-    drafter.generation_config.prompt_lookup_num_tokens = None
+    drafter.generation_config.prompt_lookup_num_tokens = 0
     without = schedule()
     assert first.plans == without.plans
     # What is known of other trees is no part of it.

@@ -14,8 +14,9 @@ from .tree.token_tree import END_RULES
 DECODE_LOOPS = ("native", "stock")
 VERIFICATIONS = ("match", "rejection")
 DRAFT_SCHEDULES = ("auto", "fixed")
-# What a drafter gets that says nothing.
+# What a drafter gets that says nothing; the text is looked up where the schedule chooses among trees and chains.
 DEFAULT_SCHEDULE = "auto"
+DEFAULT_LOOKUP = 10
 TREE_SCORINGS = ("probability", "dart")
 CHOICES = {
     "decode_loop": DECODE_LOOPS,
@@ -32,7 +33,7 @@ WHOLE_NUMBERS = {
     "tree_beam_width": (1, 1 << 14),
     "tree_top_k": (1, 1 << 24),
     "ngram_first_level": (0, 1 << 14),
-    "prompt_lookup_num_tokens": (1, 1 << 10),
+    "prompt_lookup_num_tokens": (0, 1 << 10),
     "max_matching_ngram_size": (1, 1 << 6),
 }
 ADVICE = "set it in the drafter's generation config, or in the call's"
@@ -62,7 +63,7 @@ class DraftSettings:
         tree_end_rule: what a prefix that ends the text is extended by: "stop", nothing; "last", what is left when all others
             are extended (DART's code); "ignore", no difference; by default "stop" with an n-gram model, else "ignore".
         prompt_lookup_num_tokens: how many of the tokens that came next where the text's last ones stood before may go into a
-            tree, beside the drafter's (prompt lookup); by default none. Uncompiled trees only.
+            tree, beside the drafter's (prompt lookup); by default 10 with a schedule of "auto", else 0. Uncompiled trees only.
         max_matching_ngram_size: how many last tokens are looked up, at most; by default 4.
         ngram_model: folder or Hub repository of an [`NgramModel`] for trees; `drafter.ngram`, a model itself, is the other way.
         ngram_weight: of the model's log-probabilities in a prefix's score; 0 does without the model; by default 0.5.
@@ -154,9 +155,13 @@ def with_schedule(
     schedule = call.get("draft_schedule", default)
     if schedule == "fixed" or settings.decode_loop == "stock" or settings.verification == "rejection":
         return replace(settings, draft_schedule="fixed")
+    lookup = settings.prompt_lookup_num_tokens
+    settings = replace(
+        settings, draft_schedule="auto", prompt_lookup_num_tokens=DEFAULT_LOOKUP if lookup is None else lookup
+    )
     if "tree_budget" in {**own, **call}:
-        return replace(settings, draft_schedule="auto")
-    return replace(settings, draft_schedule="auto", tree_budget=MOST_NODES, may_do_without_trees=True)
+        return settings
+    return replace(settings, tree_budget=MOST_NODES, may_do_without_trees=True)
 
 
 def wants_compiled(generation_config: GenerationConfig) -> bool:
