@@ -5,11 +5,14 @@
 Targets have the shape of SmolLM2-135M's layers and random weights. Every figure is a median of turns, in which all ways follow
 each other.
 
-forwards    The target's forward, as a round makes it, over one token and over several: uncompiled, compiled, compiled with
-            inductor's `freezing`, and compiled with packed weights. The limit is the bytes that it has to read (weights and the
-            KV cache's columns) over the bandwidth of one plain read of 512 MiB, measured in the same turns.
-generate    Tokens a second with a drafter that is always right (SIMULATED), eight tokens a round, beside plain `generate`:
-            uncompiled, compiled, and compiled with `freezing`.
+forwards    The target's forward, as a round makes it, over one token and over several: uncompiled, uncompiled with packed
+            weights, compiled, compiled with inductor's `freezing`, and compiled with packed weights. The limit is the bytes that
+            it has to read (weights and the KV cache's columns) over the bandwidth of one plain read of 512 MiB, measured in the
+            same turns.
+generate    Tokens a second with a drafter that is always right (SIMULATED), eight tokens a round, uncompiled and compiled, with
+            and without packed weights, beside plain `generate`, uncompiled and compiled. Plain `generate` can't be frozen:
+            inductor takes transformers' static cache, whose tensors are marked as static, for constants, and what it compiles
+            writes out of bounds. How fast it could be is the frozen forward of one token, above.
 
 Each part, dtype and number of layers is one entry of the result, and replaces what an earlier command has measured with as many
 threads.
@@ -19,7 +22,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,6 +39,7 @@ from hf_pardraft.generation import packed_weights
 from hf_pardraft.generation.compiled import steps
 from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.compiled.static_cache import new_static_cache
+from hf_pardraft.generation.packed_layers import packed_layers
 from hf_pardraft.generation.tree.token_tree import chain_tree
 from result_files import RESULTS, public_command, save, this_machine
 from simulation import Simulation, write_script
@@ -43,6 +47,7 @@ from simulation import Simulation, write_script
 DEPTH = 7
 NUM_CACHED, CAPACITY = 200, 256
 NEW_TOKENS = 96
+UNCOMPILED_PACKED = "uncompiled, packed"
 FROZEN = CompileConfig(mode=None, options={"freezing": True}, dynamic=False)
 COMPILED = CompileConfig(mode=None, dynamic=False)
 
@@ -77,16 +82,26 @@ def freezing(name: str) -> AbstractContextManager:
     return torch._inductor.config.patch(freezing=name.endswith("frozen"))
 
 
-def in_turns(ways: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, list[float]]:
-    """Seconds of all ways, turn by turn, after a call of each that compiles what there is to compile and one more."""
-    for call in ways.values():
-        call()
-        call()
+def in_turns(
+    ways: dict[Any, Callable[[], Any]],
+    repeats: int,
+    around: Callable[[Any], AbstractContextManager] = lambda name: nullcontext(),
+) -> dict[Any, list[float]]:
+    """Seconds of all ways, turn by turn, after a call of each that compiles what there is to compile and one more.
+
+    Args:
+        ways: a call by its name.
+        repeats: how many turns.
+        around: what a way's call runs in; to enter it is not timed.
+    """
     found: dict[Any, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats):
+    for turn in range(repeats + 1):
         for name, call in ways.items():
-            found[name].append(seconds_of(call))
-    return found
+            with around(name):
+                if not turn:
+                    call()
+                found[name].append(seconds_of(call))
+    return {name: seconds[1:] for name, seconds in found.items()}
 
 
 def measure_forwards(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -97,7 +112,8 @@ def measure_forwards(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
     ways: dict[Any, Callable[[], Any]] = {"read": read.sum}
     for num_tokens in arguments.tokens:
         side, tree = target_side(target), chain_tree(torch.arange(num_tokens - 1)[None] + 10)
-        ways["uncompiled", num_tokens] = lambda side=side, tree=tree: steps.read(side, tree)
+        for name in ("uncompiled", UNCOMPILED_PACKED):
+            ways[name, num_tokens] = lambda side=side, tree=tree: steps.read(side, tree)
         compilers = {
             "compiled": Compiler(target, COMPILED),
             "compiled, frozen": Compiler(target, FROZEN),
@@ -111,7 +127,11 @@ def measure_forwards(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
                     compiler(steps.read, shape, side, tree)
 
             ways[shape] = call
-    times = in_turns(ways, arguments.repeats)
+
+    def around(way: Any) -> AbstractContextManager:
+        return packed_layers(target, wanted=True) if way[0] == UNCOMPILED_PACKED else nullcontext()
+
+    times = in_turns(ways, arguments.repeats, around)
     bandwidth = read.nbytes / median(times.pop("read"))
     cached = sum(tensor.nbytes for layer in side.cache.layers for tensor in (layer.keys, layer.values))
     size = weight_bytes(target, target.get_input_embeddings()) + cached
@@ -161,8 +181,8 @@ def measure_generate(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
     settings = {
         "plain": (None, {}),
         "plain compiled": (None, static),
-        "plain compiled, frozen": (None, {**static, "compile_config": FROZEN}),
-        "drafted": (drafter, fixed),
+        "drafted": (drafter, {**fixed, "pack_weights": False}),
+        "drafted, packed": (drafter, fixed),
         "drafted, compiled": (drafter, {**fixed, **static, "pack_weights": False}),
         "drafted, compiled, packed": (drafter, {**fixed, **static}),
     }
@@ -173,7 +193,7 @@ def measure_generate(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
         entry = Entry(name, assistant, options) if assistant is not None else plain_entry()
 
         def call() -> None:
-            with simulation.during(entry), kept_packed(), freezing(name):
+            with simulation.during(entry), kept_packed():
                 texts[name] = write(target, prompt, assistant, options)
 
         return call

@@ -32,15 +32,15 @@ BENCHMARKS = {
     "spec_bench": ("Spec-Bench", "spec_bench/question.jsonl"),
 }
 SHAPES = ("chain", "tree")
-# What a table calls the ways of a drafter. "With text": trees that hold what the text itself suggests, too.
+# What a table calls the ways of a drafter. "With text": trees that hold what the text itself suggests, too; "auto" has them.
 DRAFTED = {
     "chain": "chain",
     "tree": "tree",
     "tree_text": "tree with text",
     "auto": "auto",
-    "auto_text": "auto with text",
+    "auto_alone": "auto without text",
 }
-SCHEDULED = ("auto", "auto_text")
+SCHEDULED = ("auto", "auto_alone")
 WAYS = ("prompt_lookup", "stock_dflash", *DRAFTED)
 
 
@@ -159,10 +159,10 @@ def prompts_of(benchmark: str, models: Models, arguments: Namespace) -> list[tor
 
 def setting_of(way: str, tree_budget: int) -> dict[str, Any]:
     """What makes a drafter decode so: fixed ways draft as deep as the drafter can in every round."""
-    schedule = {"draft_schedule": "auto" if way in SCHEDULED else "fixed"}
-    if way.endswith("_text"):
-        return {**schedule, "tree_budget": tree_budget, "prompt_lookup_num_tokens": LOOKUP_TOKENS}
-    return schedule if way == "auto" else {**schedule, "tree_budget": tree_budget if way == "tree" else 0}
+    if way in SCHEDULED:
+        return {"draft_schedule": "auto", **({"prompt_lookup_num_tokens": 0} if way == "auto_alone" else {})}
+    lookup = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if way == "tree_text" else {}
+    return {"draft_schedule": "fixed", "tree_budget": 0 if way == "chain" else tree_budget, **lookup}
 
 
 def ways_of(models: Models, arguments: Namespace, batch_size: int) -> list[Way]:

@@ -324,7 +324,7 @@ def test_smollm2_on_the_readme():
     cells = cells_of(results("smollm2"), "speed", dtype="bfloat16", temperature=0.0, batch_size=1)
     named = rows_named(cells)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for label, way in (("as it comes", "auto"), ("with a branch from the text", "auto with text")):
+    for label, way in (("as it comes", "auto"), ("the drafter alone", "auto without text")):
         rows = [named[f"{kind}, {way}"] for kind in KINDS]
         shown = (f"{average(speedups(cells, row)):.2f}x ({average(figures(row, 'tau')):.2f})" for row in rows)
         assert f"| {label} | {' | '.join(shown)} |" in text
