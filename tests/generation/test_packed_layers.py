@@ -142,6 +142,26 @@ def test_meanwhile_the_target_can_be_trained_and_read_by_other_threads(products)
     assert not any(by_others)
 
 
+def test_autocast_has_products_of_its_own(products):
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dflash", target)
+    with torch.autocast("cpu", torch.bfloat16):
+        write(target, drafter)
+    assert not products
+
+
+@pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 0, 64), (0, 64), (2, 3, 5, 64)])
+def test_inputs_of_any_shape(products, shape):
+    layer = torch.nn.Linear(64, 48)
+    holder = torch.nn.Sequential(layer)
+    inputs = torch.randn(shape)
+    with torch.no_grad():
+        expected = layer(inputs)
+        with packed_layers(holder, wanted=True):
+            torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
+    assert len(products) == 1
+
+
 def test_calls_in_several_threads_put_the_layers_back_when_the_last_one_ends():
     target = tiny_target("llama")
     layers = packable_layers(target)

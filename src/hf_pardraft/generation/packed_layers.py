@@ -39,13 +39,21 @@ class PackedForward:
         self.is_transposed = IS_TRANSPOSED[type(layer)]
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
-        # Besides the calls that wanted this, another thread may run the layer, and a caller's criterion may train it.
         parameters = self.layer._parameters
         weight = parameters["weight"]
-        if not getattr(_calls, "number", 0) or torch.is_grad_enabled() or input.dtype != weight.dtype:
+        if not packs_here() or input.dtype != weight.dtype:
             return self.usual(input)
         tokens = multiply(input.reshape(-1, input.shape[-1]), weight, parameters["bias"], self.is_transposed)
-        return tokens.view(*input.shape[:-1], -1)
+        return tokens.view(*input.shape[:-1], tokens.shape[-1])
+
+
+def packs_here() -> bool:
+    """Whether to multiply by packed weights at this moment, in this thread.
+
+    Besides the calls that wanted it, other threads may run a layer, and a caller's criterion may train it. Autocast has products
+    of its own.
+    """
+    return getattr(_calls, "number", 0) > 0 and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
 
 
 class PackedLayers:
