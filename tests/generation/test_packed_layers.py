@@ -19,6 +19,8 @@ KINDS = ("pard", "dflash", "dflare", "dart")
 @pytest.fixture(autouse=True)
 def small_weights_are_packed(monkeypatch):
     monkeypatch.setattr(packed_weights, "FEWEST_ELEMENTS", 64)
+    for dtype in (torch.float32, torch.bfloat16):
+        module.multiplies(dtype)
     packed_weights._packed.clear()
 
 
@@ -243,6 +245,22 @@ def test_a_change_of_weights_between_calls_is_noticed(dtype):
     changed = write(target, drafter)
     packed_weights._packed.clear()
     assert torch.equal(changed, write(target, drafter))
+
+
+def test_a_machine_that_can_not_multiply_so_multiplies_as_ever(monkeypatch):
+    def unknown(*arguments):
+        raise NotImplementedError("no such kernel")
+
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dart", target)
+    assert module.multiplies(torch.float32)
+    module.multiplies.cache_clear()
+    monkeypatch.setattr(module, "multiply", unknown)
+    try:
+        assert torch.equal(write(target, drafter), write(target))
+        assert not module.multiplies(torch.float32)
+    finally:
+        module.multiplies.cache_clear()
 
 
 def test_without_memory_for_the_copies_nothing_is_packed(products, monkeypatch):

@@ -1,5 +1,6 @@
 """Linear layers that multiply by packed weights while a call runs, without compiling anything."""
 
+import functools
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -114,7 +115,18 @@ def packable_layers(model: PreTrainedModel) -> list[nn.Module]:
 def _can_pack(layer: nn.Module) -> bool:
     weight, forward = layer._parameters.get("weight"), vars(layer).get("forward")
     is_usual = forward is None or type(forward) is PackedForward
-    return is_usual and type(weight) is nn.Parameter and can_pack(weight)
+    return is_usual and type(weight) is nn.Parameter and can_pack(weight) and multiplies(weight.dtype)
+
+
+@functools.lru_cache
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether packed weights are multiplied rightly on this machine. What calls do by default is tried first."""
+    with torch.no_grad():
+        weight, tokens = nn.Parameter(torch.eye(16, dtype=dtype)), torch.arange(32, dtype=dtype).view(2, 16)
+        try:
+            return torch.equal(multiply(tokens, weight, None, False), tokens)
+        except (AttributeError, NotImplementedError, RuntimeError):
+            return False
 
 
 def _is_packed(layer: nn.Module) -> bool:
