@@ -2,6 +2,7 @@
 
     S="benchmarks/smollm2.py --target SMOLLM2 --drafters drafters --data DATA"
     python $S --tau --dtypes bfloat16 --max-new-tokens 128                                                   # 14 minutes
+    python $S --tau --dtypes bfloat16 --max-new-tokens 128 --tree-budget 60 --only tree_text                 # 9
     python $S --tau --dtypes bfloat16 --benchmarks humaneval --limit 8 --batch-sizes 1 --only chain          # 4
     SPEED="--speed --rounds eager --max-new-tokens 128"
     python $S $SPEED --dtypes bfloat16 --only prompt_lookup stock_dflash chain auto auto_alone                # 10
@@ -31,10 +32,10 @@ and compiled in the same dtype, by benchmark.
 The text is to be plain `generate`'s, token for token: at temperature 0 in the same dtype, except where the target's logits are a
 near tie; at temperature 1 under the same seed.
 
-What is measured is a cell: a benchmark in a dtype, at a temperature, in batches of a size. Its rows are kept as soon as they are
-there, and not measured again, unless prompts, lengths or a drafter's weights are others; so a long measurement can be made of
-several commands, also at the same time. Without either, the tables of what is there are printed; `--page` puts them into
-docs/smollm2.md, and `--plot` draws the speedups.
+What is measured is a cell: a benchmark in a dtype, at a temperature, in batches of a size, with trees of a size. Its rows are kept
+as soon as they are there, and not measured again, unless prompts, lengths or a drafter's weights are others; so a long measurement
+can be made of several commands, also at the same time. Without either, the tables of what is there are printed; `--page` puts
+them into docs/smollm2.md, and `--plot` draws the speedups.
 """
 
 import argparse
@@ -54,16 +55,16 @@ from hf_pardraft.evaluation.measurement import Condition
 from result_files import RESULTS, public_command, save
 from smollm2_cases import BENCHMARKS, DRAFTED, SCHEDULED, WAYS, Models, Way, load_all, prompts_of, ways_of
 from smollm2_measure import counted, timed, warm_longest
-from smollm2_page import PAGE, renewed, tables_of
+from smollm2_page import CONDITION, PAGE, renewed, tables_of
 from smollm2_plot import save_plot
 
 RESULT = RESULTS / "smollm2.json"
 DTYPES = ("float32", "bfloat16")
-IDENTITY = ("measured", "benchmark", "dtype", "temperature", "batch_size")
+IDENTITY = ("measured", "benchmark", "dtype", "temperature", "batch_size", "tree_budget")
 # What figures of a cell depend on, besides the drafters' weights.
 SETTINGS = {
-    "tau": ("limit", "max_new_tokens", "tree_budget"),
-    "speed": ("limit", "max_new_tokens", "tree_budget", "turns"),
+    "tau": ("limit", "max_new_tokens"),
+    "speed": ("limit", "max_new_tokens", "turns"),
 }
 Cell = dict[str, Any]
 
@@ -81,7 +82,7 @@ def keep(path: Path, about: dict[str, Any], cell: Cell) -> None:
     names = [*BENCHMARKS]
     cells = sorted(
         [*cells, cell],
-        key=lambda c: (c["measured"], c["dtype"], c["temperature"], c["batch_size"], names.index(c["benchmark"])),
+        key=lambda c: (c["measured"] == "speed", *(c[key] for key in CONDITION), names.index(c["benchmark"])),
     )
     save(path, {**about, "drafters": drafters, "cells": cells}, indent=1)
 
@@ -120,6 +121,7 @@ def measure_cell(
         "dtype": str(models.target.dtype).removeprefix("torch."),
         "temperature": condition.temperature,
         "batch_size": condition.batch_size,
+        "tree_budget": arguments.tree_budget,
         "settings": {name: vars(arguments)[name] for name in SETTINGS[what]},
     }
     known = known_cell(arguments.output, cell)

@@ -16,7 +16,7 @@ TITLES = {name: title for name, (title, _) in BENCHMARKS.items()}
 # Of PARD's headline (2504.18583, table 1), and of DFlare's (2606.02091, table 1).
 PARD_BENCHMARKS = ("humaneval", "gsm8k", "spec_bench")
 DFLARE_BENCHMARKS = ("gsm8k", "math500", "humaneval", "mbpp", "mt_bench")
-CONDITION = ("dtype", "temperature", "batch_size")
+CONDITION = ("dtype", "temperature", "batch_size", "tree_budget")
 
 Row = dict[str, Any]
 Cell = dict[str, Any]
@@ -39,7 +39,10 @@ def conditions_of(result: dict[str, Any], measured: str) -> list[dict[str, Any]]
 
 
 def title_of(condition: dict[str, Any]) -> str:
-    return f"{condition['dtype']}, temperature {condition['temperature']:g}, batch {condition['batch_size']}"
+    return (
+        f"{condition['dtype']}, temperature {condition['temperature']:g}, batch {condition['batch_size']}, "
+        f"trees of {condition['tree_budget']}"
+    )
 
 
 def rows_named(cells: dict[str, Cell]) -> dict[str, dict[str, Row]]:
@@ -246,8 +249,8 @@ def how_measured(cells: dict[str, Cell]) -> str:
     minutes = sum(cell["seconds"] for cell in facts) / 60
     versions = facts[0]["versions"]
     return (
-        f"{prompts} prompts ({settings['limit']} of each benchmark), up to {settings['max_new_tokens']} new tokens, trees of "
-        f"{settings['tree_budget']} nodes; {facts[0]['machine']}, torch {versions['torch']}, transformers "
+        f"{prompts} prompts ({settings['limit']} of each benchmark), up to {settings['max_new_tokens']} new tokens; "
+        f"{facts[0]['machine']}, torch {versions['torch']}, transformers "
         f"{versions['transformers']}, {facts[0]['date'][:10]}; measuring took {minutes:.0f} minutes:\n\n```text\n{commands}\n```"
     )
 

@@ -84,6 +84,9 @@ def test_counts_are_those_of_eval_and_are_kept(folders, tmp_path, monkeypatch):
     assert len(cell["commands"]) == 2
     assert len(cell["rows"]) == len(greedy)
     assert [way.entry.name for way in asked] == ["DART, chain", "DART, tree", "DART, tree with text"]
+    larger = measured(folders, output, "--tau", "--tree-budget", "9", "--only", "tree", "--benchmarks", "gsm8k")
+    assert len(larger["cells"]) == len(again["cells"]) + 1
+    assert "## tau: float32, temperature 0, batch 2, trees of 9" in tables_of(larger)
 
 
 def test_speeds_are_on_the_page_and_in_the_plot(folders, tmp_path):
@@ -129,7 +132,8 @@ def test_prompt_lookup_is_counted_without_a_forward():
 
 def cell(dtype: str, benchmark: str, rows: list[dict]) -> dict:
     facts = {
-        "settings": {"limit": 1, "max_new_tokens": 8, "tree_budget": 16},
+        "settings": {"limit": 1, "max_new_tokens": 8},
+        "tree_budget": 16,
         "prompt_tokens": [9],
         "commands": ["run"],
     }
