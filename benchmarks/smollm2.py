@@ -34,8 +34,8 @@ near tie; at temperature 1 under the same seed.
 
 What is measured is a cell: a benchmark in a dtype, at a temperature, in batches of a size, with trees of a size. Its rows are
 kept as soon as they are there, and not measured again, unless prompts, lengths or a drafter's weights are others; so a long
-measurement can be made of several commands, also at the same time. Without either, the tables of what is there are printed; `--page` puts
-them into docs/smollm2.md, and `--plot` draws the speedups.
+measurement can be made of several commands, also at the same time. Without either, the tables of what is there are printed;
+`--page` puts them into docs/smollm2.md, and `--plot` draws the speedups.
 """
 
 import argparse
