@@ -194,6 +194,10 @@ def replaced(layer):
     layer.forward = type(layer).forward.__get__(layer)
 
 
+def compiled(layer):
+    layer.compile(backend="eager")
+
+
 def parametrised(layer):
     torch.nn.utils.parametrizations.weight_norm(layer)
 
@@ -209,13 +213,36 @@ def quantised(layer):
     layer._parameters["weight"] = layer.weight.data.as_subclass(Quantised)
 
 
-@pytest.mark.parametrize("change", [hooked_by_accelerate, replaced, parametrised, of_float64, quantised])
+@pytest.mark.parametrize("change", [hooked_by_accelerate, replaced, compiled, parametrised, of_float64, quantised])
 def test_layers_that_somebody_has_changed_are_left_alone(change):
     target = tiny_target("llama")
     layer = target.model.layers[0].mlp.up_proj
     assert layer in packable_layers(target)
     change(layer)
     assert layer not in packable_layers(target)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_target_that_is_compiled_keeps_its_layers(products, whole):
+    target = tiny_target("llama")
+    drafter, expected = tiny_drafter("dflash", target), write(target)
+    if whole:
+        target.forward = torch.compile(target.forward, backend="eager")
+    else:
+        target.model.layers[1].compile(backend="eager")
+    assert torch.equal(write(target, drafter), expected)
+    assert products
+    assert not any(
+        weight is layer.weight for weight in products for layer in target.modules() if type(layer) is torch.nn.Linear
+    )
+
+
+def test_a_compiled_call_that_is_left_to_plain_generate_keeps_its_layers(products, monkeypatch):
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dflash", target)
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch: True)
+    write(target, drafter, draft_schedule="auto", cache_implementation="static")
+    assert not products
 
 
 def test_an_adapters_own_layers_are_packed_with_the_layers_that_it_adapts(products):

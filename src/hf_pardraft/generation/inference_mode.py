@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import FunctionType, NoneType
+from types import FunctionType
 
 import torch
 from torch import nn
 from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .cache import is_callers, is_hybrid
-from .packed_layers import PackedForward
+from .packed_layers import is_replaced
 from .probing import KNOWN_PACKAGES, package_of
 from .processors import see_the_batch
 from .rope import rope_changes
@@ -50,7 +50,7 @@ def is_untouched(model: nn.Module, *packages: str) -> bool:
     for module in model.modules():
         own = vars(module)
         hooks = [*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
-        if type(own.get("forward")) not in (NoneType, PackedForward) or not all(map(is_transformers_own, hooks)):
+        if is_replaced(module) or not all(map(is_transformers_own, hooks)):
             return False
         if package_of(type(module)) not in known:
             return False

@@ -2,8 +2,10 @@
 
 import functools
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 
 import psutil
 import torch
@@ -37,7 +39,7 @@ class PackedForward:
 
     def __init__(self, layer: nn.Module) -> None:
         self.layer, self.usual, self.num_calls = layer, layer.forward, 0
-        self.is_transposed = IS_TRANSPOSED[type(layer)]
+        self.is_transposed = _is_transposed(layer)
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         parameters = self.layer._parameters
@@ -57,35 +59,9 @@ def packs_here() -> bool:
     return getattr(_calls, "number", 0) > 0 and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
 
 
-class PackedLayers:
-    """While it is entered, layers multiply by packed weights.
-
-    Args:
-        layers: linear layers that [`packable_layers`] has found.
-    """
-
-    def __init__(self, layers: list[nn.Module]) -> None:
-        self.layers = layers
-
-    def __enter__(self) -> None:
-        forget_changed(layer.weight for layer in self.layers)
-        with _lock:
-            for layer in self.layers:
-                vars(layer).setdefault("forward", PackedForward(layer)).num_calls += 1
-        _calls.number = getattr(_calls, "number", 0) + 1
-
-    def __exit__(self, *error: object) -> None:
-        _calls.number -= 1
-        with _lock:
-            for layer in self.layers:
-                forward = vars(layer)["forward"]
-                forward.num_calls -= 1
-                if not forward.num_calls:
-                    del vars(layer)["forward"]
-
-
-def packed_layers(*models: PreTrainedModel, wanted: bool) -> AbstractContextManager:
-    """What a call's forwards run in such that models on a CPU multiply by packed weights, if there is memory for the copies.
+@contextmanager
+def packed_layers(*models: PreTrainedModel, wanted: bool) -> Iterator[None]:
+    """While it is entered, models on a CPU multiply by packed weights, if there is memory for the copies.
 
     Args:
         *models: the target, and a drafter.
@@ -94,28 +70,57 @@ def packed_layers(*models: PreTrainedModel, wanted: bool) -> AbstractContextMana
     layers = [layer for model in models for layer in packable_layers(model)]
     if not wanted:
         forget(layer.weight for layer in layers)
-        return nullcontext()
-    missing = {id(layer.weight): layer.weight.nbytes for layer in layers if not _is_packed(layer)}
-    if not layers or sum(missing.values()) > MEMORY_SHARE * free_memory():
-        return nullcontext()
-    return PackedLayers(layers)
+    if not (wanted and layers and _fit(layers)):
+        yield
+        return
+    forget_changed(layer.weight for layer in layers)
+    with _lock:
+        for layer in layers:
+            vars(layer).setdefault("forward", PackedForward(layer)).num_calls += 1
+    _calls.number = getattr(_calls, "number", 0) + 1
+    try:
+        yield
+    finally:
+        _calls.number -= 1
+        with _lock:
+            for layer in layers:
+                forward = vars(layer)["forward"]
+                forward.num_calls -= 1
+                if not forward.num_calls:
+                    del vars(layer)["forward"]
+
+
+def _fit(layers: list[nn.Module]) -> bool:
+    """Whether there is memory for the copies that are missing."""
+    weights = {id(layer.weight): layer.weight for layer in layers if not is_packed(layer.weight, _is_transposed(layer))}
+    return sum(weight.nbytes for weight in weights.values()) <= MEMORY_SHARE * free_memory()
 
 
 def packable_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The linear layers of a model whose weights can be packed, and stay where they are.
 
-    Left out are layers that somebody has changed: others' forwards (compilation, offloading), parametrised, quantised, sharded or
-    offloaded weights.
+    None of a model that accelerate hooks, or in which somebody has replaced a forward: what is compiled would be compiled anew
+    for our layers. Parametrised, quantised, sharded or offloaded weights are left out.
     """
-    if any("_hf_hook" in vars(module) for module in model.modules()):
+    modules = [*model.modules()]
+    if any("_hf_hook" in vars(module) or is_replaced(module) for module in modules):
         return []
-    return [module for module in model.modules() if type(module) in IS_TRANSPOSED and _can_pack(module)]
+    return [module for module in modules if type(module) in IS_TRANSPOSED and _can_pack(module)]
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Whether somebody but us has replaced or compiled the forward of a module."""
+    own = vars(module)
+    return type(own.get("forward")) not in (NoneType, PackedForward) or own.get("_compiled_call_impl") is not None
+
+
+def _is_transposed(layer: nn.Module) -> bool:
+    return IS_TRANSPOSED[type(layer)]
 
 
 def _can_pack(layer: nn.Module) -> bool:
-    weight, forward = layer._parameters.get("weight"), vars(layer).get("forward")
-    is_usual = forward is None or type(forward) is PackedForward
-    return is_usual and type(weight) is nn.Parameter and can_pack(weight) and multiplies(weight.dtype)
+    weight = layer._parameters.get("weight")
+    return type(weight) is nn.Parameter and can_pack(weight) and multiplies(weight.dtype)
 
 
 @functools.lru_cache
@@ -127,10 +132,6 @@ def multiplies(dtype: torch.dtype) -> bool:
             return torch.equal(multiply(tokens, weight, None, False), tokens)
         except (AttributeError, NotImplementedError, RuntimeError):
             return False
-
-
-def _is_packed(layer: nn.Module) -> bool:
-    return is_packed(layer.weight, IS_TRANSPOSED[type(layer)])
 
 
 def free_memory() -> int:

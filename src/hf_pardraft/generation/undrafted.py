@@ -11,7 +11,7 @@ from transformers.utils import ModelOutput
 from ..models.base import ParallelDrafter
 from .inference_mode import mode_for
 from .packed_layers import packed_layers
-from .settings import settings_of_call
+from .settings import settings_of_call, wants_compiled
 from .stats import DecodeStats
 from .target import first_inputs
 
@@ -30,7 +30,9 @@ def write_undrafted(
         drafter: drafts nothing; its `last_stats` say so.
         **arguments: the others that `generate` prepared.
     """
-    with packed_layers(target, wanted=settings_of_call(drafter, generation_config).pack_weights):
+    wanted = settings_of_call(drafter, generation_config).pack_weights
+    # What plain `generate` compiles, it would compile anew for our layers.
+    with nullcontext() if wants_compiled(generation_config) else packed_layers(target, wanted=wanted):
         result = _continued(target, input_ids, generation_config, **arguments)
     drafter.last_stats = DecodeStats()
     add_undrafted(drafter.last_stats, new_ids_of(result, input_ids.shape[1]), generation_config._eos_token_tensor)
