@@ -12,13 +12,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_pardraft.demo.family import DRAFTER_NAMES
 from hf_pardraft.evaluation.encoding import Chat, encode_all, room_for_prompts
 from hf_pardraft.evaluation.entries import (
-    LOOKUP_TOKENS,
     Entry,
     compiled_twin,
     prompt_lookup_entry,
     stock_dflash_entries,
 )
 from hf_pardraft.evaluation.prompt_sources import load_questions, read_source
+from hf_pardraft.generation.settings import DEFAULT_LOOKUP
 from hf_pardraft.models.base import ParallelDrafter
 from hf_pardraft.user_input.models import load_drafter, load_model, load_tokenizer
 
@@ -161,7 +161,7 @@ def setting_of(way: str, tree_budget: int) -> dict[str, Any]:
     """What makes a drafter decode so: fixed ways draft as deep as the drafter can in every round."""
     if way in SCHEDULED:
         return {"draft_schedule": "auto", **({"prompt_lookup_num_tokens": 0} if way == "auto_alone" else {})}
-    lookup = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if way == "tree_text" else {}
+    lookup = {"prompt_lookup_num_tokens": DEFAULT_LOOKUP} if way == "tree_text" else {}
     return {"draft_schedule": "fixed", "tree_budget": 0 if way == "chain" else tree_budget, **lookup}
 
 

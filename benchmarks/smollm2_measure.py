@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from hf_pardraft.evaluation.entries import LOOKUP_TOKENS, compiled_twin, plain_entry
+from hf_pardraft.evaluation.entries import compiled_twin, plain_entry
 from hf_pardraft.evaluation.measurement import (
     Condition,
     Measured,
@@ -23,6 +23,7 @@ from hf_pardraft.evaluation.measurement import (
 )
 from hf_pardraft.evaluation.rows import acceptance_length, differences_between, drafting_figures
 from hf_pardraft.evaluation.runner import weigh
+from hf_pardraft.generation.settings import DEFAULT_LOOKUP
 from smollm2_cases import SCHEDULED, Models, Way
 
 # What a call looks up by default.
@@ -79,7 +80,7 @@ def looked_up(target: PreTrainedModel, prompts: list[torch.LongTensor], plain: M
     for prompt, text in zip(prompts, texts, strict=True):
         lookup = PromptLookupCandidateGenerator(
             eos_token_id=ends if len(ends) else None,
-            num_output_tokens=LOOKUP_TOKENS,
+            num_output_tokens=DEFAULT_LOOKUP,
             max_matching_ngram_size=LOOKED_UP,
             max_length=prompt.shape[1] + condition.max_new_tokens,
         )

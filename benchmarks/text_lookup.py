@@ -33,12 +33,12 @@ from hf_pardraft.evaluation.encoding import Chat, encode
 from hf_pardraft.evaluation.entries import PLAIN, Entry, plain_entry, prompt_lookup_entry
 from hf_pardraft.evaluation.measurement import Condition, padded_batch, run
 from hf_pardraft.evaluation.prompts import turns
+from hf_pardraft.generation.settings import DEFAULT_LOOKUP
 from hf_pardraft.models.base import ParallelDrafter
 from hf_pardraft.user_input.models import load_model, load_tokenizer
 from result_files import RESULTS, public_command, save, this_machine
 
 RESULT = RESULTS / "text_lookup.json"
-LOOKUP_TOKENS = 10
 # Of a row, what a busy machine does not change.
 COUNTS = ("name", "tau", "texts", "same_texts")
 
@@ -89,7 +89,7 @@ class Simulated:
 def ways(drafters: dict[str, ParallelDrafter], budget: int, schedules: list[str]) -> list[Entry]:
     """All that is compared, plain `generate` first."""
     entries = [plain_entry(), prompt_lookup_entry()]
-    lookup = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
+    lookup = {"prompt_lookup_num_tokens": DEFAULT_LOOKUP}
     for name, drafter in drafters.items():
         for schedule in schedules:
             setting = {"tree_budget": budget, "draft_schedule": schedule}
@@ -228,7 +228,7 @@ def main() -> None:
             "machine": this_machine(),
             "command": public_command(),
             "tree_budget": arguments.budget,
-            "lookup_tokens": LOOKUP_TOKENS,
+            "lookup_tokens": DEFAULT_LOOKUP,
             "new_tokens_at_most": arguments.max_new_tokens,
             "prompts": len(prompts),
             "prompt_tokens": [prompt.shape[1] for prompt in prompts],

@@ -6,12 +6,12 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..generation.settings import DEFAULT_LOOKUP
 from ..models.base import ParallelDrafter
 
 PLAIN = "plain"
 # What the shorter names on the command line are called in a generation config.
 SHOWN_AS = {"num_assistant_tokens": "depth", "tree_budget": "tree"}
-LOOKUP_TOKENS = 10
 STOCK_KINDS = ("dflash", "dflare")
 # What transformers compiles by: a cache whose shape stays the same.
 COMPILED = {"cache_implementation": "static"}
@@ -102,7 +102,7 @@ def plain_entry() -> Entry:
 
 def prompt_lookup_entry() -> Entry:
     """transformers' prompt lookup: drafts are what once followed the last tokens."""
-    return Entry("prompt lookup", setting={"prompt_lookup_num_tokens": LOOKUP_TOKENS})
+    return Entry("prompt lookup", setting={"prompt_lookup_num_tokens": DEFAULT_LOOKUP})
 
 
 def assisted_entry(name: str, assistant: PreTrainedModel, tokenizers: dict[str, Any]) -> Entry:
