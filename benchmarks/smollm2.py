@@ -50,6 +50,7 @@ from transformers.utils import logging
 
 from hf_pardraft.evaluation.facts import installed_versions, machine
 from hf_pardraft.evaluation.measurement import Condition
+from hf_pardraft.generation.settings import DEFAULT_LOOKUP
 from result_files import RESULTS, public_command, save
 from smollm2_cases import BENCHMARKS, DRAFTED, SCHEDULED, WAYS, Models, Way, load_all, prompts_of, ways_of
 from smollm2_measure import counted, timed, warm_longest
@@ -61,7 +62,7 @@ DTYPES = ("float32", "bfloat16")
 IDENTITY = ("measured", "benchmark", "dtype", "temperature", "batch_size", "tree_budget")
 # What figures of a cell depend on, besides the drafters' weights.
 SETTINGS = {
-    "tau": ("limit", "max_new_tokens"),
+    "tau": ("limit", "max_new_tokens", "lookup_tokens"),
     "speed": ("limit", "max_new_tokens", "turns"),
 }
 Cell = dict[str, Any]
@@ -209,6 +210,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="prompts of a benchmark; by default 4 for tau, and 1 for speed")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--tree-budget", type=int, default=16, help="nodes of a tree")
+    parser.add_argument(
+        "--lookup-tokens", type=int, default=DEFAULT_LOOKUP, help="how deep what the text suggests may go into a tree"
+    )
     parser.add_argument("--turns", type=int, default=1, help="how often each way decodes each text")
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--page", type=Path, nargs="?", const=PAGE, help="renew the tables of docs/smollm2.md")
@@ -222,7 +226,7 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"--{name} expects a folder, and {folder} is none")
     if arguments.tau and arguments.speed:
         parser.error("measure one of --tau and --speed at a time: their defaults differ")
-    for name, least in (("limit", 1), ("max_new_tokens", 2), ("turns", 1), ("tree_budget", 1)):
+    for name, least in (("limit", 1), ("max_new_tokens", 2), ("turns", 1), ("tree_budget", 1), ("lookup_tokens", 1)):
         if vars(arguments)[name] is not None and vars(arguments)[name] < least:
             parser.error(f"--{name.replace('_', '-')} must be {least} or more")
     arguments.limit = arguments.limit or (4 if arguments.tau else 1)

@@ -157,11 +157,11 @@ def prompts_of(benchmark: str, models: Models, arguments: Namespace) -> list[tor
     return prompts
 
 
-def setting_of(way: str, tree_budget: int) -> dict[str, Any]:
+def setting_of(way: str, tree_budget: int, lookup_tokens: int = DEFAULT_LOOKUP) -> dict[str, Any]:
     """What makes a drafter decode so: fixed ways draft as deep as the drafter can in every round."""
     if way in SCHEDULED:
         return {"draft_schedule": "auto", **({"prompt_lookup_num_tokens": 0} if way == "auto_alone" else {})}
-    lookup = {"prompt_lookup_num_tokens": DEFAULT_LOOKUP} if way == "tree_text" else {}
+    lookup = {"prompt_lookup_num_tokens": lookup_tokens} if way == "tree_text" else {}
     return {"draft_schedule": "fixed", "tree_budget": 0 if way == "chain" else tree_budget, **lookup}
 
 
@@ -174,7 +174,8 @@ def ways_of(models: Models, arguments: Namespace, batch_size: int) -> list[Way]:
         ways += [Way(entry, "stock_dflash", name) for entry, name in zip(entries, stock, strict=True)]
     for name, drafter in models.drafters.items():
         for way, title in DRAFTED.items():
-            ways.append(Way(Entry(f"{name}, {title}", drafter, setting_of(way, arguments.tree_budget)), way, name))
+            setting = setting_of(way, arguments.tree_budget, arguments.lookup_tokens)
+            ways.append(Way(Entry(f"{name}, {title}", drafter, setting), way, name))
     ways = [each for each in ways if each.way in arguments.only]
     if "compiled" in arguments.rounds:
         ways += [

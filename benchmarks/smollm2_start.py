@@ -16,6 +16,7 @@ Training then reads docs/smollm2.md's commands.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
@@ -50,16 +51,22 @@ def root_mean_square(values: torch.Tensor, size: int) -> torch.Tensor:
     return values.unflatten(-1, (-1, size)).pow(2).mean(-1).sqrt().mean()
 
 
-def block_drafter(kind: str, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> DFlashDrafter:
-    """A DFlash or DFlare drafter of the target's last layers."""
+def block_drafter(
+    kind: str,
+    target: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    num_layers: int = NUM_LAYERS,
+    **fields: Any,
+) -> DFlashDrafter:
+    """A DFlash or DFlare drafter of the target's last layers; `fields` are others of its configuration."""
     drafter_class = DFlashDrafter if kind == "dflash" else DFlareDrafter
     drafter = drafter_class.for_target(
-        target, NUM_LAYERS, BLOCK_SIZE, tokenizer=tokenizer, target_layer_ids=TARGET_LAYER_IDS
+        target, num_layers, BLOCK_SIZE, tokenizer=tokenizer, target_layer_ids=TARGET_LAYER_IDS, **fields
     )
     hidden_states = target(
         **tokenizer(" ".join(SENTENCES), return_tensors="pt"), output_hidden_states=True
     ).hidden_states
-    first, size = len(target.model.layers) - NUM_LAYERS, target.config.hidden_size
+    first, size = len(target.model.layers) - num_layers, target.config.hidden_size
     for number, layer in enumerate(drafter.layers, start=first):
         source, attention = target.model.layers[number], target.model.layers[number].self_attn
         copy_weights(ATTENTION, attention, layer.self_attn)
@@ -71,7 +78,7 @@ def block_drafter(kind: str, target: LlamaForCausalLM, tokenizer: PreTrainedToke
         if kind == "dflare":
             layer.self_attn.k_proj_target.weight.copy_(attention.k_proj.weight)
             layer.self_attn.v_proj_target.weight.copy_(attention.v_proj.weight)
-    if kind == "dflash":
+    if hasattr(drafter, "fc"):
         drafter.fc.weight.mul_(SMALL)
         drafter.fc.weight[:, -size:] += torch.eye(size)
     else:
@@ -82,9 +89,9 @@ def block_drafter(kind: str, target: LlamaForCausalLM, tokenizer: PreTrainedToke
     return drafter
 
 
-def dart_drafter(target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> DartDrafter:
-    """A DART drafter whose layer is the target's last one."""
-    drafter = DartDrafter.for_target(target, draft_tokens=DART_TOKENS, tapped_hidden_states=TAPPED)
+def dart_drafter(target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, **fields: Any) -> DartDrafter:
+    """A DART drafter whose layer is the target's last one; `fields` are others of its configuration."""
+    drafter = DartDrafter.for_target(target, draft_tokens=DART_TOKENS, tapped_hidden_states=TAPPED, **fields)
     hidden_states = target(
         **tokenizer(" ".join(SENTENCES), return_tensors="pt"), output_hidden_states=True
     ).hidden_states

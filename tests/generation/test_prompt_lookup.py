@@ -9,7 +9,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from drawn_plans import draw_plans
 from hf_pardraft.generation.decoder import SpeculativeDecoding
 from hf_pardraft.generation.dispatch import schedule_for
-from hf_pardraft.generation.prompt_lookup import LONGEST_MATCH, Match, NgramIndex, PromptLookup, with_match
+from hf_pardraft.generation.prompt_lookup import LONGEST_MATCH, Match, NgramIndex, PromptLookup, with_matches
 from hf_pardraft.generation.scheduling.confidence import Calibration, ClaimedTree
 from hf_pardraft.generation.settings import read_settings
 from hf_pardraft.generation.target import TargetReader
@@ -19,21 +19,21 @@ from tiny_models import random_prompt, tiny_drafter, tiny_target
 LOOKUP = {"tree_budget": 10, "prompt_lookup_num_tokens": 7, "max_matching_ngram_size": 3}
 
 
-def naive_match(text: list[int], size: int, num_tokens: int) -> Match | None:
-    """The same by comparing the text's end with every place before it."""
-    best = None
+def naive_match(text: list[int], size: int, num_tokens: int, drafted=(), shortest=1) -> Match | None:
+    """The same by comparing the end of text and draft with every place in the text."""
+    best, end = None, [*text, *drafted]
     for place in range(1, len(text)):
         length = 0
-        while length < place and text[place - 1 - length] == text[-1 - length]:
+        while length < place and text[place - 1 - length] == end[-1 - length]:
             length += 1
-        if length and (best is None or min(length, size) >= min(best[0], size)):
+        if min(length, size) >= shortest and (best is None or min(length, size) >= min(best[0], size)):
             best = length, place
     if best is None:
         return None
-    longer = [*text]
+    longer = end
     for ahead in range(num_tokens):
         longer.append(longer[best[1] + ahead])
-    return Match(min(best[0], LONGEST_MATCH), longer[len(text) :])
+    return Match(min(best[0], LONGEST_MATCH), longer[len(text) + len(drafted) :])
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -52,14 +52,37 @@ def test_matches_are_those_of_a_naive_loop(vocab, size):
         assert index.match(6) == naive_match(text, size, 6)
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("vocab", [2, 5, 12])
+def test_matches_after_drafted_tokens_are_those_of_a_naive_loop(vocab, size):
+    luck, index, found = random.Random(vocab), NgramIndex(size), 0
+    for _ in range(60):
+        index.extend(luck.randrange(vocab) for _ in range(luck.randint(1, 4)))
+        tokens, parents = [luck.randrange(vocab) for _ in range(8)], [luck.randint(0, node) for node in range(8)]
+        paths = [(), *paths_of(tokens, ClaimedTree(parents, []))]
+        expected = {
+            slot: naive_match(index.text, size, 6 - len(path), path, 2 if path else 1)
+            for slot, path in enumerate(paths)
+            if len(path) < 6
+        }
+        expected = {slot: match for slot, match in expected.items() if match}
+        assert index.matches(tokens, parents, 6) == expected
+        found += len(expected)
+    assert found > (40 if size == 1 else 80)
+
+
 def test_texts_of_a_batch_are_looked_up_separately():
     lookup = PromptLookup(num_tokens=2, size=2)
     lookup.begin([[1, 2, 3, 1], [4, 5, 6], [2, 2]])
-    assert lookup.matches(9) == [(1, [2, 3]), None, (1, [2, 2])]
+    assert lookup.finds_any()
+    # The first item's draft is 2 and 3, alternatives; the text has 1 2 only.
+    matches = lookup.matches([[2, 3], [7, 7], [2, 8]], [[0, 0]] * 3, 9)
+    assert matches == [{0: (1, [2, 3]), 1: (2, [3])}, {}, {0: (1, [2, 2])}]
     lookup.select_items([1, 2])
     lookup.extend([[4, 5], [7]])
-    assert lookup.matches(1) == [(2, [6]), None]
-    assert lookup.matches(0) == []
+    assert lookup.matches([[]] * 2, [[]] * 2, 1) == [{0: (2, [6])}, {}]
+    lookup.select_items([1])
+    assert not lookup.finds_any()
 
 
 def paths_of(tokens: list[int], draft: ClaimedTree) -> list[tuple[int, ...]]:
@@ -70,15 +93,21 @@ def paths_of(tokens: list[int], draft: ClaimedTree) -> list[tuple[int, ...]]:
     return paths[1:]
 
 
-def test_a_branch_shares_the_prefixes_that_were_drafted():
+def test_branches_share_the_prefixes_that_were_drafted():
     #  1 - 2 - 5, and 3; the text suggests 1 2 6 7.
     drafted = ClaimedTree([0, 0, 1, 3], [-0.1, -0.2, -0.3, -0.4])
-    tokens, draft = with_match([1, 3, 2, 5], drafted, Match(4, [1, 2, 6, 7]))
+    tokens, draft = with_matches([1, 3, 2, 5], drafted, {0: Match(4, [1, 2, 6, 7])})
     paths = paths_of(tokens, draft)
     assert paths == [(1,), (3,), (1, 2), (1, 2, 5), (1, 2, 6), (1, 2, 6, 7)]
     assert draft.log_probabilities == [-0.1, -0.2, -0.3, -0.4, None, None]
     assert draft.matches == [4, 0, 5, 0, 6, 7]
-    tokens, draft = with_match([1, 3, 2, 5], drafted, None)
+    # After the 3, too, and after 1 2 the same as from the anchor, but known from further back.
+    matches = {0: Match(4, [1, 2, 6, 7]), 2: Match(2, [8, 9]), 3: Match(9, [6])}
+    tokens, draft = with_matches([1, 3, 2, 5], drafted, matches)
+    paths = paths_of(tokens, draft)
+    assert paths == [(1,), (3,), (1, 2), (3, 8), (1, 2, 5), (1, 2, 6), (3, 8, 9), (1, 2, 6, 7)]
+    assert draft.matches == [4, 0, 5, 2, 0, 9, 3, 7]
+    tokens, draft = with_matches([1, 3, 2, 5], drafted, {})
     assert (tokens, [*draft.parents], draft.matches) == ([1, 3, 2, 5], [0, 0, 1, 3], [0] * 4)
 
 

@@ -17,7 +17,7 @@ from .noise import StepNoise
 from .outputs import ItemRead, OutputRecorder
 from .packed_layers import packed_layers
 from .processors import DraftColumns, ItemProcessors, is_prefix_free, process_everywhere
-from .prompt_lookup import MATCHING_NGRAM_SIZE, Match, PromptLookup, with_match
+from .prompt_lookup import MATCHING_NGRAM_SIZE, PromptLookup, with_matches
 from .rope import longest_text
 from .scheduling.confidence import ClaimedTree, best_nodes
 from .scheduling.fixed import FixedSchedule
@@ -365,34 +365,37 @@ class SpeculativeDecoding:
     def _search(self, draft_logits: torch.Tensor) -> TokenTree | None:
         """The chain or tree in logits `(batch, depth, columns)`."""
         # A text is read with the target's own mask, which has no room for branches.
-        reads_text, matches = self.prompt or self.pending.ids.shape[1] > 1, []
+        reads_text, looked_up = self.prompt or self.pending.ids.shape[1] > 1, 0
         if self.plan.budget and not reads_text and not self.reader.is_hybrid:
             tree = self.search.tree(draft_logits, self.sequences, self.plan.budget, self.token_ids)
             if self.schedule.looks:
                 self.likeliest = tokens_of(draft_logits.argmax(dim=-1), self.token_ids).tolist()
-            matches = self._matches()
+            looked_up = self._looked_up()
         else:
             tree = draft_chain(draft_logits, self.token_ids)
-        if reads_text or not (matches or self.schedule.looks_at_draft(tree.num_nodes)):
+        if reads_text or not (looked_up or self.schedule.looks_at_draft(tree.num_nodes)):
             return tree
-        return self._worth_reading(tree, draft_logits, matches)
+        return self._worth_reading(tree, draft_logits, looked_up)
 
-    def _matches(self) -> list[Match | None]:
-        """What the text of each item suggests, as far as there is room for it after the longest; nothing for none."""
-        if self.lookup is None:
-            return []
-        room = self.stop.room(max(self.sequences.lengths), self.lookup.num_tokens)
-        return self.lookup.matches(self._room(room))
+    def _looked_up(self) -> int:
+        """How many tokens of what the texts suggest there is room for after the longest; 0 if they suggest nothing."""
+        if self.lookup is None or not self.lookup.finds_any():
+            return 0
+        return self._room(self.stop.room(max(self.sequences.lengths), self.lookup.num_tokens))
 
-    def _worth_reading(self, tree: TokenTree, logits: torch.Tensor, matches: list[Match | None]) -> TokenTree | None:
-        """What of a draft, made of marginal logits `(batch, depth, columns)`, and of `matches` is worth the target's time.
+    def _worth_reading(self, tree: TokenTree, logits: torch.Tensor, looked_up: int) -> TokenTree | None:
+        """What is worth the target's time of a draft, made of marginal logits `(batch, depth, columns)`, and of what the texts
+        suggest, `looked_up` tokens deep.
 
         It is no more than the draft alone has.
         """
         claims = node_log_probabilities(tree, logits, self.token_ids).tolist()
-        drafts = [ClaimedTree(*both) for both in zip(tree.parents.tolist(), claims, strict=True)]
-        if matches:
-            tokens, drafts = zip(*map(with_match, tree.tokens.tolist(), drafts, matches), strict=True)
+        parents = tree.parents.tolist()
+        drafts = [ClaimedTree(*both) for both in zip(parents, claims, strict=True)]
+        if looked_up:
+            tokens = tree.tokens.tolist()
+            matches = self.lookup.matches(tokens, parents, looked_up)
+            tokens, drafts = zip(*map(with_matches, tokens, drafts, matches), strict=True)
         probabilities = list(map(self.schedule.calibration.probabilities, drafts))
         count = self.schedule.worth_reading(probabilities, tree.num_nodes)
         chosen = [best_nodes(*each, count) for each in zip(drafts, probabilities, strict=True)]
@@ -400,7 +403,7 @@ class SpeculativeDecoding:
         self.claims = [draft.nodes(*each) for draft, each in zip(drafts, chosen, strict=True)]
         if count == 0:
             return None
-        if matches:
+        if looked_up:
             tokens = [[of_item[node] for node in nodes] for of_item, nodes in zip(tokens, kept, strict=True)]
             return tree_of_lists(tokens, parents, tree.tokens.device)
         return nodes_of_tree(tree, kept, parents) if count < tree.num_nodes else tree

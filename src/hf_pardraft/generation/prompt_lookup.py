@@ -1,6 +1,9 @@
-"""What the text itself suggests: how it went on where its last tokens stood before (prompt lookup), as a branch. Pure."""
+"""What the text itself suggests: how it went on where its last tokens, and drafted ones after them, stood before (prompt lookup).
 
-from collections.abc import Iterable, Sequence
+Pure. Such continuations are branches of a tree, from its anchor and from what was drafted.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,6 +14,8 @@ from .scheduling.confidence import ClaimedTree
 MATCHING_NGRAM_SIZE = 4
 # Tokens of a match that are counted.
 LONGEST_MATCH = 32
+# Tokens that match after a drafted one at least: it and one before. What came after it alone somewhere says little.
+DRAFTED_MATCH = 2
 
 
 class Match(NamedTuple):
@@ -46,33 +51,57 @@ class NgramIndex:
                 self.after[tuple(self.text[place - length :])] = place
             self.text.append(token)
 
-    def match(self, num_tokens: int) -> Match | None:
+    def match(self, num_tokens: int, drafted: Sequence[int] = (), shortest: int = 1) -> Match | None:
         """The longest n-gram that ends the text and stood in it before, there as far back as it agrees, and what came next.
 
         Args:
             num_tokens: how many of the tokens that came next.
+            drafted: tokens that the text is taken to end with.
+            shortest: tokens that have to match.
         """
         text = self.text
-        for length in range(min(self.size, len(text)), 0, -1):
-            place = self.after.get(tuple(text[-length:]))
+        end = [*text[-LONGEST_MATCH - 1 :], *drafted] if drafted else text
+        for length in range(min(self.size, len(end)), shortest - 1, -1):
+            place = self.after.get(tuple(end[-length:]))
             if place is not None:
                 break
         else:
             return None
-        while length < min(place, LONGEST_MATCH) and text[-1 - length] == text[place - 1 - length]:
+        while length < min(place, LONGEST_MATCH) and end[-1 - length] == text[place - 1 - length]:
             length += 1
-        period = len(text) - place
         tokens = text[place : place + num_tokens]
+        if len(tokens) < num_tokens:
+            tokens += drafted
+        period = len(text) + len(drafted) - place
         while len(tokens) < num_tokens:
             tokens.append(tokens[-period])
-        return Match(length, tokens)
+        return Match(length, tokens[:num_tokens])
+
+    def matches(self, tokens: Sequence[int], parents: Sequence[int], num_tokens: int) -> dict[int, Match]:
+        """The matches of the text, and of each drafted prefix after it, by the slot that they come after.
+
+        Args:
+            tokens: of a draft's nodes.
+            parents: for each node the slot of its parent.
+            num_tokens: how deep a branch may come, counted from the anchor.
+        """
+        anchor = self.match(num_tokens)
+        found, paths = {} if anchor is None else {0: anchor}, [()]
+        for slot, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
+            path = (*paths[parent], token)
+            paths.append(path)
+            # Most have no match at all, which their last two tokens tell.
+            before = path[-2] if parent else self.text[-1]
+            if len(path) < num_tokens and (before, token) in self.after:
+                found[slot] = self.match(num_tokens - len(path), path, DRAFTED_MATCH)
+        return found
 
 
 class PromptLookup:
     """The matches of a batch, each item's in its own text.
 
     Args:
-        num_tokens: of a branch, at most.
+        num_tokens: how deep a branch comes, at most.
         size: see [`NgramIndex`].
     """
 
@@ -94,35 +123,44 @@ class PromptLookup:
         """Go on with only some items."""
         self.indices = [self.indices[item] for item in kept]
 
-    def matches(self, room: int) -> list[Match | None]:
-        """Each item's match, `room` tokens long at most; an empty list if no item has one."""
+    def finds_any(self) -> bool:
+        """Whether the text of an item goes on as it did before."""
+        return any(index.match(1) for index in self.indices)
+
+    def matches(
+        self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], room: int
+    ) -> list[dict[int, Match]]:
+        """Each item's matches, of its text and of its draft, see [`NgramIndex.matches`]; no branch is deeper than `room`."""
         num_tokens = min(self.num_tokens, room)
-        found = [index.match(num_tokens) for index in self.indices] if num_tokens > 0 else []
-        return found if any(found) else []
+        drafts = zip(self.indices, tokens, parents, strict=True)
+        return [index.matches(*draft, num_tokens) for index, *draft in drafts]
 
 
-def with_match(tokens: Sequence[int], draft: ClaimedTree, match: Match | None) -> tuple[list[int], ClaimedTree]:
-    """A draft of one item, and the text's own continuation as a branch from the anchor, as far as that is not in it.
+def with_matches(
+    tokens: Sequence[int], draft: ClaimedTree, matches: Mapping[int, Match]
+) -> tuple[list[int], ClaimedTree]:
+    """A draft of one item, and the text's own continuations as branches, as far as they are not in it.
 
     Args:
         tokens: of the draft's nodes.
         draft: their parents, and what the drafter thinks of them.
-        match: what the text suggests. An accepted token makes its match one longer.
+        matches: what the text suggests after slots of the draft. An accepted token makes its match one longer.
 
     Returns:
         Tokens and draft, level by level.
     """
     tokens, parents, claims = [*tokens], [*draft.parents], [*draft.log_probabilities]
-    matches, slot = [0] * len(tokens), 0
-    slot_of = {edge: node + 1 for node, edge in enumerate(zip(parents, tokens, strict=True))}
-    for length, token in enumerate(match.tokens if match else (), start=match.length if match else 0):
-        parent, slot = slot, slot_of.get((slot, token), len(tokens) + 1)
-        if slot > len(tokens):
-            tokens.append(token)
-            parents.append(parent)
-            claims.append(None)
-            matches.append(0)
-        matches[slot - 1] = length
+    lengths = [0] * len(tokens)
+    slot_of = {edge: slot for slot, edge in enumerate(zip(parents, tokens, strict=True), start=1)}
+    for slot, match in matches.items():
+        for length, token in enumerate(match.tokens, start=match.length):
+            parent, slot = slot, slot_of.setdefault((slot, token), len(tokens) + 1)
+            if slot > len(tokens):
+                tokens.append(token)
+                parents.append(parent)
+                claims.append(None)
+                lengths.append(0)
+            lengths[slot - 1] = max(lengths[slot - 1], length)
     depths = [0]
     for parent in parents:
         depths.append(depths[parent] + 1)
@@ -132,6 +170,6 @@ def with_match(tokens: Sequence[int], draft: ClaimedTree, match: Match | None) -
         draft,
         parents=[slots[parents[node]] for node in order],
         log_probabilities=[claims[node] for node in order],
-        matches=[matches[node] for node in order],
+        matches=[lengths[node] for node in order],
     )
     return [tokens[node] for node in order], draft

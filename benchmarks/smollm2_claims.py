@@ -1,0 +1,273 @@
+"""Which of the papers' claims about training hold on a real language model, after a few minutes of training each?
+
+    python benchmarks/smollm2_claims.py --target SMOLLM2 --text own.jsonl --data DATA --features states
+
+Every run starts from the target's own layers (smollm2_start.py), learns the target's own text for the same number of steps, is
+evaluated on held-out dialogues (accuracy by position and expected tau), and drafts for the first turns of the papers' benchmarks,
+greedily, as a chain and as a tree of 16: tau is tokens per forward of the target and text, the bonus token included. What is made
+stays in `--work`, and is not made again; what is there is written to benchmarks/results/smollm2_claims.json. With `--features`,
+hidden states of `pardraft cache-features` (the taps of all drafters, and the last state) serve all runs but PARD's.
+
+A claim holds if it does for every seed, and is undecided if the seeds disagree.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from evidence import Claim, judged, verdict_table
+from hf_pardraft.evaluation.entries import Entry
+from hf_pardraft.evaluation.measurement import Condition
+from hf_pardraft.user_input.models import load_model, load_tokenizer
+from result_files import RESULTS, public_command, save, this_machine
+from smollm2_cases import BENCHMARKS, Way, load_all, prompts_of, setting_of
+from smollm2_measure import counted
+from smollm2_start import block_drafter, dart_drafter, pard_base
+
+RESULT = RESULTS / "smollm2_claims.json"
+TREE_BUDGET, NEW_TOKENS, BLOCK_STEPS, PARD_STEPS = 16, 64, 400, 150
+COMMON = {
+    "target_dtype": "bfloat16",
+    "max_length": 512,
+    "packing": "true",
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "bf16": "true",
+    "eval_size": 16,
+    "tau_prompts": 0,
+    "warmup_steps": 40,
+    "lr_scheduler_type": "cosine",
+    "learning_rate": 1e-3,
+    "max_grad_norm": 1.0,
+    "draft_vocab_size": 8192,
+    "logging_steps": 50,
+    "save_strategy": "no",
+    "use_cpu": "true",
+    "disable_tqdm": "true",
+}
+BLOCKS = {"num_anchors": 128, "loss_reduction": "weight_sum"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one drafter is, and how it is trained.
+
+    Attributes:
+        recipe: of `pardraft train`.
+        kind: of the drafter.
+        arguments: options of `pardraft train` that differ from COMMON.
+        fields: of the drafter's configuration that differ from smollm2_start.py's.
+    """
+
+    recipe: str
+    kind: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def block(objective: str, gamma: float | None = None, kind: str = "dflash", **fields: Any) -> Setting:
+    """A DFlash or DFlare drafter of block 8."""
+    recipe = "left_to_right" if kind == "dflash" else "dflare"
+    return Setting(recipe, kind, {**BLOCKS, "objective": objective, "loss_gamma": gamma}, fields)
+
+
+FOCAL, CHAIN, GAMMA = "0.3*first_error", "40*chain_reward", 3.0
+SETTINGS = {
+    "DFlash uniform": block("cross_entropy"),
+    "DFlash decay": block("cross_entropy", GAMMA),
+    "DFlash all three": block(f"cross_entropy+{FOCAL}+{CHAIN}", GAMMA),
+    "DFlash focal": block(f"cross_entropy+{FOCAL}"),
+    "DFlash chain": block(f"cross_entropy+{CHAIN}"),
+    "DFlash law": block("forward_kl", GAMMA),
+    "DART shifted": Setting("dart", "dart", {"num_anchors": 128}),
+    "DART unshifted": Setting("dart", "dart", {"num_anchors": 128}, {"shifted": False}),
+    **{
+        f"DFlare {name}, {layers} layers": block("forward_kl", GAMMA, "dflare", num_layers=layers, **fields)
+        for layers in (2, 4)
+        for name, fields in {
+            "by layer": {},
+            "one projection": {"fusion": "fc"},
+            "by layer and projection": {"fusion_fc": True},
+        }.items()
+    },
+    "PARD COD": Setting("pard", "pard", {"draft_tokens": 6, "learning_rate": 5e-4}),
+    "PARD all masks": Setting("pard", "pard", {"draft_tokens": 6, "learning_rate": 5e-4, "cod_retention": 1.0}),
+}
+LOSSES, ALONE, FUSION = "arXiv 2606.11552, table 2", "arXiv 2606.11552, table 4", "arXiv 2606.02091, section 4.1"
+CLAIMS = (
+    Claim("trees", LOSSES, "a tree gains on top of the three losses", "DFlash all three", "DFlash uniform", "tree_tau"),
+    Claim("losses", LOSSES, "decay helps", "DFlash decay", "DFlash uniform"),
+    Claim("losses", LOSSES, "all three together help", "DFlash all three", "DFlash uniform"),
+    Claim("losses", LOSSES, "and more than decay", "DFlash all three", "DFlash decay"),
+    Claim("losses", ALONE, "the focal loss alone helps", "DFlash focal", "DFlash uniform"),
+    Claim("losses", ALONE, "the chain reward alone helps", "DFlash chain", "DFlash uniform"),
+    Claim("losses", "ours", "the target's law beats its text", "DFlash law", "DFlash decay"),
+    *(
+        Claim(
+            "fusion",
+            FUSION,
+            f"by layer beats one projection, {layers} layers",
+            f"DFlare by layer, {layers} layers",
+            f"DFlare one projection, {layers} layers",
+        )
+        for layers in (2, 4)
+    ),
+    *(
+        Claim(
+            "fusion",
+            "arXiv 2606.02091",
+            f"a projection after the sum helps, {layers} layers",
+            f"DFlare by layer and projection, {layers} layers",
+            f"DFlare by layer, {layers} layers",
+        )
+        for layers in (2, 4)
+    ),
+    Claim("shift", "arXiv 2601.19278, table 3", "shifted logits help", "DART shifted", "DART unshifted"),
+    Claim("COD", "arXiv 2504.18583, figure 5a", "COD loses nothing", "PARD COD", "PARD all masks"),
+)
+
+
+def start(setting: Setting, target_folder: Path, output: Path) -> None:
+    """What a run starts from."""
+    torch.manual_seed(0)
+    target, tokenizer = load_model(str(target_folder), dtype="float32"), load_tokenizer(str(target_folder))
+    with torch.no_grad():
+        if setting.kind == "pard":
+            pard_base(target).save_pretrained(output)
+            tokenizer.save_pretrained(output)
+        elif setting.kind == "dart":
+            dart_drafter(target, tokenizer, **setting.fields).save_pretrained(output)
+        else:
+            block_drafter(setting.kind, target, tokenizer, **setting.fields).save_pretrained(output)
+
+
+def train(setting: Setting, seed: int, arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
+    """Train a drafter into `output` with `pardraft train`; what its evaluation says, and what it took."""
+    begun = output.with_name(output.name + ", start")
+    start(setting, arguments.target, begun)
+    options = {
+        **COMMON,
+        **setting.arguments,
+        "recipe": setting.recipe,
+        "target": arguments.target,
+        "dataset": arguments.text,
+        "output": output,
+        "seed": seed,
+        "max_steps": arguments.steps or (PARD_STEPS if setting.kind == "pard" else BLOCK_STEPS),
+        ("base" if setting.kind == "pard" else "drafter"): begun,
+    }
+    if arguments.features and setting.kind != "pard":
+        options["features_folder"] = arguments.features
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    command = [sys.executable, "-m", "hf_pardraft", "train", *words, "--overwrite-output"]
+    with output.with_suffix(".log").open("w", encoding="utf-8") as log:
+        subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
+    shutil.rmtree(begun)
+    scores = json.loads((output / "eval_results.json").read_text(encoding="utf-8"))
+    state = json.loads((output / "trainer_state.json").read_text(encoding="utf-8"))
+    total = next(entry for entry in reversed(state["log_history"]) if "train_runtime" in entry)
+    return {
+        "tau": scores["eval_expected_tau"],
+        "steps": state["global_step"],
+        "seconds": round(total["train_runtime"]),
+        **{
+            name.removeprefix("eval_"): round(value, 4)
+            for name, value in scores.items()
+            if name.startswith(("eval_accuracy", "eval_loss"))
+        },
+    }
+
+
+def decoded(drafter: Path, arguments: argparse.Namespace) -> dict[str, float]:
+    """tau of chains and of trees, over the prompts of all benchmarks."""
+    asked = SimpleNamespace(
+        drafters=drafter,
+        names=None,
+        target=arguments.target,
+        data=arguments.data,
+        limit=arguments.limit,
+        max_new_tokens=NEW_TOKENS,
+    )
+    models = load_all(asked, "bfloat16")
+    prompts = [prompt for benchmark in BENCHMARKS for prompt in prompts_of(benchmark, models, asked)]
+    ((name, drafter),) = models.drafters.items()
+    ways = [Way(Entry(way, drafter, setting_of(way, TREE_BUDGET)), way, name) for way in ("chain", "tree")]
+    condition = Condition(max_new_tokens=NEW_TOKENS, batch_size=len(prompts))
+    chain, tree = (rows[0]["tau"] for rows in counted(models, ways, prompts, condition))
+    return {"chain_tau": round(chain, 3), "tree_tau": round(tree, 3), "tree_gain": round(tree / chain, 3)}
+
+
+def run(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One run's report; what an earlier command made is read."""
+    file = arguments.work / f"{name}, seed {seed}.json"
+    if not file.exists():
+        output, started = arguments.work / f"{name}, seed {seed}", time.monotonic()
+        report = train(SETTINGS[name], seed, arguments, output)
+        report |= decoded(output, arguments)
+        shutil.rmtree(output)
+        file.write_text(json.dumps(report) + "\n", encoding="utf-8")
+        print(f"{name}, seed {seed}: {time.monotonic() - started:.0f} s, {report}", flush=True)
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--target", type=Path, required=True, help="folder of SmolLM2-135M-Instruct")
+    parser.add_argument(
+        "--text", type=Path, required=True, help="the target's own answers, as `pardraft regenerate` writes them"
+    )
+    parser.add_argument("--data", type=Path, help="folder of the benchmarks' files; by default they come from the Hub")
+    parser.add_argument("--features", type=Path, help="folder of `pardraft cache-features`")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--steps", type=int, help="training steps, instead of those of each kind")
+    parser.add_argument("--limit", type=int, default=4, help="prompts of a benchmark")
+    parser.add_argument("--work", type=Path, default=Path("smollm2_claims.work"))
+    parser.add_argument("--output", type=Path, default=RESULT)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    torch.set_num_threads(1)
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    # All settings of a seed, then the next seed: whoever stops early has all comparisons for some seeds.
+    reports: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.settings}
+    for seed in arguments.seeds:
+        for name in arguments.settings:
+            reports[name].append(run(name, seed, arguments))
+    verdicts = [judged(claim, reports) for claim in CLAIMS if {claim.better, claim.worse} <= {*reports}]
+    result = {
+        "command": public_command(),
+        "machine": this_machine(),
+        "seeds": arguments.seeds,
+        "prompts": arguments.limit * len(BENCHMARKS),
+        "new_tokens": NEW_TOKENS,
+        "arguments": COMMON,
+        "claims": verdicts,
+        "settings": {
+            name: {
+                "recipe": SETTINGS[name].recipe,
+                "kind": SETTINGS[name].kind,
+                "arguments": SETTINGS[name].arguments,
+                "fields": SETTINGS[name].fields,
+                "runs": found,
+            }
+            for name, found in reports.items()
+        },
+    }
+    save(arguments.output, result, indent=1)
+    print(verdict_table(verdicts))
+
+
+if __name__ == "__main__":
+    main()
