@@ -2,11 +2,12 @@
 
     python benchmarks/smollm2_claims.py --target SMOLLM2 --text own.jsonl --data DATA --features states
 
-Every run starts from the target's own layers (smollm2_start.py), learns the target's own text for the same number of steps, is
-evaluated on held-out dialogues (accuracy by position and expected tau), and drafts for the first turns of the papers' benchmarks,
-greedily, as a chain and as a tree of 16: tau is tokens per forward of the target and text, the bonus token included. What is made
-stays in `--work`, and is not made again; what is there is written to benchmarks/results/smollm2_claims.json. With `--features`,
-hidden states of `pardraft cache-features` (the taps of all drafters, and the last state) serve all runs but PARD's.
+Losses are compared as the end of a training: each run goes on with the DFlash drafter in drafters/, which learned the target's
+law. All others start from the target's own layers (smollm2_start.py). Runs that are compared learn the same text for the same
+number of steps, are evaluated on held-out dialogues (accuracy by position and expected tau, which claims are about), and draft
+for the first turns of the papers' benchmarks, greedily, as a chain and as a tree of 16. What is made stays in `--work`, and is
+not made again; what is there is written to benchmarks/results/smollm2_claims.json. With `--features`, hidden states of `pardraft
+cache-features` (the taps of all drafters, and the last state) serve all runs but PARD's.
 
 A claim holds if it does for every seed, and is undecided if the seeds disagree.
 """
@@ -34,7 +35,8 @@ from smollm2_measure import counted
 from smollm2_start import block_drafter, dart_drafter, pard_base
 
 RESULT = RESULTS / "smollm2_claims.json"
-TREE_BUDGET, NEW_TOKENS, BLOCK_STEPS, PARD_STEPS = 16, 64, 400, 150
+TRAINED = Path(__file__).parent.parent / "drafters" / "SmolLM2-135M-Instruct-DFlash"
+TREE_BUDGET, NEW_TOKENS, BLOCK_STEPS, PARD_STEPS = 16, 64, 300, 150
 COMMON = {
     "target_dtype": "bfloat16",
     "max_length": 512,
@@ -55,6 +57,7 @@ COMMON = {
     "disable_tqdm": "true",
 }
 BLOCKS = {"num_anchors": 128, "loss_reduction": "weight_sum"}
+FOCAL, CHAIN, GAMMA = "0.3*first_error", "40*chain_reward", 3.0
 
 
 @dataclass(frozen=True)
@@ -66,32 +69,37 @@ class Setting:
         kind: of the drafter.
         arguments: options of `pardraft train` that differ from COMMON.
         fields: of the drafter's configuration that differ from smollm2_start.py's.
+        goes_on: whether it goes on with the trained drafter.
     """
 
     recipe: str
     kind: str
     arguments: dict[str, Any] = field(default_factory=dict)
     fields: dict[str, Any] = field(default_factory=dict)
+    goes_on: bool = False
 
 
-def block(objective: str, gamma: float | None = None, kind: str = "dflash", **fields: Any) -> Setting:
-    """A DFlash or DFlare drafter of block 8."""
-    recipe = "left_to_right" if kind == "dflash" else "dflare"
-    return Setting(recipe, kind, {**BLOCKS, "objective": objective, "loss_gamma": gamma}, fields)
+def ending(objective: str, gamma: float | None = None) -> Setting:
+    """The end of a DFlash drafter's training, with such a loss."""
+    arguments = {**BLOCKS, "objective": objective, "loss_gamma": gamma, "learning_rate": 3e-4, "draft_vocab_size": None}
+    return Setting("left_to_right", "dflash", arguments, goes_on=True)
 
 
-FOCAL, CHAIN, GAMMA = "0.3*first_error", "40*chain_reward", 3.0
+def fused(num_layers: int, **fields: Any) -> Setting:
+    """A DFlare drafter with such a fusion."""
+    arguments = {**BLOCKS, "objective": "forward_kl", "loss_gamma": GAMMA}
+    return Setting("dflare", "dflare", arguments, {"num_layers": num_layers, **fields})
+
+
 SETTINGS = {
-    "DFlash uniform": block("cross_entropy"),
-    "DFlash decay": block("cross_entropy", GAMMA),
-    "DFlash all three": block(f"cross_entropy+{FOCAL}+{CHAIN}", GAMMA),
-    "DFlash focal": block(f"cross_entropy+{FOCAL}"),
-    "DFlash chain": block(f"cross_entropy+{CHAIN}"),
-    "DFlash law": block("forward_kl", GAMMA),
-    "DART shifted": Setting("dart", "dart", {"num_anchors": 128}),
-    "DART unshifted": Setting("dart", "dart", {"num_anchors": 128}, {"shifted": False}),
+    "DFlash uniform": ending("cross_entropy"),
+    "DFlash decay": ending("cross_entropy", GAMMA),
+    "DFlash all three": ending(f"cross_entropy+{FOCAL}+{CHAIN}", GAMMA),
+    "DFlash focal": ending(f"cross_entropy+{FOCAL}"),
+    "DFlash chain": ending(f"cross_entropy+{CHAIN}"),
+    "DFlash law": ending("forward_kl", GAMMA),
     **{
-        f"DFlare {name}, {layers} layers": block("forward_kl", GAMMA, "dflare", num_layers=layers, **fields)
+        f"DFlare {name}, {layers} layers": fused(layers, **fields)
         for layers in (2, 4)
         for name, fields in {
             "by layer": {},
@@ -99,6 +107,8 @@ SETTINGS = {
             "by layer and projection": {"fusion_fc": True},
         }.items()
     },
+    "DART shifted": Setting("dart", "dart", {"num_anchors": 128}),
+    "DART unshifted": Setting("dart", "dart", {"num_anchors": 128}, {"shifted": False}),
     "PARD COD": Setting("pard", "pard", {"draft_tokens": 6, "learning_rate": 5e-4}),
     "PARD all masks": Setting("pard", "pard", {"draft_tokens": 6, "learning_rate": 5e-4, "cod_retention": 1.0}),
 }
@@ -152,8 +162,9 @@ def start(setting: Setting, target_folder: Path, output: Path) -> None:
 
 def train(setting: Setting, seed: int, arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
     """Train a drafter into `output` with `pardraft train`; what its evaluation says, and what it took."""
-    begun = output.with_name(output.name + ", start")
-    start(setting, arguments.target, begun)
+    begun = TRAINED if setting.goes_on else output.with_name(output.name + ", start")
+    if not setting.goes_on:
+        start(setting, arguments.target, begun)
     options = {
         **COMMON,
         **setting.arguments,
@@ -167,11 +178,17 @@ def train(setting: Setting, seed: int, arguments: argparse.Namespace, output: Pa
     }
     if arguments.features and setting.kind != "pard":
         options["features_folder"] = arguments.features
-    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    words = [
+        word
+        for name, value in options.items()
+        if value is not None or name == "loss_gamma"
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
     command = [sys.executable, "-m", "hf_pardraft", "train", *words, "--overwrite-output"]
     with output.with_suffix(".log").open("w", encoding="utf-8") as log:
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
-    shutil.rmtree(begun)
+    if not setting.goes_on:
+        shutil.rmtree(begun)
     scores = json.loads((output / "eval_results.json").read_text(encoding="utf-8"))
     state = json.loads((output / "trainer_state.json").read_text(encoding="utf-8"))
     total = next(entry for entry in reversed(state["log_history"]) if "train_runtime" in entry)
@@ -230,7 +247,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, help="training steps, instead of those of each kind")
-    parser.add_argument("--limit", type=int, default=4, help="prompts of a benchmark")
+    parser.add_argument("--limit", type=int, default=2, help="prompts of a benchmark")
     parser.add_argument("--work", type=Path, default=Path("smollm2_claims.work"))
     parser.add_argument("--output", type=Path, default=RESULT)
     return parser.parse_args()

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from hf_pardraft.generation.decoder import of_chain
+from hf_pardraft.generation.draft_judge import of_chain
 from hf_pardraft.generation.scheduling import schedule as scheduling
 from hf_pardraft.generation.scheduling.confidence import (
     Calibration,

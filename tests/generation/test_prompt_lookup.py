@@ -267,7 +267,7 @@ def lookups_of(monkeypatch, target, drafter, **options) -> list[PromptLookup | N
     found, real = [], SpeculativeDecoding.run
 
     def run(self, input_ids):
-        found.append(self.lookup)
+        found.append(self.judge.lookup)
         return real(self, input_ids)
 
     monkeypatch.setattr(SpeculativeDecoding, "run", run)

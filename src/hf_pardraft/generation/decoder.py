@@ -12,14 +12,14 @@ from ..models.inputs import DraftInputs, cached_arange, last_columns
 from .cache import Entries, Snapshot, attended_layers, is_callers
 from .candidate_generator import ParallelCandidateGenerator
 from .choice import LikeliestToken, PlainDraw, RejectionSampling, choose_along_the_path
+from .draft_judge import DraftJudge
 from .inference_mode import mode_for
 from .noise import StepNoise
 from .outputs import ItemRead, OutputRecorder
 from .packed_layers import packed_layers
 from .processors import DraftColumns, ItemProcessors, is_prefix_free, process_everywhere
-from .prompt_lookup import MATCHING_NGRAM_SIZE, PromptLookup, with_matches
+from .prompt_lookup import MATCHING_NGRAM_SIZE, PromptLookup
 from .rope import longest_text
-from .scheduling.confidence import ClaimedTree, best_nodes
 from .scheduling.fixed import FixedSchedule
 from .scheduling.plans import NOTHING, Plan
 from .scheduling.schedule import Schedule
@@ -27,8 +27,7 @@ from .sequences import FinishedItems, StopChecks, TokenBuffer
 from .stats import Proposal, Stopwatch, synchronizer
 from .step_inputs import SLICED_INPUTS, StepInputs
 from .target import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, read_prompt
-from .tree.columns import tokens_of
-from .tree.token_tree import TokenTree, draft_chain, node_log_probabilities, nodes_of_tree, tree_of_lists
+from .tree.token_tree import TokenTree, draft_chain
 from .tree.verify import Acceptance, accept, paths_on_host, plain_step
 from .tree_search import TreeSearch
 from .undrafted import PlainRest
@@ -95,11 +94,7 @@ class SpeculativeDecoding:
             streamer=streamer,
         )
         self.schedule, self.plan, self.is_ordinary = schedule, NOTHING, False
-        self.lookup = self._prompt_lookup()
-        # What speaks for this round's drafts, if anybody asked.
-        self.claims: list[ClaimedTree] | None = None
-        # The likeliest tokens of this round's tree, `depth` for each item, if anybody asked.
-        self.likeliest: list[list[int]] | None = None
+        self.judge = DraftJudge(schedule, self._prompt_lookup())
         self.stopwatch = Stopwatch(candidates.stats, self.settings.time_rounds, synchronizer(target.device))
         self.items = list(range(batch))
         cache = model_kwargs["past_key_values"]
@@ -196,7 +191,7 @@ class SpeculativeDecoding:
         warpers = columns.warpers(self.processors)
         if self.settings.verification == "rejection":
             return RejectionSampling(warpers, columns)
-        deepest = max(self.schedule.deepest, self.lookup.num_tokens if self.lookup else 0)
+        deepest = max(self.schedule.deepest, self.judge.deepest)
         noise = StepNoise(self.batch, self.sequences.device, deepest + 1)
         return PlainDraw(warpers, noise, self._chooses_in_plain_order(), columns)
 
@@ -269,9 +264,9 @@ class SpeculativeDecoding:
         self.prompt_text, self.columns = prompt.text, prompt.columns
         text = prompt.text
         self.candidates.observe(DraftInputs(text.ids, text.positions, new_counts=text.counts))
-        if self.lookup is not None:
+        if self.judge.lookup is not None:
             columns = last_columns(text.counts, *text.ids.shape)
-            self.lookup.begin([ids[own[0] :] for ids, own in zip(text.ids.tolist(), columns, strict=True)])
+            self.judge.lookup.begin([ids[own[0] :] for ids, own in zip(text.ids.tolist(), columns, strict=True)])
         if self.inputs.rope.any:
             # A batch is rotated by its longest text, and of that padding is no part.
             longest = longest_text(self.model_kwargs.get("position_ids"), self.prompt_length)
@@ -365,48 +360,20 @@ class SpeculativeDecoding:
     def _search(self, draft_logits: torch.Tensor) -> TokenTree | None:
         """The chain or tree in logits `(batch, depth, columns)`."""
         # A text is read with the target's own mask, which has no room for branches.
-        reads_text, looked_up = self.prompt or self.pending.ids.shape[1] > 1, 0
-        if self.plan.budget and not reads_text and not self.reader.is_hybrid:
-            tree = self.search.tree(draft_logits, self.sequences, self.plan.budget, self.token_ids)
-            if self.schedule.looks:
-                self.likeliest = tokens_of(draft_logits.argmax(dim=-1), self.token_ids).tolist()
-            looked_up = self._looked_up()
+        reads_text = self.prompt or self.pending.ids.shape[1] > 1
+        if reads_text or self.reader.is_hybrid or not self.plan.budget:
+            tree, room = draft_chain(draft_logits, self.token_ids), 0
         else:
-            tree = draft_chain(draft_logits, self.token_ids)
-        if reads_text or not (looked_up or self.schedule.looks_at_draft(tree.num_nodes)):
-            return tree
-        return self._worth_reading(tree, draft_logits, looked_up)
+            tree = self.search.tree(draft_logits, self.sequences, self.plan.budget, self.token_ids)
+            self.judge.remember_chain(draft_logits, self.token_ids)
+            room = self._room_for_matches()
+        return tree if reads_text else self.judge.worth_reading(tree, draft_logits, self.token_ids, room)
 
-    def _looked_up(self) -> int:
+    def _room_for_matches(self) -> int:
         """How many tokens of what the texts suggest there is room for after the longest; 0 if they suggest nothing."""
-        if self.lookup is None or not self.lookup.finds_any():
+        if not self.judge.finds_any():
             return 0
-        return self._room(self.stop.room(max(self.sequences.lengths), self.lookup.num_tokens))
-
-    def _worth_reading(self, tree: TokenTree, logits: torch.Tensor, looked_up: int) -> TokenTree | None:
-        """What is worth the target's time of a draft, made of marginal logits `(batch, depth, columns)`, and of what the texts
-        suggest, `looked_up` tokens deep.
-
-        It is no more than the draft alone has.
-        """
-        claims = node_log_probabilities(tree, logits, self.token_ids).tolist()
-        parents = tree.parents.tolist()
-        drafts = [ClaimedTree(*both) for both in zip(parents, claims, strict=True)]
-        if looked_up:
-            tokens = tree.tokens.tolist()
-            matches = self.lookup.matches(tokens, parents, looked_up)
-            tokens, drafts = zip(*map(with_matches, tokens, drafts, matches), strict=True)
-        probabilities = list(map(self.schedule.calibration.probabilities, drafts))
-        count = self.schedule.worth_reading(probabilities, tree.num_nodes)
-        chosen = [best_nodes(*each, count) for each in zip(drafts, probabilities, strict=True)]
-        kept, parents = zip(*chosen, strict=True)
-        self.claims = [draft.nodes(*each) for draft, each in zip(drafts, chosen, strict=True)]
-        if count == 0:
-            return None
-        if looked_up:
-            tokens = [[of_item[node] for node in nodes] for of_item, nodes in zip(tokens, kept, strict=True)]
-            return tree_of_lists(tokens, parents, tree.tokens.device)
-        return nodes_of_tree(tree, kept, parents) if count < tree.num_nodes else tree
+        return self._room(self.stop.room(max(self.sequences.lengths), self.judge.deepest))
 
     def _note(
         self, tree: TokenTree | None, paths: list[list[int]], new_tokens: list[list[int]], counts: list[int]
@@ -414,26 +381,14 @@ class SpeculativeDecoding:
         """Tell the choice, the statistics and the schedule how the round went."""
         new_tokens = [tokens[:count] for tokens, count in zip(new_tokens, counts, strict=True)]
         self.choice.advance(new_tokens)
-        if self.lookup is not None:
-            self.lookup.extend(new_tokens)
         num_drafted, items = tree.num_nodes if tree else 0, self._noted_items()
         accepted = [min(len(path) - 1, count) for path, count in zip(paths, counts, strict=True)]
         noted = [accepted[item] for item in items]
         self.candidates.stats.add_round([num_drafted] * len(items), noted, [counts[item] for item in items])
         if tree is not None and self.settings.record_drafts:
             self._record(tree, accepted, counts)
-        if tree is not None or self.claims is not None:
-            outcomes = [self._outcome(len(paths[item]), counts[item]) for item in items]
-            of_chains = None
-            if self.likeliest is not None:
-                of_chains = [of_chain(self.likeliest[item], new_tokens[item]) for item in items]
-            self.schedule.note(outcomes, of_chains)
-            self.likeliest = None
-        if self.claims is not None:
-            self.schedule.calibration.note(
-                [(self.claims[item], paths[item][: counts[item]], counts[item] == len(paths[item])) for item in items]
-            )
-            self.claims = None
+        outcomes = [self._outcome(len(paths[item]), counts[item]) for item in items]
+        self.judge.note(tree is not None, outcomes, paths, new_tokens, items)
 
     def _outcome(self, num_chosen: int, count: int) -> tuple[int, int]:
         """What a round says of an item's draft, see [`Acceptance.note`], of whose chosen tokens `count` were committed."""
@@ -494,8 +449,7 @@ class SpeculativeDecoding:
         if self.items:
             self.sequences.select_items(kept)
             self.choice.select_items(kept)
-            if self.lookup is not None:
-                self.lookup.select_items(kept)
+            self.judge.select_items(kept)
             self.select_items(kept)
 
     def _are_over(self) -> list[bool]:
@@ -565,10 +519,3 @@ class SpeculativeDecoding:
             given = self.model_kwargs["past_key_values"]
             cache = self.finished.fill(given, self.reader.cache, self.columns, self.prompt_length, length)
         return self.recorder.result(text, text.shape[1] - self.prompt_length, cache)
-
-
-def of_chain(drafted: list[int], new_tokens: list[int]) -> tuple[int, int]:
-    """What would have become of a chain in a round that wrote `new_tokens`; see [`Acceptance.note`]."""
-    wrong = next((at for at, pair in enumerate(zip(drafted, new_tokens, strict=False)) if pair[0] != pair[1]), None)
-    known = min(len(drafted), len(new_tokens))
-    return (known, known) if wrong is None else (wrong, wrong + 1)

@@ -44,7 +44,7 @@ class CompiledDecoding(SpeculativeDecoding):
         super().__init__(target, **arguments)
         self.target, self.drafter = target, self.candidates.drafter
         # What the host would look up, the device would wait for.
-        self.lookup = None
+        self.judge.lookup = None
         # What is compiled is guarded by the mode and the layers that it was compiled with.
         self.mode = self.packing = nullcontext()
         self.packs = packs_weights(target.device, self.settings)

@@ -1,0 +1,123 @@
+"""What of a drafted tree, and of what the text itself suggests, is worth the target's time; and what became of it."""
+
+from collections.abc import Sequence
+
+import torch
+
+from .prompt_lookup import PromptLookup, with_matches
+from .scheduling.confidence import ClaimedTree, best_nodes
+from .scheduling.fixed import FixedSchedule
+from .scheduling.schedule import Schedule
+from .tree.columns import tokens_of
+from .tree.token_tree import TokenTree, node_log_probabilities, nodes_of_tree, tree_of_lists
+
+
+class DraftJudge:
+    """Looks at each draft of a call before the target does, where that pays.
+
+    Args:
+        schedule: says whether it pays, and remembers what drafts were worth.
+        lookup: what looks the text up for trees; `None` for nothing.
+    """
+
+    def __init__(self, schedule: Schedule | FixedSchedule, lookup: PromptLookup | None) -> None:
+        self.schedule, self.lookup = schedule, lookup
+        # What speaks for this round's drafts, if anybody asked.
+        self.claims: list[ClaimedTree] | None = None
+        # The likeliest tokens of this round's tree, `depth` for each item, if anybody asked.
+        self.likeliest: list[list[int]] | None = None
+
+    @property
+    def deepest(self) -> int:
+        """How deep a tree may be that holds what the text suggests."""
+        return self.lookup.num_tokens if self.lookup else 0
+
+    def select_items(self, kept: Sequence[int]) -> None:
+        """Go on with only some items."""
+        if self.lookup is not None:
+            self.lookup.select_items(kept)
+
+    def finds_any(self) -> bool:
+        """Whether a text suggests anything."""
+        return self.lookup is not None and self.lookup.finds_any()
+
+    def remember_chain(self, draft_logits: torch.Tensor, token_ids: torch.LongTensor | None) -> None:
+        """Keep what a chain would have drafted where a tree is, if the schedule compares them for nothing.
+
+        Args:
+            draft_logits: `(items, depth, columns)`.
+            token_ids: of the columns; `None` if they are the same.
+        """
+        if self.schedule.looks:
+            self.likeliest = tokens_of(draft_logits.argmax(dim=-1), token_ids).tolist()
+
+    def worth_reading(
+        self, tree: TokenTree, draft_logits: torch.Tensor, token_ids: torch.LongTensor | None, room: int
+    ) -> TokenTree | None:
+        """The nodes of a draft, and of what the texts suggest, that are worth the target's time; `None` for none.
+
+        There are no more of them than the draft alone has.
+
+        Args:
+            tree: the draft.
+            draft_logits: `(items, depth, columns)`, the marginals that it was made of.
+            token_ids: of the columns; `None` if they are the same.
+            room: how deep into the tree what the texts suggest may go.
+        """
+        if not (room or self.schedule.looks_at_draft(tree.num_nodes)):
+            return tree
+        claims = node_log_probabilities(tree, draft_logits, token_ids).tolist()
+        parents = tree.parents.tolist()
+        drafts = [ClaimedTree(*both) for both in zip(parents, claims, strict=True)]
+        if room:
+            tokens = tree.tokens.tolist()
+            matches = self.lookup.matches(tokens, parents, room)
+            tokens, drafts = zip(*map(with_matches, tokens, drafts, matches), strict=True)
+        probabilities = list(map(self.schedule.calibration.probabilities, drafts))
+        count = self.schedule.worth_reading(probabilities, tree.num_nodes)
+        chosen = [best_nodes(*each, count) for each in zip(drafts, probabilities, strict=True)]
+        kept, parents = zip(*chosen, strict=True)
+        self.claims = [draft.nodes(*each) for draft, each in zip(drafts, chosen, strict=True)]
+        if count == 0:
+            return None
+        if room:
+            tokens = [[of_item[node] for node in nodes] for of_item, nodes in zip(tokens, kept, strict=True)]
+            return tree_of_lists(tokens, parents, tree.tokens.device)
+        return nodes_of_tree(tree, kept, parents) if count < tree.num_nodes else tree
+
+    def note(
+        self,
+        was_drafted: bool,
+        outcomes: Sequence[tuple[int, int]],
+        paths: Sequence[Sequence[int]],
+        new_tokens: Sequence[Sequence[int]],
+        items: Sequence[int],
+    ) -> None:
+        """Learn from a round.
+
+        Args:
+            was_drafted: whether the target read a draft.
+            outcomes: what became of each draft of `items`, see [`Acceptance.note`].
+            paths: for each item of the batch, the slots that were accepted, the anchor's first.
+            new_tokens: for each, what it got; fewer where its text ended.
+            items: those of the batch that the round was about.
+        """
+        if self.lookup is not None:
+            self.lookup.extend(new_tokens)
+        if was_drafted or self.claims is not None:
+            chains = self.likeliest and [of_chain(self.likeliest[item], new_tokens[item]) for item in items]
+            self.schedule.note(outcomes, chains)
+            self.likeliest = None
+        if self.claims is not None:
+            counts = list(map(len, new_tokens))
+            self.schedule.calibration.note(
+                [(self.claims[item], paths[item][: counts[item]], counts[item] == len(paths[item])) for item in items]
+            )
+            self.claims = None
+
+
+def of_chain(drafted: Sequence[int], new_tokens: Sequence[int]) -> tuple[int, int]:
+    """What would have become of a chain in a round that wrote `new_tokens`; see [`Acceptance.note`]."""
+    wrong = next((at for at, pair in enumerate(zip(drafted, new_tokens, strict=False)) if pair[0] != pair[1]), None)
+    known = min(len(drafted), len(new_tokens))
+    return (known, known) if wrong is None else (wrong, wrong + 1)
