@@ -11,6 +11,8 @@ from hf_pardraft.generation.decoder import SpeculativeDecoding
 from hf_pardraft.generation.dispatch import schedule_for
 from hf_pardraft.generation.prompt_lookup import LONGEST_MATCH, Match, NgramIndex, PromptLookup, with_matches
 from hf_pardraft.generation.scheduling.confidence import Calibration, ClaimedTree
+from hf_pardraft.generation.scheduling.plans import NOTHING
+from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.settings import read_settings
 from hf_pardraft.generation.target import TargetReader
 from sampled_cases import assert_plain_text, batch_of, double_target, knowing, seeded, unpadded, untrained
@@ -378,3 +380,70 @@ def test_the_text_suggests_tokens_that_a_draft_vocabulary_lacks(kind, sampling):
     torch.manual_seed(3)
     assert torch.equal(target.generate(assistant_model=drafter, **call), plain)
     assert drafter.last_stats.tau > 5
+
+
+@pytest.fixture
+def pausing(monkeypatch):
+    """Schedules that never draft, and read as much of the text alone as `read` says."""
+
+    def pause(read):
+        monkeypatch.setattr(Schedule, "next_plan", lambda self, batch, room: NOTHING)
+        monkeypatch.setattr(Schedule, "worth_reading_alone", lambda self, probabilities: read(probabilities))
+
+    return pause
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True}, {"do_sample": True, "top_k": 3}])
+@pytest.mark.parametrize("num_tokens", [1, 8])
+def test_where_nothing_is_drafted_the_text_suggests_by_itself(pausing, trees, num_tokens, sampling):
+    target, call = double_target("llama"), {**quoting(64), **sampling}
+    torch.manual_seed(5)
+    plain = target.generate(**call)
+    state = torch.get_rng_state()
+    pausing(len)
+    drafter = looking("pard", target, draft_schedule="auto", prompt_lookup_num_tokens=num_tokens)
+    trees.clear()
+    torch.manual_seed(5)
+    assert torch.equal(target.generate(assistant_model=drafter, **call), plain)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(tree is None or tree.is_chain for tree in trees)
+    assert drafter.last_stats.tau > 0.7 * (num_tokens + 1)
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {}])
+def test_what_the_text_suggests_by_itself_may_be_wrong(pausing, sampling):
+    target, batch = double_target("qwen3"), batch_of(9)
+    batch["input_ids"][:, -4:-2] = batch["input_ids"][:, -2:]
+    plain = seeded(target, batch, max_new_tokens=40, **sampling)
+    pausing(len)
+    drafter = looking("dflash", target, draft_schedule="auto")
+    assert_plain_text(target, batch, drafter, plain, max_new_tokens=40, **sampling)
+    assert sum(drafter.last_stats.drafted_per_round) > sum(drafter.last_stats.accepted_per_round)
+
+
+def test_what_is_not_read_of_the_text_is_judged_all_the_same(pausing, schedules):
+    target, call = double_target("llama"), quoting(64)
+    pausing(lambda probabilities: 0)
+    drafter = looking("pard", target, draft_schedule="auto")
+    plain = target.generate(**call)
+    assert torch.equal(target.generate(assistant_model=drafter, **call), plain)
+    calibration = schedules[0].calibration
+    assert drafter.last_stats.tau == 1
+    assert sum(calibration.accepted_matches) > 0.9 * sum(calibration.tried_matches) > 40
+
+
+def test_the_text_alone_is_read_where_that_pays():
+    target = tiny_target("llama")
+    drafter = looking("pard", target, draft_schedule="auto")
+    config = GenerationConfig()
+    schedule = schedule_for(target, drafter, read_settings(drafter, config), config)
+    sure, unsure = [0.9, 0.8, 0.7, 0.01], [0.05, 0.02, 0.01]
+    # Nothing is known of costs.
+    assert schedule.worth_reading_alone(sure) == 0
+    schedule.reading.note(1, 0.020)
+    schedule.reading.note(11, 0.030)
+    schedule.best, schedule.seconds, schedule.tokens = NOTHING, {NOTHING: 0.021}, {NOTHING: 1.0}
+    assert (schedule.worth_reading_alone(sure), schedule.worth_reading_alone(unsure)) == (3, 0)
+    # A round without a draft that is to tell what one costs has none of the text's either.
+    schedule.is_a_try = True
+    assert schedule.worth_reading_alone(sure) == 0

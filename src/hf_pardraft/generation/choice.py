@@ -125,14 +125,12 @@ class PlainDraw(LikeliestToken):
         return torch.where((of_part > of_whole)[:, None], part, whole) * self.temperature
 
     def everywhere(self, scores: torch.Tensor, tree: TokenTree | None) -> torch.LongTensor:
-        if self.ahead is None:
-            self._look_ahead(1, scores.shape[2])
+        # Not all of a draft is the drafter's, for which that was looked at already.
+        deepest = min(scores.shape[1], self.noise.most)
+        if self.ahead is None or self.ahead.shape[1] < deepest:
+            self._look_ahead(deepest, scores.shape[2])
         noise = self.ahead[:, : scores.shape[1]]
         if tree is not None and not tree.is_chain:
-            # Not all of it was drafted by the drafter.
-            deepest = min(tree.num_nodes + 1, self.noise.most)
-            if self.ahead.shape[1] < deepest:
-                self._look_ahead(deepest, scores.shape[2])
             items = torch.arange(len(scores), device=scores.device)[:, None]
             noise = self.ahead[items, tree.slot_depths]
         return draw_with(scores.softmax(dim=-1), noise)

@@ -147,6 +147,8 @@ class SpeculativeDecoding:
             paths, new_tokens = paths_on_host(acceptance)
             if self.is_ordinary:
                 self.schedule.end_reading(1 + (tree.num_nodes if tree else 0))
+            # Without a draft, a round is as plain as its plan only if nothing but its own token is read.
+            self.is_ordinary = self.is_ordinary and (tree is None or self.plan.depth > 0)
         with self.stopwatch.part("commit"):
             for index, item in enumerate(self.items):
                 self.recorder.add_scores(item, index, paths[index], scores, logits)
@@ -352,9 +354,11 @@ class SpeculativeDecoding:
         return len(self.items) == 1 and not self.reader.is_hybrid and not (self.prompt and self.prompt.extra)
 
     def _proposal(self, draft_logits: torch.Tensor | None) -> TokenTree | None:
-        """What to propose, from marginal logits `(batch, depth, columns)`."""
+        """What to propose, from marginal logits `(batch, depth, columns)`; without them, what the text suggests by itself."""
         if draft_logits is None:
-            return None
+            reads_text = self.prompt or self.pending.ids.shape[1] > 1
+            room = self._room_for_matches() if len(self.items) == 1 and not reads_text else 0
+            return self.judge.worth_reading_alone(room, self.sequences.device) if room else None
         return self.choice.propose(draft_logits.to(self.sequences.device), self._search)
 
     def _search(self, draft_logits: torch.Tensor) -> TokenTree | None:

@@ -9,7 +9,7 @@ from .scheduling.confidence import ClaimedTree, best_nodes
 from .scheduling.fixed import FixedSchedule
 from .scheduling.schedule import Schedule
 from .tree.columns import tokens_of
-from .tree.token_tree import TokenTree, node_log_probabilities, nodes_of_tree, tree_of_lists
+from .tree.token_tree import TokenTree, chain_tree, node_log_probabilities, nodes_of_tree, tree_of_lists
 
 
 class DraftJudge:
@@ -26,6 +26,8 @@ class DraftJudge:
         self.claims: list[ClaimedTree] | None = None
         # The likeliest tokens of this round's tree, `depth` for each item, if anybody asked.
         self.likeliest: list[list[int]] | None = None
+        # What the text suggested where nothing is read of it: the length of the match, and the next token.
+        self.suggested: tuple[int, int] | None = None
 
     @property
     def deepest(self) -> int:
@@ -85,6 +87,27 @@ class DraftJudge:
             return tree_of_lists(tokens, parents, tree.tokens.device)
         return nodes_of_tree(tree, kept, parents) if count < tree.num_nodes else tree
 
+    def worth_reading_alone(self, room: int, device: torch.device) -> TokenTree | None:
+        """What the text suggests by itself, as far as it is worth the target's time; `None` for nothing.
+
+        For one item. If nothing of it is read, whether its first token is right is known all the same.
+
+        Args:
+            room: tokens of it at most.
+            device: of the text.
+        """
+        match = self.lookup.matches([()], [()], room)[0].get(0)
+        if match is None:
+            return None
+        lengths = range(match.length, match.length + len(match.tokens))
+        branch = ClaimedTree(range(len(lengths)), [None] * len(lengths), lengths)
+        count = self.schedule.worth_reading_alone(self.schedule.calibration.probabilities(branch))
+        if count == 0:
+            self.suggested = match.length, match.tokens[0]
+            return None
+        self.claims = [branch.nodes(range(count), range(count))]
+        return chain_tree(torch.tensor([match.tokens[:count]], device=device))
+
     def note(
         self,
         was_drafted: bool,
@@ -114,6 +137,11 @@ class DraftJudge:
                 [(self.claims[item], paths[item][: counts[item]], counts[item] == len(paths[item])) for item in items]
             )
             self.claims = None
+        if self.suggested is not None:
+            length, token = self.suggested
+            is_right = new_tokens[0][:1] == [token]
+            self.schedule.calibration.note([(ClaimedTree([0], [None], [length]), [0, 1] if is_right else [0], True)])
+            self.suggested = None
 
 
 def of_chain(drafted: Sequence[int], new_tokens: Sequence[int]) -> tuple[int, int]:

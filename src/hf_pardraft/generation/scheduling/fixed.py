@@ -37,6 +37,10 @@ class FixedSchedule:
         """As many nodes as there may be."""
         return most
 
+    def worth_reading_alone(self, probabilities: Sequence[float]) -> int:
+        """It drafts wherever there is room."""
+        return 0
+
     def begin_reading(self) -> None:
         """Nothing is measured."""
 

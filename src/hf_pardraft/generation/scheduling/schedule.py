@@ -47,6 +47,8 @@ class Schedule:
     JUDGED, SURE, START = 3, 32, 3.0
     # Seconds of a long round: cold caches don't matter in it, nor, of one without a draft and for one item, whose it is.
     LONG = 0.02
+    # Seconds that a round with more than its own token takes besides the forward, roughly.
+    ALONE = 1e-3
 
     def __init__(
         self,
@@ -136,6 +138,16 @@ class Schedule:
             return most
         best = [sorted(of_item, reverse=True)[:most] for of_item in probabilities]
         return worth_reading(best, self.reading.of, self._rate(self.best))
+
+    def worth_reading_alone(self, probabilities: Sequence[float]) -> int:
+        """How many tokens that the text alone suggests to read in a round without a draft; 0 where that says little for sure."""
+        if self.is_a_try or self.best != NOTHING or not self.seconds or self.reading.of(1) is None:
+            return 0
+        return worth_reading([probabilities], self._seconds_alone, self._rate(NOTHING))
+
+    def _seconds_alone(self, slots: int) -> float:
+        """Of a forward over tokens that were not drafted."""
+        return self.reading.of(slots) + (self.ALONE if slots > 1 else 0.0)
 
     def begin_reading(self) -> None:
         """The target begins to read."""
