@@ -220,6 +220,16 @@ def test_the_schedule():
     assert not shown
 
 
+def test_published_loops():
+    rows = {row["name"]: row for row in results("peers")["rows"]}
+    theirs = [row for row in rows.values() if "ours_over_it" in row]
+    shown = table_of("performance.md", "loop, over plain `generate`")
+    for row, cells in zip(theirs, shown.values(), strict=True):
+        ours = rows[row["ours"]]
+        figures = [row["speedup"], row["tau"], ours["speedup"], ours["tau"], row["ours_over_it"]]
+        assert numbers(cells) == pytest.approx(figures, abs=0.0051)
+
+
 def test_a_gguf_target():
     rows = results("gguf_target")["rows"]
     text = " ".join((ROOT / "docs" / "decoding.md").read_text(encoding="utf-8").split())
