@@ -233,7 +233,7 @@ def test_published_loops():
 def test_a_gguf_target():
     rows = results("gguf_target")["rows"]
     text = " ".join((ROOT / "docs" / "decoding.md").read_text(encoding="utf-8").split())
-    for way in ("plain", "4 tokens a round", "auto"):
+    for way in ("plain", "chain", "auto"):
         greedy, drawn = (row for row in rows if row["way"] == way)
         assert greedy["same_text"]
         assert drawn["same_text"]
