@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_pardraft import AutoDrafter, DFlashDrafter
-from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
+from hf_pardraft.demo.family import DRAFTER_NAMES, SHIPPED_FAMILY, load_family
 from hf_pardraft.demo.prompts import built_in_prompts
 from hf_pardraft.evaluation.encoding import Chat, encode
 from hf_pardraft.evaluation.entries import PLAIN, Entry, plain_entry, prompt_lookup_entry
@@ -89,11 +89,11 @@ class Simulated:
 def ways(drafters: dict[str, ParallelDrafter], budget: int, schedules: list[str]) -> list[Entry]:
     """All that is compared, plain `generate` first."""
     entries = [plain_entry(), prompt_lookup_entry()]
-    lookup = {"prompt_lookup_num_tokens": DEFAULT_LOOKUP}
+    alone, lookup = ({"prompt_lookup_num_tokens": count} for count in (0, DEFAULT_LOOKUP))
     for name, drafter in drafters.items():
         for schedule in schedules:
             setting = {"tree_budget": budget, "draft_schedule": schedule}
-            entries.append(Entry(f"{name}, {schedule}", drafter, setting))
+            entries.append(Entry(f"{name}, {schedule}", drafter, {**setting, **alone}))
             entries.append(Entry(f"{name} and the text, {schedule}", drafter, {**setting, **lookup}))
     return entries
 
@@ -109,7 +109,8 @@ def read_questions(arguments: argparse.Namespace) -> Texts:
     tokenizer = load_tokenizer(str(arguments.target))
     target = load_model(str(arguments.target), dtype=torch.float32)
     if arguments.drafter:
-        drafters = {"drafter": AutoDrafter.from_pretrained(arguments.drafter, dtype=torch.float32)}
+        drafter = AutoDrafter.from_pretrained(arguments.drafter, dtype=torch.float32)
+        drafters = {DRAFTER_NAMES[drafter.config.drafter_kind]: drafter}
     else:
         torch.manual_seed(0)
         name = "untrained drafter" if arguments.right is None else "simulated drafter"

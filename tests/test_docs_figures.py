@@ -230,6 +230,16 @@ def test_published_loops():
         assert numbers(cells) == pytest.approx(figures, abs=0.0051)
 
 
+def test_branches_from_the_text():
+    shown = table_of("decoding.md", "Spec-Bench")
+    runs = [run for run in results("text_lookup")["runs"] if run["drafters"] == ["DART"]]
+    for run, (category, cells) in zip(runs, shown.items(), strict=True):
+        assert category == run["category"].replace("_", " ")
+        rows = {row["name"]: row for row in run["rows"]}
+        ways = [rows[name] for name in ("prompt lookup", "DART, auto", "DART and the text, auto")]
+        assert numbers(cells) == [row[figure] for row in ways for figure in ("speedup", "tau")]
+
+
 def test_a_gguf_target():
     rows = results("gguf_target")["rows"]
     text = " ".join((ROOT / "docs" / "decoding.md").read_text(encoding="utf-8").split())
