@@ -41,6 +41,7 @@ from hf_pardraft.evaluation.measurement import (
     padded_batch,
     without_padding,
 )
+from hf_pardraft.evaluation.report import markdown_table
 from peer_loop_dart import dart_loops
 from peer_loops import PeerLoop, Task, ddtree_loops, pard_loop, zlab_loop
 from result_files import RESULTS, public_command, save, this_machine
@@ -169,9 +170,14 @@ def take_turn(ways: list[Way], task: Task, turn: int) -> None:
             way.seconds[-1].append(seconds_of(way, prompt))
 
 
+def ratios(way: Way, other: Way) -> list[float]:
+    """How many times as fast as another a way is in each turn, over all prompts."""
+    return [sum(theirs) / sum(own) for own, theirs in zip(way.seconds, other.seconds, strict=True)]
+
+
 def ratio(way: Way, other: Way) -> float:
-    """How many times as fast as another a way is: the median of the turns, each over all prompts."""
-    return median(sum(theirs) / sum(own) for own, theirs in zip(way.seconds, other.seconds, strict=True))
+    """The median of the turns' ratios."""
+    return median(ratios(way, other))
 
 
 def row_of(way: Way, by_name: dict[str, Way]) -> dict[str, Any]:
@@ -189,9 +195,8 @@ def row_of(way: Way, by_name: dict[str, Way]) -> dict[str, Any]:
     }
     if way.rival is not None:
         ours = by_name[way.rival]
-        turns = [sum(theirs) / sum(own) for own, theirs in zip(ours.seconds, way.seconds, strict=True)]
-        row |= {"ours": way.rival, "ours_over_it": round(median(turns), 3)}
-        row["ours_over_it_in_turns"] = [round(value, 3) for value in sorted(turns)]
+        row |= {"ours": way.rival, "ours_over_it": round(ratio(ours, way), 3)}
+        row["ours_over_it_in_turns"] = [round(value, 3) for value in sorted(ratios(ours, way))]
     return row
 
 
@@ -217,10 +222,8 @@ def facts_of(task: Task, turns: int) -> dict[str, Any]:
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     columns = ("name", "speedup", "tau", "milliseconds_per_forward", "same_text", "ours", "ours_over_it")
-    cells = [columns, *([str(row.get(name, "")) for name in columns] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    lines = [[str(row.get(name, "")) for name in columns] for row in rows]
+    print(markdown_table([*columns], lines, num_words=len(columns)))
 
 
 def parse_arguments() -> argparse.Namespace:

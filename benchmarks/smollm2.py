@@ -1,12 +1,14 @@
 """SmolLM2-135M-Instruct and its drafters on the papers' benchmarks: tau, speed, acceptance by position, and the text.
 
     S="benchmarks/smollm2.py --target SMOLLM2 --drafters drafters --data DATA"
-    python $S --tau --dtypes bfloat16 --max-new-tokens 128                                                   # 16 minutes
-    python $S --tau --dtypes bfloat16 --benchmarks humaneval --limit 8 --batch-sizes 1 --only chain          # 4
+    python $S --tau --dtypes bfloat16 --max-new-tokens 128                                                   # 12 minutes
+    python $S --tau --dtypes bfloat16 --tree-budget 60 --lookup-tokens 20 --only tree_text                   # 10
+    python $S --tau --dtypes bfloat16 --benchmarks humaneval --limit 8 --batch-sizes 1 --only chain          # 3
     SPEED="--speed --rounds eager --max-new-tokens 128"
     python $S $SPEED --dtypes bfloat16 --only prompt_lookup stock_dflash chain auto auto_alone               # 9
-    python $S $SPEED --dtypes float32 --benchmarks humaneval gsm8k --only prompt_lookup auto                 # 2
-    python $S $SPEED --dtypes bfloat16 --benchmarks humaneval gsm8k --temperatures 1 --only auto auto_alone                  # 2
+    python $S $SPEED --dtypes float32 --only prompt_lookup auto                                              # 4
+    python $S $SPEED --dtypes bfloat16 --temperatures 1 --only auto auto_alone                               # 6
+    python $S $SPEED --dtypes bfloat16 --batch-sizes 4 --limit 4 --benchmarks humaneval gsm8k mt_bench --only auto           # 2
     python benchmarks/smollm2.py --page --plot docs/images/smollm2.png
 
 The minutes are those that the commands took on one core with bfloat16 in hardware. Without `--rounds eager` compiled rounds are

@@ -28,11 +28,11 @@ import torch
 from evidence import Claim, judged, verdict_table
 from hf_pardraft.evaluation.entries import Entry
 from hf_pardraft.evaluation.measurement import Condition
-from hf_pardraft.user_input.models import load_model, load_tokenizer
 from result_files import RESULTS, public_command, save, this_machine
 from smollm2_cases import BENCHMARKS, Way, load_all, prompts_of, setting_of
 from smollm2_measure import counted
-from smollm2_start import block_drafter, dart_drafter, pard_base
+from smollm2_start import save_start
+from smollm2_training import read_run
 
 RESULT = RESULTS / "smollm2_claims.json"
 TRAINED = Path(__file__).parent.parent / "drafters" / "SmolLM2-135M-Instruct-DFlash"
@@ -114,7 +114,7 @@ SETTINGS = {
 }
 LOSSES, ALONE, FUSION = "arXiv 2606.11552, table 2", "arXiv 2606.11552, table 4", "arXiv 2606.02091, section 4.1"
 CLAIMS = (
-    Claim("trees", LOSSES, "a tree gains on top of the three losses", "DFlash all three", "DFlash uniform", "tree_tau"),
+    Claim("trees", LOSSES, "the three losses help trees, too", "DFlash all three", "DFlash uniform", "tree_tau"),
     Claim("losses", LOSSES, "decay helps", "DFlash decay", "DFlash uniform"),
     Claim("losses", LOSSES, "all three together help", "DFlash all three", "DFlash uniform"),
     Claim("losses", LOSSES, "and more than decay", "DFlash all three", "DFlash decay"),
@@ -146,25 +146,11 @@ CLAIMS = (
 )
 
 
-def start(setting: Setting, target_folder: Path, output: Path) -> None:
-    """What a run starts from."""
-    torch.manual_seed(0)
-    target, tokenizer = load_model(str(target_folder), dtype="float32"), load_tokenizer(str(target_folder))
-    with torch.no_grad():
-        if setting.kind == "pard":
-            pard_base(target).save_pretrained(output)
-            tokenizer.save_pretrained(output)
-        elif setting.kind == "dart":
-            dart_drafter(target, tokenizer, **setting.fields).save_pretrained(output)
-        else:
-            block_drafter(setting.kind, target, tokenizer, **setting.fields).save_pretrained(output)
-
-
 def train(setting: Setting, seed: int, arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
     """Train a drafter into `output` with `pardraft train`; what its evaluation says, and what it took."""
     begun = TRAINED if setting.goes_on else output.with_name(output.name + ", start")
     if not setting.goes_on:
-        start(setting, arguments.target, begun)
+        save_start(setting.kind, str(arguments.target), begun, **setting.fields)
     options = {
         **COMMON,
         **setting.arguments,
@@ -189,19 +175,9 @@ def train(setting: Setting, seed: int, arguments: argparse.Namespace, output: Pa
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
     if not setting.goes_on:
         shutil.rmtree(begun)
-    scores = json.loads((output / "eval_results.json").read_text(encoding="utf-8"))
-    state = json.loads((output / "trainer_state.json").read_text(encoding="utf-8"))
-    total = next(entry for entry in reversed(state["log_history"]) if "train_runtime" in entry)
-    return {
-        "tau": scores["eval_expected_tau"],
-        "steps": state["global_step"],
-        "seconds": round(total["train_runtime"]),
-        **{
-            name.removeprefix("eval_"): round(value, 4)
-            for name, value in scores.items()
-            if name.startswith(("eval_accuracy", "eval_loss"))
-        },
-    }
+    about = read_run(output)
+    tau = about["evaluation"].pop("expected_tau")
+    return {"tau": tau, "steps": about["steps"], "seconds": about["seconds"], **about["evaluation"]}
 
 
 def decoded(drafter: Path, arguments: argparse.Namespace) -> dict[str, float]:

@@ -123,21 +123,26 @@ def pard_base(target: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 @torch.no_grad()
+def save_start(kind: str, target_folder: str, output: Path, **fields: Any) -> None:
+    """Save what a drafter of this kind starts from; `fields` are those of its configuration that differ."""
+    torch.manual_seed(0)
+    target, tokenizer = load_model(target_folder, dtype="float32"), load_tokenizer(target_folder)
+    if kind == "pard":
+        pard_base(target).save_pretrained(output)
+        tokenizer.save_pretrained(output)
+    elif kind == "dart":
+        dart_drafter(target, tokenizer, **fields).save_pretrained(output)
+    else:
+        block_drafter(kind, target, tokenizer, **fields).save_pretrained(output)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--target", required=True, help="folder of SmolLM2-135M-Instruct")
     parser.add_argument("--kind", required=True, choices=KINDS)
     parser.add_argument("--output", required=True, type=Path)
     arguments = parser.parse_args()
-    torch.manual_seed(0)
-    target, tokenizer = load_model(arguments.target, dtype="float32"), load_tokenizer(arguments.target)
-    if arguments.kind == "pard":
-        pard_base(target).save_pretrained(arguments.output)
-        tokenizer.save_pretrained(arguments.output)
-    elif arguments.kind == "dart":
-        dart_drafter(target, tokenizer).save_pretrained(arguments.output)
-    else:
-        block_drafter(arguments.kind, target, tokenizer).save_pretrained(arguments.output)
+    save_start(arguments.kind, arguments.target, arguments.output)
 
 
 if __name__ == "__main__":

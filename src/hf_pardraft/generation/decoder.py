@@ -327,7 +327,7 @@ class SpeculativeDecoding:
         """What to draft in this round."""
         if self.reader.is_hybrid and self.pending.num_reread:
             return NOTHING
-        reads_text = self.prompt is not None or self.pending.ids.shape[1] > 1
+        reads_text = self._reads_text
         room = self._room(self.schedule.deepest) if not reads_text or self._drafts_behind_a_prompt() else 0
         plan = self.schedule.next_plan(len(self.items), room)
         # A drafter that was left out for long has more to read than in other rounds.
@@ -336,6 +336,11 @@ class SpeculativeDecoding:
         is_like_plain = plan.depth > 0 or len(self.items) == 1 or self.reader.cache.is_even
         self.is_ordinary = has_caught_up and is_like_plain and not reads_text
         return plan
+
+    @property
+    def _reads_text(self) -> bool:
+        """Whether the target has more to read than each item's last token: the prompt, or a text again."""
+        return self.prompt is not None or self.pending.ids.shape[1] > 1
 
     def _room(self, depth: int) -> int:
         """How many of `depth` tokens are worth drafting."""
@@ -356,22 +361,20 @@ class SpeculativeDecoding:
     def _proposal(self, draft_logits: torch.Tensor | None) -> TokenTree | None:
         """What to propose, from marginal logits `(batch, depth, columns)`; without them, what the text suggests by itself."""
         if draft_logits is None:
-            reads_text = self.prompt or self.pending.ids.shape[1] > 1
-            room = self._room_for_matches() if len(self.items) == 1 and not reads_text else 0
+            room = self._room_for_matches() if len(self.items) == 1 and not self._reads_text else 0
             return self.judge.worth_reading_alone(room, self.sequences.device) if room else None
         return self.choice.propose(draft_logits.to(self.sequences.device), self._search)
 
     def _search(self, draft_logits: torch.Tensor) -> TokenTree | None:
         """The chain or tree in logits `(batch, depth, columns)`."""
         # A text is read with the target's own mask, which has no room for branches.
-        reads_text = self.prompt or self.pending.ids.shape[1] > 1
-        if reads_text or self.reader.is_hybrid or not self.plan.budget:
+        if self._reads_text or self.reader.is_hybrid or not self.plan.budget:
             tree, room = draft_chain(draft_logits, self.token_ids), 0
         else:
             tree = self.search.tree(draft_logits, self.sequences, self.plan.budget, self.token_ids)
             self.judge.remember_chain(draft_logits, self.token_ids)
             room = self._room_for_matches()
-        return tree if reads_text else self.judge.worth_reading(tree, draft_logits, self.token_ids, room)
+        return tree if self._reads_text else self.judge.worth_reading(tree, draft_logits, self.token_ids, room)
 
     def _room_for_matches(self) -> int:
         """How many tokens of what the texts suggest there is room for after the longest; 0 if they suggest nothing."""

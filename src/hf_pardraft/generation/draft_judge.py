@@ -96,7 +96,7 @@ class DraftJudge:
             room: tokens of it at most.
             device: of the text.
         """
-        match = self.lookup.matches([()], [()], room)[0].get(0)
+        match = self.lookup.match(room)
         if match is None:
             return None
         lengths = range(match.length, match.length + len(match.tokens))

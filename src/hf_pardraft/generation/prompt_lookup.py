@@ -125,7 +125,13 @@ class PromptLookup:
 
     def finds_any(self) -> bool:
         """Whether the text of an item goes on as it did before."""
-        return any(index.match(1) for index in self.indices)
+        # Whatever is longer and stood in the text ends with a token that did.
+        return any(tuple(index.text[-1:]) in index.after for index in self.indices)
+
+    def match(self, room: int) -> Match | None:
+        """The match of the only item's text, `room` tokens long at most."""
+        (index,) = self.indices
+        return index.match(min(self.num_tokens, room))
 
     def matches(
         self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], room: int

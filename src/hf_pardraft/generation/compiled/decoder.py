@@ -71,7 +71,7 @@ class CompiledDecoding(SpeculativeDecoding):
     def round(self) -> None:
         """Draft, read, verify and commit once."""
         # The target reads the prompt as ever, and then so does the drafter.
-        if self.decode_state is None and (self.prompt is not None or self.pending.ids.shape[1] > 1):
+        if self.decode_state is None and self._reads_text:
             super().round()
             return
         self.plan = self._plan()
