@@ -47,6 +47,8 @@ from simulation import Simulation, write_script
 DEPTH = 7
 NUM_CACHED, CAPACITY = 200, 256
 NEW_TOKENS = 96
+# Products are tried in both ways before the faster one is known.
+WARM_UP = 4
 UNCOMPILED_PACKED = "uncompiled, packed"
 FROZEN = CompileConfig(mode=None, options={"freezing": True}, dynamic=False)
 COMPILED = CompileConfig(mode=None, dynamic=False)
@@ -87,7 +89,7 @@ def in_turns(
     repeats: int,
     around: Callable[[Any], AbstractContextManager] = lambda name: nullcontext(),
 ) -> dict[Any, list[float]]:
-    """Seconds of all ways, turn by turn, after a call of each that compiles what there is to compile and one more.
+    """Seconds of all ways, turn by turn, after a few of each in which everything is compiled and packed that there is.
 
     Args:
         ways: a call by its name.
@@ -95,13 +97,11 @@ def in_turns(
         around: what a way's call runs in; to enter it is not timed.
     """
     found: dict[Any, list[float]] = {name: [] for name in ways}
-    for turn in range(repeats + 1):
+    for _ in range(WARM_UP + repeats):
         for name, call in ways.items():
             with around(name):
-                if not turn:
-                    call()
                 found[name].append(seconds_of(call))
-    return {name: seconds[1:] for name, seconds in found.items()}
+    return {name: seconds[WARM_UP:] for name, seconds in found.items()}
 
 
 def measure_forwards(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[str, Any]:

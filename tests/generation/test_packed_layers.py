@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LogitsProcessor, LogitsProcessorList
 
 from hf_pardraft.generation import packed_layers as module
-from hf_pardraft.generation import packed_weights
+from hf_pardraft.generation import packed_weights, packing_trials
 from hf_pardraft.generation.packed_layers import PackedForward, packable_layers, packed_layers
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from tiny_models import ragged_prompts, random_prompt, tiny_drafter, tiny_target
@@ -19,6 +19,8 @@ KINDS = ("pard", "dflash", "dflare", "dart")
 @pytest.fixture(autouse=True)
 def small_weights_are_packed(monkeypatch):
     monkeypatch.setattr(packed_weights, "FEWEST_ELEMENTS", 64)
+    monkeypatch.setattr(packing_trials, "NUM_TRIALS", 0)
+    monkeypatch.setattr(packing_trials, "_trials", {})
     for dtype in (torch.float32, torch.bfloat16):
         module.multiplies(dtype)
     packed_weights._packed.clear()
@@ -31,9 +33,9 @@ def products(monkeypatch):
 
     def noted(tokens, weight, bias, transposed):
         weights.append(weight)
-        return packed_weights.multiply(tokens, weight, bias, transposed)
+        return packed_weights.packed_product(tokens, weight, bias, transposed)
 
-    monkeypatch.setattr(module, "multiply", noted)
+    monkeypatch.setattr(module, "packed_product", noted)
     return weights
 
 
@@ -282,7 +284,7 @@ def test_a_machine_that_can_not_multiply_so_multiplies_as_ever(monkeypatch):
     drafter = tiny_drafter("dart", target)
     assert module.multiplies(torch.float32)
     module.multiplies.cache_clear()
-    monkeypatch.setattr(module, "multiply", unknown)
+    monkeypatch.setattr(module, "packed_product", unknown)
     try:
         assert torch.equal(write(target, drafter), write(target))
         assert not module.multiplies(torch.float32)

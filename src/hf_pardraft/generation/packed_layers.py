@@ -13,7 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from .packed_weights import can_pack, forget, forget_changed, is_packed, multiply
+from .packed_weights import can_pack, forget, forget_changed, forget_slower, is_packed, packed_product
+from .packing_trials import Trial, is_never_faster, trial_of
 
 # Layers that hold their weights as `(out, in)`, and as `(in, out)`.
 IS_TRANSPOSED = {nn.Linear: False, Conv1D: True}
@@ -35,19 +36,30 @@ class PackedForward:
 
     Attributes:
         num_calls: how many calls need it; the last one to end puts the usual forward back.
+        trials: which way is faster, by how many tokens come at once.
     """
 
     def __init__(self, layer: nn.Module) -> None:
         self.layer, self.usual, self.num_calls = layer, layer.forward, 0
         self.is_transposed = _is_transposed(layer)
+        self.trials: dict[int, Trial] = {}
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
-        parameters = self.layer._parameters
-        weight = parameters["weight"]
+        weight = self.layer._parameters["weight"]
         if not packs_here() or input.dtype != weight.dtype:
             return self.usual(input)
-        tokens = multiply(input.reshape(-1, input.shape[-1]), weight, parameters["bias"], self.is_transposed)
-        return tokens.view(*input.shape[:-1], tokens.shape[-1])
+        num_tokens = input.numel() // input.shape[-1]
+        trial = self.trials.get(num_tokens)
+        if trial is None:
+            trial = self.trials[num_tokens] = trial_of(weight, self.is_transposed, num_tokens)
+        if trial.packs is None:
+            ways = functools.partial(self.usual, input), functools.partial(self._packed, input)
+            return trial.product(*ways, is_packed(weight, self.is_transposed))
+        return self._packed(input) if trial.packs else self.usual(input)
+
+    def _packed(self, input: torch.Tensor) -> torch.Tensor:
+        parameters = self.layer._parameters
+        return packed_product(input, parameters["weight"], parameters["bias"], self.is_transposed)
 
 
 def packs_here() -> bool:
@@ -88,12 +100,19 @@ def packed_layers(*models: PreTrainedModel, wanted: bool) -> Iterator[None]:
                 forward.num_calls -= 1
                 if not forward.num_calls:
                     del vars(layer)["forward"]
+        forget_slower(layer.weight for layer in layers)
 
 
 def _fit(layers: list[nn.Module]) -> bool:
     """Whether there is memory for the copies that are missing."""
-    weights = {id(layer.weight): layer.weight for layer in layers if not is_packed(layer.weight, _is_transposed(layer))}
+    weights = {
+        id(layer.weight): layer.weight for layer in layers if _may_be_packed(layer.weight, _is_transposed(layer))
+    }
     return sum(weight.nbytes for weight in weights.values()) <= MEMORY_SHARE * free_memory()
+
+
+def _may_be_packed(weight: torch.Tensor, transposed: bool) -> bool:
+    return not (is_packed(weight, transposed) or is_never_faster(weight, transposed))
 
 
 def packable_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -129,7 +148,7 @@ def multiplies(dtype: torch.dtype) -> bool:
     with torch.no_grad():
         weight, tokens = nn.Parameter(torch.eye(16, dtype=dtype)), torch.arange(32, dtype=dtype).view(2, 16)
         try:
-            return torch.equal(multiply(tokens, weight, None, False), tokens)
+            return torch.equal(packed_product(tokens, weight, None, False), tokens)
         except (AttributeError, NotImplementedError, RuntimeError):
             return False
 

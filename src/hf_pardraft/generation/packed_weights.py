@@ -1,7 +1,8 @@
 """Weights of linear layers in oneDNN's layout, in which a CPU reads a few tokens in little more time than one.
 
 A packed copy belongs to a parameter, whoever multiplies by it: all compiled shapes, the target's head and a drafter that borrows
-it. It is made when it is first needed, made again when the parameter has changed, and goes when the parameter goes.
+it. It is made when it is first needed, made again when the parameter has changed, and goes when the parameter goes. Where it
+isn't faster (see `packing_trials.py`), it is not used.
 """
 
 import functools
@@ -10,6 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
+
+from .packing_trials import is_never_faster, trial_of
 
 # Below that many elements a weight is in the processor's caches, and a call of oneDNN costs more than it saves.
 FEWEST_ELEMENTS = 1 << 16
@@ -41,6 +45,8 @@ class PackedWeight:
 
 # By the parameter's id, and whether it was transposed.
 _packed: dict[tuple[int, bool], PackedWeight] = {}
+# How many copies were made so far.
+_num_made = 0
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -87,12 +93,27 @@ def forget(parameters: Iterable[torch.nn.Parameter]) -> None:
             _packed.pop((id(parameter), transposed), None)
 
 
+def forget_slower(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Drop the packed copies of which it was found that they make nothing faster."""
+    for parameter in parameters:
+        for transposed in (False, True):
+            if is_packed(parameter, transposed) and is_never_faster(parameter, transposed):
+                _packed.pop((id(parameter), transposed), None)
+
+
 def is_packed(parameter: torch.nn.Parameter, transposed: bool) -> bool:
     """Whether there is a copy."""
     return (id(parameter), transposed) in _packed
 
 
+def num_made() -> int:
+    """How many copies were made in this process: what takes time, once."""
+    return _num_made
+
+
 def _pack(parameter: torch.nn.Parameter, transposed: bool) -> PackedWeight:
+    global _num_made
+    _num_made += 1
     matrix = parameter.detach()
     packed = torch.ops.mkldnn._reorder_linear_weight((matrix.t() if transposed else matrix).contiguous(), NUM_TOKENS)
     key = id(parameter), transposed
@@ -122,14 +143,32 @@ def _factors(count: int) -> torch.LongTensor:
 
 
 def multiply(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool) -> torch.Tensor:
-    """`(tokens, out)`, from `(tokens, in)` and a weight of `(out, in)`, or of `(in, out)` if `transposed`."""
+    """`(..., out)`, from `(..., in)` and a weight of `(out, in)`, or of `(in, out)` if `transposed`, in the faster way."""
+    # What is no parameter may be another tensor each time.
     if not isinstance(weight, torch.nn.Parameter):
-        # It may be another one each time.
-        return torch.nn.functional.linear(tokens, weight.t() if transposed else weight, bias)
+        return _usual_product(tokens, weight, bias, transposed)
+    trial = trial_of(weight, transposed, tokens.numel() // tokens.shape[-1])
+    if trial.packs is None:
+        arguments = tokens, weight, bias, transposed
+        ways = functools.partial(_usual_product, *arguments), functools.partial(packed_product, *arguments)
+        return trial.product(*ways, is_packed(weight, transposed))
+    return (packed_product if trial.packs else _usual_product)(tokens, weight, bias, transposed)
+
+
+def packed_product(
+    tokens: torch.Tensor, weight: torch.nn.Parameter, bias: torch.Tensor | None, transposed: bool
+) -> torch.Tensor:
+    """[`multiply`], by the packed weight in any case."""
     known = _packed.get((id(weight), transposed))
     if known is None or known.state != _state(weight):
         known = _pack(weight, transposed)
     return torch.ops.mkldnn._linear_pointwise(tokens, known.weight, bias, "none", [], "")
+
+
+def _usual_product(
+    tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool
+) -> torch.Tensor:
+    return functional.linear(tokens, weight.t() if transposed else weight, bias)
 
 
 _library.impl("linear", multiply, "CPU")

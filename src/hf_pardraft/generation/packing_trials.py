@@ -1,0 +1,82 @@
+"""Which way to multiply by a weight is faster on this machine, found out while it is used.
+
+Whether oneDNN's layout pays depends on the processor, the dtype, the weight's shape, and how many tokens come at once: some
+libraries are at the memory's speed with one token, and not with eight; others the other way round.
+"""
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+# How often each way is timed before one is chosen. 0: packed always.
+NUM_TRIALS = 3
+# Packed weights take memory: they have to be faster by so much.
+LEAST_GAIN = 0.03
+# Of so many products one may pack its weight for the trial.
+PRODUCTS_PER_COPY = 12
+# More tokens than that count in powers of two.
+COUNTED_ONE_BY_ONE = 4
+
+
+class Trial:
+    """Products of one kind, in both ways by turns, until it is known which is faster.
+
+    Attributes:
+        packs: whether packed weights are; `None` until it is known.
+    """
+
+    def __init__(self) -> None:
+        self.packs = None if NUM_TRIALS else True
+        self.seconds: dict[bool, list[float]] = {False: [], True: []}
+        self.num_packed = 0
+
+    def product(
+        self, usual: Callable[[], torch.Tensor], packed: Callable[[], torch.Tensor], is_packed: bool
+    ) -> torch.Tensor:
+        """The product in one of the ways.
+
+        Args:
+            usual, packed: make it.
+            is_packed: whether the weight is packed already. What packs it first says nothing about later products.
+        """
+        packs = self._packs_now(is_packed)
+        started = time.perf_counter()
+        product = packed() if packs else usual()
+        if packs and not is_packed:
+            self.num_packed += 1
+        else:
+            self._note(packs, time.perf_counter() - started)
+        return product
+
+    def _packs_now(self, is_packed: bool) -> bool:
+        num_usual, num_packed = len(self.seconds[False]), len(self.seconds[True])
+        return num_packed < num_usual if is_packed else self.num_packed * PRODUCTS_PER_COPY < num_usual
+
+    def _note(self, packs: bool, seconds: float) -> None:
+        self.seconds[packs].append(seconds)
+        if min(map(len, self.seconds.values())) >= NUM_TRIALS:
+            usual, packed = (median(self.seconds[way]) for way in (False, True))
+            self.packs = packed < (1 - LEAST_GAIN) * usual
+
+
+# By the kind of weight, and then by how many tokens come at once and how many threads there are.
+_trials: dict[tuple, dict[tuple[int, int], Trial]] = {}
+
+
+def trial_of(weight: torch.Tensor, transposed: bool, num_tokens: int) -> Trial:
+    """The trial of products of so many tokens with weights like this one."""
+    if num_tokens > COUNTED_ONE_BY_ONE:
+        num_tokens = 1 << (num_tokens - 1).bit_length()
+    return _trials_of(weight, transposed).setdefault((num_tokens, torch.get_num_threads()), Trial())
+
+
+def is_never_faster(weight: torch.Tensor, transposed: bool) -> bool:
+    """Whether all trials with weights like this one are over, and none was for packing."""
+    trials = _trials_of(weight, transposed).copy().values()
+    return bool(trials) and all(trial.packs is False for trial in trials)
+
+
+def _trials_of(weight: torch.Tensor, transposed: bool) -> dict[tuple[int, int], Trial]:
+    return _trials.setdefault((weight.shape, weight.dtype, transposed), {})
