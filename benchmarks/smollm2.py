@@ -215,6 +215,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--lookup-tokens", type=int, default=DEFAULT_LOOKUP, help="how deep what the text suggests may go into a tree"
     )
+    parser.add_argument("--ngrams", type=Path, help="folder of an n-gram model, of `pardraft ngram build`, for trees")
     parser.add_argument("--turns", type=int, default=1, help="how often each way decodes each text")
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--page", type=Path, nargs="?", const=PAGE, help="renew the tables of docs/smollm2.md")
@@ -222,7 +223,7 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if (arguments.tau or arguments.speed) and not (arguments.target and arguments.drafters):
         parser.error("--target and --drafters say what to measure")
-    for name in ("target", "drafters", "data"):
+    for name in ("target", "drafters", "data", "ngrams"):
         folder = vars(arguments)[name]
         if folder is not None and not folder.is_dir():
             parser.error(f"--{name} expects a folder, and {folder} is none")

@@ -32,10 +32,12 @@ BENCHMARKS = {
     "spec_bench": ("Spec-Bench", "spec_bench/question.jsonl"),
 }
 SHAPES = ("chain", "tree")
-# What a table calls the ways of a drafter. "With text": trees that hold what the text itself suggests, too; "auto" has them.
+# What a table calls the ways of a drafter. "With n-grams": trees that the model of `--ngrams` chooses. "With text": trees that
+# hold what the text itself suggests, too; "auto" has them.
 DRAFTED = {
     "chain": "chain",
     "tree": "tree",
+    "tree_ngrams": "tree with n-grams",
     "tree_text": "tree with text",
     "auto": "auto",
     "auto_alone": "auto without text",
@@ -157,12 +159,16 @@ def prompts_of(benchmark: str, models: Models, arguments: Namespace) -> list[tor
     return prompts
 
 
-def setting_of(way: str, tree_budget: int, lookup_tokens: int = DEFAULT_LOOKUP) -> dict[str, Any]:
+def setting_of(
+    way: str, tree_budget: int, lookup_tokens: int = DEFAULT_LOOKUP, ngrams: Path | None = None
+) -> dict[str, Any]:
     """What makes a drafter decode so: fixed ways draft as deep as the drafter can in every round."""
     if way in SCHEDULED:
         return {"draft_schedule": "auto", **({"prompt_lookup_num_tokens": 0} if way == "auto_alone" else {})}
-    lookup = {"prompt_lookup_num_tokens": lookup_tokens} if way == "tree_text" else {}
-    return {"draft_schedule": "fixed", "tree_budget": 0 if way == "chain" else tree_budget, **lookup}
+    more: dict[str, Any] = {"prompt_lookup_num_tokens": lookup_tokens} if way == "tree_text" else {}
+    if way == "tree_ngrams":
+        more = {"ngram_model": str(ngrams)}
+    return {"draft_schedule": "fixed", "tree_budget": 0 if way == "chain" else tree_budget, **more}
 
 
 def ways_of(models: Models, arguments: Namespace, batch_size: int) -> list[Way]:
@@ -174,7 +180,9 @@ def ways_of(models: Models, arguments: Namespace, batch_size: int) -> list[Way]:
         ways += [Way(entry, "stock_dflash", name) for entry, name in zip(entries, stock, strict=True)]
     for name, drafter in models.drafters.items():
         for way, title in DRAFTED.items():
-            setting = setting_of(way, arguments.tree_budget, arguments.lookup_tokens)
+            if way == "tree_ngrams" and arguments.ngrams is None:
+                continue
+            setting = setting_of(way, arguments.tree_budget, arguments.lookup_tokens, arguments.ngrams)
             ways.append(Way(Entry(f"{name}, {title}", drafter, setting), way, name))
     ways = [each for each in ways if each.way in arguments.only]
     if "compiled" in arguments.rounds:

@@ -38,12 +38,10 @@ RESULT = RESULTS / "smollm2_claims.json"
 TRAINED = Path(__file__).parent.parent / "drafters" / "SmolLM2-135M-Instruct-DFlash"
 TREE_BUDGET, NEW_TOKENS, BLOCK_STEPS, PARD_STEPS = 16, 64, 300, 150
 COMMON = {
-    "target_dtype": "bfloat16",
     "max_length": 512,
     "packing": "true",
     "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 1,
-    "bf16": "true",
     "eval_size": 16,
     "tau_prompts": 0,
     "warmup_steps": 40,
@@ -154,6 +152,8 @@ def train(setting: Setting, seed: int, arguments: argparse.Namespace, output: Pa
     options = {
         **COMMON,
         **setting.arguments,
+        "target_dtype": arguments.dtype,
+        "bf16": str(arguments.dtype == "bfloat16").lower(),
         "recipe": setting.recipe,
         "target": arguments.target,
         "dataset": arguments.text,
@@ -177,7 +177,8 @@ def train(setting: Setting, seed: int, arguments: argparse.Namespace, output: Pa
         shutil.rmtree(begun)
     about = read_run(output)
     tau = about["evaluation"].pop("expected_tau")
-    return {"tau": tau, "steps": about["steps"], "seconds": about["seconds"], **about["evaluation"]}
+    facts = {"dtype": arguments.dtype, "steps": about["steps"], "seconds": about["seconds"]}
+    return {"tau": tau, **facts, **about["evaluation"]}
 
 
 def decoded(drafter: Path, arguments: argparse.Namespace) -> dict[str, float]:
@@ -190,7 +191,7 @@ def decoded(drafter: Path, arguments: argparse.Namespace) -> dict[str, float]:
         limit=arguments.limit,
         max_new_tokens=NEW_TOKENS,
     )
-    models = load_all(asked, "bfloat16")
+    models = load_all(asked, arguments.dtype)
     prompts = [prompt for benchmark in BENCHMARKS for prompt in prompts_of(benchmark, models, asked)]
     ((name, drafter),) = models.drafters.items()
     ways = [Way(Entry(way, drafter, setting_of(way, TREE_BUDGET)), way, name) for way in ("chain", "tree")]
@@ -223,6 +224,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, help="training steps, instead of those of each kind")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--limit", type=int, default=2, help="prompts of a benchmark")
     parser.add_argument("--work", type=Path, default=Path("smollm2_claims.work"))
     parser.add_argument("--output", type=Path, default=RESULT)

@@ -96,7 +96,7 @@ def test_speeds_are_on_the_page_and_in_the_plot(folders, tmp_path):
     words += ["--names", "DFlash", "DART", "--benchmarks", "gsm8k"]
     result = measured(folders, output, "--speed", *words)
     rows = rows_of(result, benchmark="gsm8k", batch_size=1)
-    ways = {f"{name}, {way}" for name in ("DFlash", "DART") for way in DRAFTED.values()}
+    ways = {f"{name}, {title}" for name in ("DFlash", "DART") for way, title in DRAFTED.items() if way != "tree_ngrams"}
     assert {*rows} == {"plain", "prompt lookup", "DFlash, stock DFlash loop"} | ways
     assert {*rows_of(result, benchmark="gsm8k", batch_size=2)} == {"plain"} | ways
     for row in rows.values():
@@ -114,6 +114,18 @@ def test_speeds_are_on_the_page_and_in_the_plot(folders, tmp_path):
     before = plot.read_bytes()
     save_plot(result, plot)
     assert plot.read_bytes() == before
+
+
+def test_trees_that_an_n_gram_model_chooses_are_counted_beside_others(folders, tmp_path):
+    text, ngrams, output = tmp_path / "text.txt", tmp_path / "3-grams", tmp_path / "result.json"
+    text.write_text("def add(a, b):\n    return a + b\n" * 20)
+    command = ["ngram", "build", ngrams, "--tokenizer", folders["target"], "--text-file", text, "--vocab-size", "300"]
+    assert pardraft(*command).code == 0
+    words = ["--tau", "--names", "DART", "--only", "tree", "tree_ngrams"]
+    assert {*rows_of(measured(folders, output, *words), benchmark="humaneval")} == {"DART, tree"}
+    rows = rows_of(measured(folders, output, *words, "--ngrams", ngrams), benchmark="humaneval")
+    assert {*rows} == {"DART, tree", "DART, tree with n-grams"}
+    assert all(row["different"] == 0 for row in rows.values())
 
 
 def test_prompt_lookup_is_counted_without_a_forward():
