@@ -13,7 +13,7 @@ from .layouts import layout_of
 from .layouts.attention import attending_with, training_attention
 from .layouts.base import UNKNOWN, Layout, SupervisedPositions, example_generator, some_of
 from .losses.objectives import OBJECTIVES, BlockScores, parse_objective, reads_logits
-from .losses.scoring import PositionScorer, label_log_probs, rows_at_once, slices
+from .losses.scoring import PositionScorer, label_log_probs, rows_at_once, rows_that_stay, slices
 from .losses.sums import confidence_weights
 from .target.continuations import sample_continuations
 from .target.reading import TargetReading, target_reading
@@ -111,6 +111,8 @@ class BatchScorer:
         reading = target_reading(self.drafter, self.target, batch, self.reads_logits)
         continuations = self.continuations(supervised, batch) if "continuations" in reads else None
 
+        num_columns = self._num_columns(supervised)
+
         def target_logits(chunk: slice) -> torch.Tensor:
             return reading.logits(supervised.items[chunk], supervised.places[chunk], supervised.vocabulary)
 
@@ -120,7 +122,8 @@ class BatchScorer:
             continuations,
             target_logits if "divergences" in reads else None,
             self.temperature,
-            self.chunk_size or rows_at_once(self._num_columns(supervised)),
+            self.chunk_size or rows_at_once(num_columns, supervised.labels.device),
+            self.chunk_size or rows_that_stay(num_columns),
         )
         with attending_with(self.drafter, self.attention):
             scored = self.layout.forward(model, self.drafter, self.target, batch, reading.features, score)
@@ -153,7 +156,8 @@ class BatchScorer:
         items = torch.arange(batch_size, device=input_ids.device).repeat_interleave(length - 1)
         places = torch.arange(length - 1, device=input_ids.device).repeat(batch_size)
         log_probs = []
-        for chunk in slices(len(items), self.chunk_size or rows_at_once(self.drafter.config.vocab_size)):
+        size = self.chunk_size or rows_at_once(self.drafter.config.vocab_size, input_ids.device)
+        for chunk in slices(len(items), size):
             logits = reading.logits(items[chunk], places[chunk])
             log_probs.append(label_log_probs(logits, input_ids[items[chunk], places[chunk] + 1].to(logits.device)))
         probabilities = torch.cat(log_probs).exp().view(batch_size, -1).to(supervised.items.device)

@@ -11,14 +11,25 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+# The value of each position, and its gradient by the position's logits, if there is one.
+ValuesAndSlopes = tuple[torch.Tensor, torch.Tensor | None]
 # So many in float32 are 4 MiB.
 CACHED_LOGITS = 2**20
-# The least rows of a chunk, and how many logits it may have where these have fewer.
-LEAST_ROWS, LOGITS_AT_ONCE = 512, 25_000_000
+# How many logits a chunk may have, and stay until the backward pass; and the least rows of a chunk.
+LOGITS_AT_ONCE, LEAST_ROWS = 25_000_000, 512
+# The same of a chunk on a CPU: 24 MB in float32. For more than 32 MiB malloc asks the system each time, which zeroes them first.
+LOGITS_ON_CPU, LEAST_ROWS_ON_CPU = 6_000_000, 128
 
 
-def rows_at_once(num_columns: int) -> int:
+def rows_at_once(num_columns: int, device: torch.device) -> int:
     """How many positions go through a head of so many columns at a time, unless a user says."""
+    if device.type == "cpu":
+        return max(LEAST_ROWS_ON_CPU, LOGITS_ON_CPU // num_columns)
+    return rows_that_stay(num_columns)
+
+
+def rows_that_stay(num_columns: int) -> int:
+    """Of how many positions the logits may be kept for the backward pass, rather than computed again."""
     return max(LEAST_ROWS, LOGITS_AT_ONCE // num_columns)
 
 
@@ -83,6 +94,7 @@ class PositionScorer:
         target_logits: gives the target's logits, `(chosen, columns)`, of a slice of the positions.
         temperature: of the divergence.
         chunk_size: how many positions go through the head at a time.
+        most_kept: up to so many positions keep their logits for the backward pass, if the head learns; by default a chunk.
     """
 
     def __init__(
@@ -93,6 +105,7 @@ class PositionScorer:
         target_logits: Callable[[slice], torch.Tensor] | None = None,
         temperature: float = 1.0,
         chunk_size: int = 512,
+        most_kept: int | None = None,
     ) -> None:
         self.labels = labels
         self.with_log_probs = with_log_probs
@@ -100,6 +113,7 @@ class PositionScorer:
         self.target_logits = target_logits
         self.temperature = temperature
         self.chunk_size = chunk_size
+        self.most_kept = most_kept
 
     def __call__(self, head: nn.Module, states: torch.Tensor) -> dict[str, torch.Tensor]:
         """Scores of positions whose hidden states are `(positions, hidden)`.
@@ -112,8 +126,7 @@ class PositionScorer:
         is_frozen = not any(weight.requires_grad for weight in head.parameters())
         if learns and is_frozen and states.requires_grad:
             return self._score_with_slopes(head, states)
-        # What fits into one chunk can stay for the backward pass.
-        again = learns and len(states) > self.chunk_size
+        again = learns and len(states) > (self.most_kept or self.chunk_size)
         chunks = []
         for chunk in slices(len(states), self.chunk_size):
             if again:
@@ -140,53 +153,60 @@ class PositionScorer:
         """Scores of a chunk, and the gradient of each that has one by its position's state, `(positions, hidden)`."""
         with torch.enable_grad():
             states.requires_grad_()
-            scores = self._score(head, states, chunk)
-        learned = {name: values for name, values in scores.items() if values.requires_grad}
-        slopes = {}
-        for left, (name, values) in zip(range(len(learned))[::-1], learned.items(), strict=True):
-            # A position's score depends on no other position's state.
-            (slopes[name],) = torch.autograd.grad(values.sum(), states, retain_graph=left > 0)
-        return {name: values.detach() for name, values in scores.items()}, slopes
+            logits = head(states)
+        found, slopes = self._scores_of(logits, chunk, learns=True), {}
+        for left, (name, (_, by_logits)) in zip(range(len(found))[::-1], found.items(), strict=True):
+            (slopes[name],) = torch.autograd.grad(logits, states, by_logits, retain_graph=left > 0)
+        return {name: values for name, (values, _) in found.items()} | self._is_right(logits, chunk), slopes
 
     def _score(self, head: nn.Module, states: torch.Tensor, chunk: slice) -> dict[str, torch.Tensor]:
-        logits, scores = head(states), {}
+        logits = head(states)
+        found = self._scores_of(logits, chunk, torch.is_grad_enabled() and logits.requires_grad)
+        scores = {
+            name: values if slopes is None else WithSlopes.apply(logits, values, slopes)
+            for name, (values, slopes) in found.items()
+        }
+        # Last, since what is computed again ends with what the backward pass needs.
+        return scores | self._is_right(logits, chunk)
+
+    def _is_right(self, logits: torch.Tensor, chunk: slice) -> dict[str, torch.BoolTensor]:
+        return {"is_right": is_likeliest(logits.detach(), self.labels[chunk].to(logits.device))}
+
+    def _scores_of(self, logits: torch.Tensor, chunk: slice, learns: bool) -> dict[str, ValuesAndSlopes]:
+        """What a chunk's logits `(positions, columns)` say, and each score's gradient by them if `learns`."""
+        scored, found = partial(values_and_slopes, learns=learns), {}
         labels = self.labels[chunk].to(logits.device)
         if self.with_log_probs:
-            scores["log_probs"] = position_by_position(label_log_probs, logits, labels, labels >= 0)
+            found["log_probs"] = scored(label_log_probs, logits, labels, labels >= 0)
         if self.continuations is not None:
             continuations = self.continuations[chunk].to(logits.device)
-            scores["continuations"] = position_by_position(label_log_probs, logits, continuations, continuations >= 0)
+            found["continuations"] = scored(label_log_probs, logits, continuations, continuations >= 0)
         if self.target_logits is not None:
             with torch.no_grad():
                 target_logits = self.target_logits(chunk).to(logits.device)
             divergence = partial(kl_divergences, temperature=self.temperature)
-            scores["divergences"] = position_by_position(divergence, logits, target_logits)
-        # Last, since what is computed again ends with what the backward pass needs.
-        scores["is_right"] = is_likeliest(logits.detach(), labels)
-        return scores
+            found["divergences"] = scored(divergence, logits, target_logits)
+        return found
 
 
-def position_by_position(
-    score: Callable[..., torch.Tensor], logits: torch.Tensor, *constants: torch.Tensor
-) -> torch.Tensor:
+def values_and_slopes(
+    score: Callable[..., torch.Tensor], logits: torch.Tensor, *constants: torch.Tensor, learns: bool
+) -> ValuesAndSlopes:
     """`score(logits, *constants)`, whose value at a position depends on that position alone; all `(positions, ...)`.
 
-    Of all that leads from logits to values and slopes, a CPU's caches hold what a few positions need, and memory is slow. Nothing
-    but the slopes is kept for the backward pass.
+    Of all that leads from logits to values and slopes, a CPU's caches hold what a few positions need, and memory is slow.
     """
-    learns = torch.is_grad_enabled() and logits.requires_grad
     constant_logits, found = logits.detach(), []
     slopes = torch.empty_like(constant_logits) if learns else None
     for few in slices(len(logits), cached_rows(logits)):
         leaf = constant_logits[few].requires_grad_(learns)
         # What is computed within is no business of a checkpoint around it.
-        with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        with torch.set_grad_enabled(learns), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
             values = score(leaf, *(tensor[few] for tensor in constants))
             if learns:
                 (slopes[few],) = torch.autograd.grad(values.sum(), leaf)
         found.append(values.detach())
-    values = torch.cat(found)
-    return WithSlopes.apply(logits, values, slopes) if learns else values
+    return torch.cat(found), slopes
 
 
 def cached_rows(rows: torch.Tensor) -> int:
