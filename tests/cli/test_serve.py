@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from transformers import AutoConfig, Qwen3ForCausalLM
+from transformers import AutoConfig, GenerationConfig, Qwen3ForCausalLM
 from transformers.cli.serve import Serve
 
 from hf_pardraft import DFlashDrafter
@@ -201,6 +201,37 @@ def test_what_has_no_drafts_is_written_without_a_drafter(drafting, plain, rounds
         answers = [ask(app, ("/v1/completions", body))[0] for app in (drafting, plain)]
         assert events_of(answers[0]) == events_of(answers[1])
     assert rounds == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [
+        ({"num_beams": 2}, "beam_search"),
+        ({"use_cache": False}, "use_cache=False"),
+        ({"cache_implementation": "quantized"}, "cache_implementation='quantized'"),
+        ({"cache_implementation": "paged"}, "cache_implementation='paged'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_why_a_request_has_no_drafter(setting, word):
+    from hf_pardraft.cli.drafting_models import obstacle_of
+
+    assert obstacle_of(GenerationConfig(**setting)) == word
+    assert obstacle_of(GenerationConfig(do_sample=True, cache_implementation="static")) is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [({"tree_budget": "many"}, "tree_budget"), ({"draft_schedule": "later"}, "draft_schedule")],
+)
+def test_a_setting_that_is_wrong_is_the_clients_error_and_is_told(drafting, setting, reason, stream):
+    body = {**REQUESTS["/v1/completions"], "generation_config": json.dumps(setting), "stream": stream}
+    (answer,) = ask(drafting, ("/v1/completions", body))
+    assert answer.status_code == (200 if stream else 400)
+    assert reason in answer.text
+    (after,) = ask(drafting, ("/v1/completions", REQUESTS["/v1/completions"]))
+    assert after.status_code == 200
 
 
 def test_a_target_that_was_unloaded_drafts_again(drafting, rounds):

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import SAMPLE_TEXT
-from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter
+from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, DraftTrainer
 from hf_pardraft.checkpoints.atomic_folders import writing_folder
 from hf_pardraft.training import run as training_run
 from hf_pardraft.training.run import cache_target_features, train_drafter
@@ -63,6 +63,51 @@ def test_one_command_makes_a_drafter_and_measures_it(recipe, tiny_family, text, 
         ["--recipe", str(tmp_path / "out" / "train_settings.yaml"), "--output", str(tmp_path / "again")]
     )
     assert again["eval_loss"] == pytest.approx(facts["eval_loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [
+        ([], [2]),
+        (["--eval-strategy", "steps", "--eval-steps", "1"], [1, 2]),
+        (["--eval-strategy", "epoch"], [2]),
+        (
+            ["--eval-strategy", "steps", "--eval-steps", "1", "--save-steps", "1", "--load-best-model-at-end"],
+            [1, 2],
+        ),
+    ],
+    ids=["no", "steps", "epoch", "best"],
+)
+def test_a_run_is_reported_as_one_and_each_step_is_evaluated_once(
+    tiny_family, text, tmp_path, monkeypatch, more, steps
+):
+    evaluated, evaluate = [], DraftTrainer.evaluate
+
+    def noted(trainer, *args, **kwargs):
+        assert trainer.is_in_train
+        metrics = evaluate(trainer, *args, **kwargs)
+        evaluated.append((trainer.state.global_step, metrics))
+        return metrics
+
+    monkeypatch.setattr(DraftTrainer, "evaluate", noted)
+    facts = train_drafter(words("dflare", tiny_family, text, tmp_path / "out", *more))
+    assert [step for step, _ in evaluated] == steps
+    # What is said at the end is of the drafter that is saved.
+    metrics = [metrics for _, metrics in evaluated if metrics["eval_loss"] == facts["eval_loss"]]
+    assert metrics
+    assert facts.items() >= metrics[0].items()
+    if "--load-best-model-at-end" in more:
+        assert facts["eval_loss"] == min(metrics["eval_loss"] for _, metrics in evaluated)
+
+
+def test_an_evaluation_that_fails_at_the_end_loses_no_drafter(tiny_family, text, tmp_path, monkeypatch):
+    def fails(*args, **kwargs):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(DraftTrainer, "evaluate", fails)
+    with pytest.raises(RuntimeError, match="no memory"):
+        train_drafter(words("dflare", tiny_family, text, tmp_path / "out"))
+    AutoDrafter.from_pretrained(tmp_path / "out")
 
 
 def test_one_command_trains_masks_that_have_an_id_each(tiny_family, text, tmp_path):

@@ -17,6 +17,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from hf_pardraft import DartDrafter, DFlareDrafter, DFlashDrafter
+from hf_pardraft.generation import checks
 from tiny_models import MASK_TOKEN_ID, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 # A drafter's kind, and the nodes of its trees (0: chains).
@@ -86,6 +87,38 @@ def test_a_processor_with_a_state_of_its_own_is_called_once_a_token(target, draf
     out = target.generate(PROMPT, logits_processor=[processor], assistant_model=drafter, **OPTIONS)
     assert torch.equal(out, expected)
     assert processor.calls == 20
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("place", [0, 3, 9])
+def test_no_processor_is_called_behind_the_token_that_ends_the_text(target, place, do_sample):
+    options = {**OPTIONS, "do_sample": do_sample, "top_k": 0}
+    torch.manual_seed(0)
+    whole = target.generate(PROMPT, **options)
+    end = int(whole[0, PROMPT.shape[1] + place])
+    num_tokens = whole[0, PROMPT.shape[1] :].tolist().index(end) + 1
+    for kind, budget in KINDS:
+        drafter, calls = oracle(kind, budget, target, whole[0], rates=[1.0] * 4), []
+
+        def counted(input_ids, scores, calls=calls):
+            calls.append(input_ids.shape[1])
+            return scores
+
+        torch.manual_seed(0)
+        found = target.generate(
+            PROMPT, assistant_model=drafter, logits_processor=[counted], eos_token_id=end, pad_token_id=0, **options
+        )
+        assert torch.equal(found[0], whole[0, : found.shape[1]])
+        assert calls == [*range(PROMPT.shape[1], PROMPT.shape[1] + num_tokens)]
+
+
+def test_a_prompt_is_read_in_one_forward_and_who_asks_for_parts_is_told(target, monkeypatch):
+    told = []
+    monkeypatch.setattr(checks.logger, "warning_once", told.append)
+    expected = target.generate(PROMPT, **OPTIONS)
+    found = target.generate(PROMPT, assistant_model=tiny_drafter("pard", target), prefill_chunk_size=3, **OPTIONS)
+    assert torch.equal(found, expected)
+    assert ["prefill_chunk_size=3" in text for text in told] == [True]
 
 
 @pytest.mark.parametrize("processing", [{"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}])

@@ -116,6 +116,20 @@ def test_ends_of_text_and_the_statistics_of_all_tokens(leave):
     assert left
 
 
+@pytest.mark.parametrize("architecture", ["mistral", "gemma3"])
+def test_items_that_have_left_a_batch_of_a_windowed_target_keep_the_rest_here(leave, architecture):
+    target, batch = double_target(architecture, sliding_window=8), batch_of(20, 2, 3, 2, 3)
+    plain, _ = called(target, batch, eos_token_id=None)
+    # The longest item is over first: it alone has dropped columns, and those that go on have another place in the batch then.
+    end = int(plain[0, 20 + 2])
+    left = leave(NEW)
+    for num_rounds in range(1, 12):
+        leave(num_rounds)
+        for budget in (0, 8):
+            assert_rest_is_plain(target, batch, budget=budget, eos_token_id=end, pad_token_id=0)
+    assert all(num_new <= 3 for num_new in left)
+
+
 @pytest.mark.parametrize("lengths", [(6,), (6, 3)])
 def test_scores_and_logits_are_those_of_the_whole_text(leave, lengths):
     left, target = leave(3), double_target()

@@ -80,10 +80,11 @@ def code_file(cls: type) -> Path | None:
 
 def auto_map_of(model: PreTrainedModel) -> dict[str, str]:
     """For config.json: which class of the saved code each of transformers' Auto classes is to take."""
-    classes = {"AutoConfig": type(model.config), "AutoModel": own_class(model)}
-    if model.can_generate():
-        # Without trust_remote_code it stays the base architecture's causal LM; with it, AutoConfig gives a class of ours.
-        classes["AutoModelForCausalLM"] = own_class(model)
+    # An assistant is what `AutoModelForCausalLM` loads, whether it writes text of its own or not.
+    classes = {
+        "AutoConfig": type(model.config),
+        **dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), own_class(model)),
+    }
     if any(code_file(cls) is None for cls in classes.values()):
         return {}
     return {auto: f"{code_file(cls).stem}.{cls.__name__}" for auto, cls in classes.items()}

@@ -6,6 +6,7 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
+from fastapi import HTTPException
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 from transformers.cli.serving import model_manager
 from transformers.cli.serving.utils import split_model_id
@@ -20,6 +21,9 @@ logger = logging.get_logger(__name__)
 
 # With prompt lookup alone, a config speaks of assisted generation; beside a drafter it is a branch of the tree.
 DRAFTED_MODES = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION}
+
+# Caches that forget no rejected token.
+UNDRAFTED_CACHES = {"quantized", "paged"}
 
 
 @contextmanager
@@ -96,19 +100,32 @@ def check_pair(
 
 
 def with_drafter(target: PreTrainedModel, drafter: ParallelDrafter) -> Callable[..., Any]:
-    """`target.generate`, with a drafter in each call that can have one."""
+    """`target.generate`, with a drafter in each call that can have one.
+
+    What is wrong with a request is its client's business: as Transformers' own routes do, it is answered by status 400.
+    """
     plain = target.generate
 
     @wraps(plain)
     def generate(*args: Any, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:
         config = target.generation_config if generation_config is None else generation_config
-        mode = config.get_generation_mode()
-        if mode in DRAFTED_MODES and config.use_cache is not False:
-            kwargs["assistant_model"] = drafter
-        else:
-            logger.warning_once(
-                f"Requests with {mode.value} and use_cache={config.use_cache} can have no drafter, and are written without."
-            )
-        return plain(*args, generation_config=generation_config, **kwargs)
+        obstacle = obstacle_of(config)
+        if obstacle is not None:
+            logger.warning_once(f"Requests with {obstacle} can have no drafter, and are written without.")
+            return plain(*args, generation_config=generation_config, **kwargs)
+        try:
+            return plain(*args, generation_config=generation_config, assistant_model=drafter, **kwargs)
+        except ValueError as error:
+            raise HTTPException(status_code=400, detail=str(error)) from error
 
     return generate
+
+
+def obstacle_of(config: GenerationConfig) -> str | None:
+    """What of a request keeps it from being drafted for; `None` if nothing does."""
+    mode, cache = config.get_generation_mode(), config.cache_implementation
+    if mode not in DRAFTED_MODES:
+        return mode.value
+    if config.use_cache is False:
+        return "use_cache=False"
+    return f"cache_implementation={cache!r}" if cache in UNDRAFTED_CACHES else None

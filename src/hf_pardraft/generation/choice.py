@@ -245,11 +245,13 @@ def choose_along_the_path(
     items: list[int],
     texts: TokenBuffer,
     tree: TokenTree | None,
+    is_end: Callable[[int, int], bool],
 ) -> tuple[torch.LongTensor, torch.Tensor]:
     """Walk down from the anchor: process a slot with its true prefix, choose, go on to the child that carries the choice.
 
     Processors are called once per committed token, in order, as plain `generate` calls them, so those that keep a state of
-    their own (guidance, watermarks, a caller's) stay right. It costs a host round trip per committed token.
+    their own (guidance, watermarks, a caller's) stay right. It costs a host round trip per committed token. Stopping criteria of
+    a caller's own are asked when the round is over: after the token at which one stops, processors may be called for a few more.
 
     Args:
         logits: `(batch, slots, vocab)` in float32.
@@ -258,6 +260,7 @@ def choose_along_the_path(
         items: for each item of `logits`, which item of the caller's batch it is.
         texts: what is committed.
         tree: what was proposed.
+        is_end: whether a text ends with this token, at this length.
 
     Returns:
         choices `(batch, slots)` and processed scores `(batch, slots, vocab)`; off the path slots are left at `NO_CHOICE` and 0.
@@ -273,7 +276,8 @@ def choose_along_the_path(
             token = choice.at(processed, own, depth)
             choices[index, slot] = token[0]
             text = torch.cat([text, token[:, None]], dim=1)
-            slot, depth = children.get((slot, token.item())), depth + 1
+            chosen = token.item()
+            slot, depth = None if is_end(chosen, text.shape[1]) else children.get((slot, chosen)), depth + 1
     return choices, scores
 
 

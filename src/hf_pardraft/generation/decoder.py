@@ -185,7 +185,8 @@ class SpeculativeDecoding:
         if self.processes_in_bulk:
             scores = process_everywhere(logits, self.processors)
             return self.choice.everywhere(scores, tree), scores
-        return choose_along_the_path(logits, self.process_item, self.choice, self.items, self.sequences, tree)
+        walked = logits, self.process_item, self.choice, self.items, self.sequences, tree
+        return choose_along_the_path(*walked, self.stop.is_known_end)
 
     def _choice(self) -> LikeliestToken:
         """How this call chooses its tokens."""
@@ -485,7 +486,8 @@ class SpeculativeDecoding:
         everybody_goes_on = self.items == list(range(self.batch)) and not any(self.stop.end_of_item)
         # Texts that are ahead of others are cut; what a layer with a window has dropped does not come back.
         lengths = self.sequences.lengths
-        can_be_cut = max(lengths) == min(lengths) or not any(map(any, map(self.reader.cache.dropped, self.items)))
+        dropped = (self.reader.cache.dropped(index) for index in range(len(self.items)))
+        can_be_cut = max(lengths) == min(lengths) or not any(map(any, dropped))
         sees_scores = self.recorder.scores is not None and self.stop.others
         return (
             self.rest.is_possible

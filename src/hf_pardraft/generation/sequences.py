@@ -197,7 +197,7 @@ class StopChecks:
         for kept, token in enumerate(new_tokens, start=1):
             length += 1
             self._remind_of_long_text(text, length)
-            is_over = token in self.eos_token_ids or (self.max_length is not None and length >= self.max_length)
+            is_over = self.is_known_end(token, length)
             # Criteria may keep count of their calls, so each is asked at every token, the last one included.
             if self.others:
                 seen_scores = all_scores[: len(all_scores) - len(new_tokens) + kept] if all_scores is not None else None
@@ -206,6 +206,10 @@ class StopChecks:
                 self.end_of_item[item] = length
                 return kept
         return len(new_tokens)
+
+    def is_known_end(self, token: int, length: int) -> bool:
+        """Whether a text of this length, whose last token is this one, is over whatever other criteria say."""
+        return token in self.eos_token_ids or (self.max_length is not None and length >= self.max_length)
 
     def over(self, items: list[int], lengths: list[int]) -> list[bool]:
         """Which items need no further tokens.

@@ -5,7 +5,7 @@ arXiv 2502.14856; EAGLE-3, arXiv 2503.01840). Columns are places among the draft
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,8 @@ def checked_token_ids(
         ValueError: if they are something else.
     """
     expected = f"{name} must be one or more distinct tokens in [0, {vocab_size})"
+    if isinstance(token_ids, Mapping):
+        raise ValueError(f"{expected}, got a {type(token_ids).__name__}: pass a list or a tensor of ids")
     try:
         ids = token_ids if isinstance(token_ids, torch.Tensor) else torch.tensor(list(token_ids))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import (
+    IntervalStrategy,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    set_seed,
+)
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from ..checkpoints.atomic_files import write_whole
@@ -135,10 +143,12 @@ def train_in_folder(run: TrainingRun, arguments: DraftTrainingArguments, peft_co
         processing_class=loaded.tokenizer,
         peft_config=peft_config,
     )
+    if loaded.eval_examples is not None and arguments.eval_strategy == IntervalStrategy.NO:
+        trainer.add_callback(EvaluateAtTheEnd(trainer))
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     trainer.save_state()
-    metrics = {} if loaded.eval_examples is None else trainer.evaluate()
+    metrics = {} if loaded.eval_examples is None else last_evaluation(arguments, trainer.state) or trainer.evaluate()
     if not trainer.is_world_process_zero():
         return {}
     settings = {name: value for name, value in run.given.items() if name not in NOT_STORED}
@@ -146,6 +156,28 @@ def train_in_folder(run: TrainingRun, arguments: DraftTrainingArguments, peft_co
     if metrics:
         trainer.save_metrics("eval", metrics, combined=False)
     return {**metrics, "drafter": run.options.output}
+
+
+class EvaluateAtTheEnd(TrainerCallback):
+    """Evaluates after the last step, while reporters still listen: after training they would begin another run.
+
+    The drafter is saved before, so that an evaluation that fails loses nothing.
+    """
+
+    def __init__(self, trainer: DraftTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:
+            self.trainer.save_model()
+            control.should_evaluate = True
+
+
+def last_evaluation(args: DraftTrainingArguments, state: TrainerState) -> dict[str, float]:
+    """What was said of the drafter that training ended with, the best or the last one; nothing if none was evaluated."""
+    step = state.best_global_step if args.load_best_model_at_end else state.global_step
+    found = [logs for logs in state.log_history if "eval_loss" in logs and logs["step"] == step]
+    return {name: value for name, value in found[-1].items() if name != "step"} if found else {}
 
 
 def cache_target_features(
