@@ -201,8 +201,8 @@ def check_request(
         check_inputs(target, input_ids, model_kwargs, generation_config, settings)
         if generation_config.prefill_chunk_size is not None:
             logger.warning_once(
-                f"prefill_chunk_size={generation_config.prefill_chunk_size} is not followed beside a drafter: the target reads the "
-                "prompt in one forward."
+                f"prefill_chunk_size={generation_config.prefill_chunk_size} is not followed beside a drafter: the target reads "
+                "the prompt in one forward."
             )
     text_config = target.config.get_text_config(decoder=True)
     rope = rope_changes(text_config)
