@@ -4,6 +4,8 @@
     python $S --tau --dtypes bfloat16 --max-new-tokens 128                                                   # 12 minutes
     python $S --tau --dtypes bfloat16 --tree-budget 60 --lookup-tokens 20 --only tree_text                   # 10
     python $S --tau --dtypes bfloat16 --benchmarks humaneval --limit 8 --batch-sizes 1 --only chain          # 3
+    pardraft ngram build 3-grams --tokenizer SMOLLM2 --dataset "benchmarks/data/smollm2-135m-instruct/*.jsonl.gz"
+    python $S --tau --max-new-tokens 128 --ngrams 3-grams --only tree tree_ngrams                            # 20, in float32
     SPEED="--speed --rounds eager --max-new-tokens 128"
     python $S $SPEED --dtypes bfloat16 --only prompt_lookup stock_dflash chain auto auto_alone               # 9
     python $S $SPEED --dtypes float32 --only prompt_lookup auto                                              # 4

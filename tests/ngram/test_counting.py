@@ -300,6 +300,20 @@ def test_data_sets_are_streamed(tmp_path):
     assert list(texts_of_dataset(str(path), None, "train", "body")) == ["ab", "c"]
     with pytest.raises(ValueError, match="no column 'text': it has body"):
         list(texts_of_dataset(str(path), None, "train", "text"))
+    with pytest.raises(ValueError, match="no column 'text': it has body"):
+        list(texts_of_dataset(str(path), None, "train"))
+
+
+def test_of_conversations_the_answers_are_counted(tmp_path):
+    pytest.importorskip("datasets")
+    roles = ("system", "user", "assistant", "user", "assistant")
+    for name, more in (("messages", {}), ("dialogue", {"messages": "no"}), ("text", {"messages": []})):
+        path = tmp_path / f"{name}.jsonl"
+        dialogues = [[{"role": role, "content": f"{role} {turn}{n}"} for turn, role in enumerate(roles)] for n in "ab"]
+        path.write_text("\n".join(json.dumps({name: dialogue, **more}) for dialogue in dialogues))
+        answers = [f"assistant {turn}{n}" for n in "ab" for turn in (2, 4)]
+        column = "dialogue" if name == "dialogue" else None
+        assert list(texts_of_dataset(str(path), None, "train", column)) == answers
 
 
 def test_what_is_no_text_is_refused():

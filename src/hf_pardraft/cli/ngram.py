@@ -30,7 +30,13 @@ def build(
     ] = None,
     config: Annotated[str | None, typer.Option(help="Of the data set.")] = None,
     split: Annotated[str, typer.Option(help="Of the data set.")] = "train",
-    column: Annotated[str, typer.Option(help="Of the data set, with the text.")] = "text",
+    column: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the data set, with the text, or with conversations, of which the answers are counted; by default text, or "
+            "else messages."
+        ),
+    ] = None,
     add_end_token: Annotated[bool, typer.Option("--add-end-token", help="Let each document end in eos_token.")] = False,
     order: Annotated[int, typer.Option(min=2, max=5, help="Length of the longest n-grams.")] = 3,
     min_count: Annotated[int, typer.Option(min=1, help="Drop n-grams of two and more tokens seen less often.")] = 1,

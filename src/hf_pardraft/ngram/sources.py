@@ -16,6 +16,8 @@ from ..user_input.files import not_utf8
 # Characters of a file that are read, and texts that are tokenised, at once. A fast tokenizer works on them in parallel.
 PIECE_CHARACTERS = 1 << 20
 TEXTS_PER_BATCH = 256
+# Of a data set, those that hold its text, by default the first that there is.
+COLUMNS = ("text", "messages")
 
 
 def token_documents(
@@ -80,12 +82,12 @@ def _cut_at_lines(file: Any) -> Iterator[str]:
         yield "".join(lines)
 
 
-def texts_of_dataset(name_or_path: str, config: str | None, split: str, column: str) -> Iterator[str]:
-    """The texts of a data set, streamed.
+def texts_of_dataset(name_or_path: str, config: str | None, split: str, column: str | None = None) -> Iterator[str]:
+    """The texts of a data set, streamed; of conversations the answers, which are what a target writes.
 
     Args:
         name_or_path, config, split: as [`load_data`] takes them.
-        column: that holds the text.
+        column: that holds texts, or conversations as lists of messages; by default "text", or else "messages".
 
     Raises:
         ImportError: without the `datasets` package.
@@ -97,9 +99,17 @@ def texts_of_dataset(name_or_path: str, config: str | None, split: str, column: 
             example = next(examples, None)
         if example is None:
             return
-        if column not in example:
-            raise ValueError(f"the data set has no column {column!r}: it has {', '.join(example)}")
-        yield example[column]
+        name = column or next((each for each in COLUMNS if each in example), COLUMNS[0])
+        if name not in example:
+            raise ValueError(f"the data set has no column {name!r}: it has {', '.join(example)}")
+        yield from texts_in(example[name])
+
+
+def texts_in(value: Any) -> list[Any]:
+    """What is to be counted of a column's value: the answers of a conversation, and anything else as it is."""
+    if isinstance(value, list) and value and all(isinstance(message, dict) and "role" in message for message in value):
+        return [message.get("content") for message in value if message["role"] == "assistant"]
+    return [value]
 
 
 # Chunks: pieces of ids that are counted at once
