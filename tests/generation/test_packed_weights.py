@@ -13,6 +13,7 @@ from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.compiled.decoder import packs_weights
 from hf_pardraft.generation.compiled.packing import PackLinearLayers
 from hf_pardraft.generation.packed_weights import can_pack, forget, forget_changed, linear
+from hf_pardraft.generation.packing_trials import trial_of
 from hf_pardraft.generation.settings import DraftSettings
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
@@ -209,6 +210,13 @@ def test_a_call_that_packs_nothing_gives_the_memory_back():
     with torch.no_grad():
         weights[0].mul_(2)
     static(target, random_prompt(5), drafter, config)
+    assert how_many_are_packed() == 1
+    # What was found to make nothing faster is given back, too.
+    trial_of(weights[1], False, 8).packs = False
+    static(target, random_prompt(5), drafter, config)
+    assert how_many_are_packed() == 0
+    trial_of(weights[1], False, 8).packs = True
+    product(weights[1])
     assert how_many_are_packed() == 1
     drafter.generation_config.pack_weights = False
     static(target, random_prompt(5), drafter, config)

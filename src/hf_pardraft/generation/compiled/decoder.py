@@ -14,7 +14,7 @@ from ...models.inputs import DraftInputs
 from ..cache import Entries
 from ..choice import RejectionSampling
 from ..decoder import SpeculativeDecoding
-from ..packed_weights import forget, forget_changed, num_made
+from ..packed_weights import forget, forget_changed, forget_slower, num_made
 from ..settings import DraftSettings
 from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, chain_tree, items_of_tree, number_of_levels
@@ -157,10 +157,10 @@ class CompiledDecoding(SpeculativeDecoding):
         self.longest = self._longest()
 
     def _look_at_weights(self) -> None:
-        """Let go of packed weights that are not what they were, or of all if none are wanted."""
-        look = forget_changed if self.packs else forget
+        """Let go of packed weights that are not what they were, or make nothing faster, or of all if none are wanted."""
         for model in (self.target, self.drafter):
-            look(model.parameters())
+            for look in (forget_slower, forget_changed) if self.packs else (forget,):
+                look(model.parameters())
 
     def _go_on_with(self, items: list[int]) -> None:
         """Note which items go on, here and on the device."""
