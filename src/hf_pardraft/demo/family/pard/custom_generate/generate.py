@@ -38,15 +38,11 @@ def generate(*args: Any, model: Any, assistant_model: Any = None, **kwargs: Any)
         raise ValueError("custom_generate names the code that drafts, assistant_model the drafter: pass that, too")
     is_ordinary = assistant_model is None or (kind is None and not isinstance(assistant_model, str))
     if not is_ordinary and not install_package():
-        if isinstance(assistant_model, str):
-            raise ImportError(
-                f"a drafter is passed by name with the package {PACKAGE}, which is not installed: {INSTALL}. Without it load a "
-                "DFlash, DFlare or PARD drafter by AutoModel.from_pretrained(name, trust_remote_code=True), and pass that"
-            )
         if kind not in STOCK_SPECULATION:
+            what = "a drafter's name" if isinstance(assistant_model, str) else f"a {type(assistant_model).__name__}"
             raise ImportError(
-                f"a {type(assistant_model).__name__} drafts with the package {PACKAGE}, which is not installed: {INSTALL}, then "
-                f"import {PACKAGE} and call generate with assistant_model=drafter"
+                f"{what} needs the package {PACKAGE}, which is not installed: {INSTALL}, or, for a drafter that is no DART, pass "
+                "what AutoModel.from_pretrained(name, trust_remote_code=True) loads as assistant_model"
             )
         assistant_model.check_target(model)
         if STOCK_SPECULATION[kind] is not None:
