@@ -298,6 +298,16 @@ def test_forwards_near_the_memorys_speed():
         assert numbers(cells) == pytest.approx(expected, abs=0.051)
 
 
+def test_forwards_on_another_processor():
+    entry = results("memory_limit_xeon")["forwards, float32, 10 layers, 1 threads"]
+    measured = {(row["way"], row["tokens"]): row for row in entry["rows"]}
+    shown = table_of("performance.md", "on a Xeon")
+    assert {*shown} == {way for way, _ in measured}
+    for way, cells in shown.items():
+        expected = [measured[way, tokens]["milliseconds"] for tokens in (1, 8, 16)]
+        assert numbers(cells) == pytest.approx([*expected, measured[way, 8]["over_one_token"]], abs=0.051)
+
+
 def test_generate_near_the_memorys_speed():
     entry = results("memory_limit")["generate, bfloat16, 10 layers, 1 threads"]
     shown = table_of("performance.md", "tokens a second, and over the best plain way")
