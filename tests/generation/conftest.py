@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from hf_pardraft.generation import packing_trials
+
 
 @pytest.fixture
 def fresh_compiler():
@@ -10,3 +12,10 @@ def fresh_compiler():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def packed_without_trials(monkeypatch):
+    """All weights that can be packed are, whether that is faster on this machine or not."""
+    monkeypatch.setattr(packing_trials, "NUM_TRIALS", 0)
+    monkeypatch.setattr(packing_trials, "_trials", {})

@@ -6,17 +6,15 @@ from peft import LoraConfig
 from torch._dynamo.utils import counters
 
 from compiled_cases import assert_same, batch_of, oracle, static, texts_of
-from hf_pardraft.generation import packed_weights, packing_trials
+from hf_pardraft.generation import packed_weights
 from tiny_models import tiny_drafter, tiny_target
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.fixture(autouse=True)
-def small_weights_too(monkeypatch):
+def small_weights_too(monkeypatch, packed_without_trials):
     monkeypatch.setattr(packed_weights, "FEWEST_ELEMENTS", 1)
-    monkeypatch.setattr(packing_trials, "NUM_TRIALS", 0)
-    monkeypatch.setattr(packing_trials, "_trials", {})
 
 
 def packed_of(model) -> list[str]:

@@ -8,19 +8,18 @@ import torch
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LogitsProcessor, LogitsProcessorList
 
 from hf_pardraft.generation import packed_layers as module
-from hf_pardraft.generation import packed_weights, packing_trials
+from hf_pardraft.generation import packed_weights
 from hf_pardraft.generation.packed_layers import PackedForward, packable_layers, packed_layers
 from hf_pardraft.generation.scheduling.schedule import Schedule
+from threads import in_threads
 from tiny_models import ragged_prompts, random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart")
 
 
 @pytest.fixture(autouse=True)
-def small_weights_are_packed(monkeypatch):
+def small_weights_are_packed(monkeypatch, packed_without_trials):
     monkeypatch.setattr(packed_weights, "FEWEST_ELEMENTS", 64)
-    monkeypatch.setattr(packing_trials, "NUM_TRIALS", 0)
-    monkeypatch.setattr(packing_trials, "_trials", {})
     for dtype in (torch.float32, torch.bfloat16):
         module.multiplies(dtype)
     packed_weights._packed.clear()
@@ -175,12 +174,8 @@ def test_calls_in_several_threads_put_the_layers_back_when_the_last_one_ends():
             assert all(type(vars(layer)["forward"]) is PackedForward for layer in layers)
         assert all(vars(layer)["forward"].num_calls == 1 for layer in layers)
     assert not any("forward" in vars(layer) for layer in layers)
-    drafter, expected, texts = tiny_drafter("dflash", target), write(target), []
-    threads = [threading.Thread(target=lambda: texts.append(write(target, drafter))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    drafter, expected = tiny_drafter("dflash", target), write(target)
+    texts = in_threads(4, lambda: write(target, drafter))
     assert len(texts) == 4
     assert all(torch.equal(text, expected) for text in texts)
     assert not any("forward" in vars(layer) for layer in layers)

@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import CompileConfig
 
 from compiled_cases import static
-from hf_pardraft.generation import packed_weights, packing_trials
+from hf_pardraft.generation import packed_weights
 from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.compiled.decoder import packs_weights
 from hf_pardraft.generation.compiled.packing import PackLinearLayers
@@ -17,13 +17,9 @@ from hf_pardraft.generation.packing_trials import trial_of
 from hf_pardraft.generation.settings import DraftSettings
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
+pytestmark = pytest.mark.usefixtures("packed_without_trials")
+
 DTYPES = [torch.float32, torch.bfloat16]
-
-
-@pytest.fixture(autouse=True)
-def packed_without_a_trial(monkeypatch):
-    monkeypatch.setattr(packing_trials, "NUM_TRIALS", 0)
-    monkeypatch.setattr(packing_trials, "_trials", {})
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 """Packed weights are used where they are faster on this machine, which is found out for each kind of product."""
 
-import threading
-
 import pytest
 import torch
 
 from hf_pardraft.generation import packed_layers, packed_weights, packing_trials
 from hf_pardraft.generation.packing_trials import Trial, is_never_faster, trial_of
+from threads import in_threads
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 
@@ -167,11 +166,7 @@ def test_what_is_never_faster_needs_no_memory(monkeypatch):
 @pytest.mark.usefixtures("small_weights_are_packed")
 def test_threads_may_try_at_once():
     target = tiny_target("llama")
-    drafter, expected, texts = tiny_drafter("pard", target), write(target), []
-    threads = [threading.Thread(target=lambda: texts.append(write(target, drafter))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    drafter, expected = tiny_drafter("pard", target), write(target)
+    texts = in_threads(4, lambda: write(target, drafter))
     assert len(texts) == 4
     assert all(torch.equal(text, expected) for text in texts)
