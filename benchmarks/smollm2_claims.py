@@ -9,6 +9,10 @@ for the first turns of the papers' benchmarks, greedily, as a chain and as a tre
 not made again; what is there is written to benchmarks/results/smollm2_claims.json. With `--features`, hidden states of `pardraft
 cache-features` (the taps of all drafters, and the last state) serve all runs but PARD's.
 
+Whether the target's own answers teach more than others' is asked with the same questions answered by both: GSM8K's, by its
+authors (`--gsm8k`) and by the target (`--gsm8k-regenerated`, which `pardraft regenerate` makes of the former). Counted is what
+is drafted for the benchmarks' prompts, since each run's held-out text is of its own kind.
+
 A claim holds if it does for every seed, and is undecided if the seeds disagree; one seed alone decides nothing.
 """
 
@@ -18,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +72,7 @@ class Setting:
         arguments: options of `pardraft train` that differ from COMMON.
         fields: of the drafter's configuration that differ from smollm2_start.py's.
         goes_on: whether it goes on with the trained drafter.
+        text: the argument that names what it learns from.
     """
 
     recipe: str
@@ -75,6 +80,7 @@ class Setting:
     arguments: dict[str, Any] = field(default_factory=dict)
     fields: dict[str, Any] = field(default_factory=dict)
     goes_on: bool = False
+    text: str = "text"
 
 
 def ending(objective: str, gamma: float | None = None) -> Setting:
@@ -110,6 +116,13 @@ SETTINGS = {
     "PARD COD": Setting("pard", "pard", {"draft_tokens": 6, "learning_rate": 5e-4}),
     "PARD all masks": Setting("pard", "pard", {"draft_tokens": 6, "learning_rate": 5e-4, "cod_retention": 1.0}),
 }
+# Who answers the questions of GSM8K, and the argument that names the answers.
+ANSWERED = {"GSM8K's answers": "gsm8k", "the target's answers": "gsm8k_regenerated"}
+SETTINGS |= {
+    f"{name}, {answers}": replace(SETTINGS[name], text=text)
+    for name in ("PARD COD", "DFlash decay")
+    for answers, text in ANSWERED.items()
+}
 LOSSES, ALONE, FUSION = "arXiv 2606.11552, table 2", "arXiv 2606.11552, table 4", "arXiv 2606.02091, section 4.1"
 CLAIMS = (
     Claim("trees", LOSSES, "the three losses help trees, too", "DFlash all three", "DFlash uniform", "tree_tau"),
@@ -141,6 +154,17 @@ CLAIMS = (
     ),
     Claim("shift", "arXiv 2601.19278, table 3", "shifted logits help", "DART shifted", "DART unshifted"),
     Claim("COD", "arXiv 2504.18583, figure 5a", "COD loses nothing", "PARD COD", "PARD all masks"),
+    *(
+        Claim(
+            "text",
+            "arXiv 2504.18583, appendix",
+            f"the target's own answers teach more, {name.split()[0]}",
+            f"{name}, the target's answers",
+            f"{name}, GSM8K's answers",
+            "chain_tau",
+        )
+        for name in ("PARD COD", "DFlash decay")
+    ),
 )
 
 
@@ -156,13 +180,13 @@ def train(setting: Setting, seed: int, arguments: argparse.Namespace, output: Pa
         "bf16": str(arguments.dtype == "bfloat16").lower(),
         "recipe": setting.recipe,
         "target": arguments.target,
-        "dataset": arguments.text,
+        "dataset": vars(arguments)[setting.text],
         "output": output,
         "seed": seed,
         "max_steps": arguments.steps or (PARD_STEPS if setting.kind == "pard" else BLOCK_STEPS),
         ("base" if setting.kind == "pard" else "drafter"): begun,
     }
-    if arguments.features and setting.kind != "pard":
+    if arguments.features and setting.kind != "pard" and setting.text == "text":
         options["features_folder"] = arguments.features
     words = [
         word
@@ -197,7 +221,8 @@ def decoded(drafter: Path, arguments: argparse.Namespace) -> dict[str, float]:
     ways = [Way(Entry(way, drafter, setting_of(way, TREE_BUDGET)), way, name) for way in ("chain", "tree")]
     condition = Condition(max_new_tokens=NEW_TOKENS, batch_size=len(prompts))
     chain, tree = (rows[0]["tau"] for rows in counted(models, ways, prompts, condition))
-    return {"chain_tau": round(chain, 3), "tree_tau": round(tree, 3), "tree_gain": round(tree / chain, 3)}
+    taus = {"chain_tau": round(chain, 3), "tree_tau": round(tree, 3)}
+    return {**taus, "tree_gain": round(tree / chain, 3), "prompts": len(prompts)}
 
 
 def run(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -213,22 +238,50 @@ def run(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
+def kept_reports(work: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """All reports that this command and earlier ones made, by setting and seed."""
+    reports: dict[str, dict[int, dict[str, Any]]] = {}
+    for name in SETTINGS:
+        files = {int(file.stem.rsplit(" ", 1)[1]): file for file in work.glob(f"{name}, seed *.json")}
+        if files:
+            reports[name] = {seed: json.loads(files[seed].read_text(encoding="utf-8")) for seed in sorted(files)}
+    return reports
+
+
+def judged_alike(claim: Claim, reports: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
+    """A claim, by the seeds that both of its settings were run with."""
+    seeds = sorted({*reports[claim.better]} & {*reports[claim.worse]})
+    of_seeds = {name: [reports[name][seed] for seed in seeds] for name in (claim.better, claim.worse)}
+    verdict = judged(claim, of_seeds)
+    return {**verdict, "verdict": f"{verdict['verdict']} for one seed"} if len(seeds) == 1 else verdict
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--target", type=Path, required=True, help="folder of SmolLM2-135M-Instruct")
     parser.add_argument(
         "--text", type=Path, required=True, help="the target's own answers, as `pardraft regenerate` writes them"
     )
+    parser.add_argument("--gsm8k", type=Path, help="questions of GSM8K with its own answers")
+    parser.add_argument("--gsm8k-regenerated", type=Path, help="the same questions with the target's answers")
     parser.add_argument("--data", type=Path, help="folder of the benchmarks' files; by default they come from the Hub")
     parser.add_argument("--features", type=Path, help="folder of `pardraft cache-features`")
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME")
+    parser.add_argument(
+        "--settings", nargs="+", choices=SETTINGS, metavar="NAME", help="by default all that there is text for"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, help="training steps, instead of those of each kind")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--limit", type=int, default=2, help="prompts of a benchmark")
     parser.add_argument("--work", type=Path, default=Path("smollm2_claims.work"))
     parser.add_argument("--output", type=Path, default=RESULT)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.settings is None:
+        arguments.settings = [name for name, setting in SETTINGS.items() if vars(arguments)[setting.text]]
+    missing = {SETTINGS[name].text for name in arguments.settings if not vars(arguments)[SETTINGS[name].text]}
+    if missing:
+        parser.error(f"these settings need --{' and --'.join(sorted(missing)).replace('_', '-')}")
+    return arguments
 
 
 def main() -> None:
@@ -236,18 +289,14 @@ def main() -> None:
     torch.set_num_threads(1)
     arguments.work.mkdir(parents=True, exist_ok=True)
     # All settings of a seed, then the next seed: whoever stops early has all comparisons for some seeds.
-    reports: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.settings}
     for seed in arguments.seeds:
         for name in arguments.settings:
-            reports[name].append(run(name, seed, arguments))
-    verdicts = [judged(claim, reports) for claim in CLAIMS if {claim.better, claim.worse} <= {*reports}]
-    if len(arguments.seeds) == 1:
-        verdicts = [{**verdict, "verdict": f"{verdict['verdict']} for one seed"} for verdict in verdicts]
+            run(name, seed, arguments)
+    reports = kept_reports(arguments.work)
+    verdicts = [judged_alike(claim, reports) for claim in CLAIMS if {claim.better, claim.worse} <= {*reports}]
     result = {
         "command": public_command(),
         "machine": this_machine(),
-        "seeds": arguments.seeds,
-        "prompts": arguments.limit * len(BENCHMARKS),
         "new_tokens": NEW_TOKENS,
         "arguments": COMMON,
         "claims": verdicts,
@@ -257,9 +306,10 @@ def main() -> None:
                 "kind": SETTINGS[name].kind,
                 "arguments": SETTINGS[name].arguments,
                 "fields": SETTINGS[name].fields,
-                "runs": found,
+                "text": SETTINGS[name].text,
+                "runs": [{"seed": seed, **report} for seed, report in of_seeds.items()],
             }
-            for name, found in reports.items()
+            for name, of_seeds in reports.items()
         },
     }
     save(arguments.output, result, indent=1)
