@@ -120,6 +120,18 @@ def test_a_machine_that_slows_down_for_a_while_changes_nothing():
     assert uneven.speed(25) >= 0.95 * steady.speed(25)
 
 
+def test_a_good_drafter_is_never_given_up_because_a_machine_is_uneven():
+    """Each round's pace is near the last one's, and drifts by a third either way."""
+    for seed in range(60):
+        draws, level, paces = random.Random(seed), 0.0, []
+        for _ in range(500):
+            level = 0.9 * level + draws.gauss(0, 0.13)
+            paces.append(0.002 * math.exp(level))
+        world = World([0.9] * 7, draft=0.15, slot=0.012, tree=0.15, seed=seed, pace=paces.__getitem__)
+        best = world.speed_of(Plan(7), calls=10)
+        assert min(world.call()[0] for _ in range(4)) > 0.5 * best
+
+
 def test_the_same_clock_and_outcomes_give_the_same_plans():
     assert random_world(3).call()[1] == random_world(3).call()[1]
 
@@ -282,6 +294,14 @@ def test_outliers_among_the_first_measurements_are_not_believed():
     assert costs.of(Plan(4)) == pytest.approx(1.8)
     assert costs.of(Plan(6)) == pytest.approx(1.9)
     assert Costs().of(Plan(4)) is None
+
+
+def test_a_round_without_a_draft_is_not_guessed_from_drafts():
+    """It may have been measured twice alone, and costs no more than drafts do: how much less they don't know."""
+    costs = Costs()
+    for plan, seconds in ((NOTHING, 1.0), (NOTHING, 1.0), (Plan(7), 1.2), (Plan(7), 1.2), (Plan(4), 0.8), (Plan(4), 0.8)):
+        costs.note(plan, seconds)
+    assert costs.of(NOTHING) == pytest.approx(0.8)
 
 
 def test_costs_between_measured_sizes_are_interpolated():

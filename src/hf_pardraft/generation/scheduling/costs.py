@@ -125,8 +125,9 @@ class Costs:
         others = interpolated(sorted((other.num_nodes, cost) for other, cost in costs.items()), plan.num_nodes)
         if own is None or others is None:
             return others if own is None else own
-        # One or two rounds may have been outliers, and then they cost more than others say.
-        return min([own, self.DOUBT * others, *(cost for other, cost in costs.items() if other.includes(plan))])
+        # One or two rounds may have been outliers, dearer than others say. Drafts can't say what a round without one costs.
+        limit = self.DOUBT * others if plan.depth else math.inf
+        return min([own, limit, *(cost for other, cost in costs.items() if other.includes(plan))])
 
     def _smoothed(self, plan: Plan, own: float, medians: dict[Plan, float]) -> float:
         """A plan's own cost, and a little of what other sizes of its kind say."""
