@@ -1,5 +1,7 @@
 """Packed weights are used where they are faster on this machine, which is found out for each kind of product."""
 
+import random
+
 import pytest
 import torch
 
@@ -51,16 +53,29 @@ def decide(clock, usual, packed, num_weights=5):
     raise AssertionError("undecided")
 
 
-@pytest.mark.parametrize(("usual", "packed"), [(2.0, 1.0), (1.0, 0.96)])
+@pytest.mark.parametrize(("usual", "packed"), [(2.0, 1.0), (1.0, 0.88)])
 def test_packed_weights_are_chosen_where_they_are_faster(clock, usual, packed):
     trial, *_ = decide(clock, usual, packed)
     assert trial.packs is True
 
 
-@pytest.mark.parametrize(("usual", "packed"), [(1.0, 2.0), (1.0, 1.0), (1.0, 0.98)])
+@pytest.mark.parametrize(("usual", "packed"), [(1.0, 2.0), (1.0, 1.0), (1.0, 0.93)])
 def test_and_where_they_gain_nothing_they_are_not(clock, usual, packed):
     trial, *_ = decide(clock, usual, packed)
     assert trial.packs is False
+
+
+def test_two_equal_ways_on_a_noisy_machine_are_no_reason_to_pack(clock, monkeypatch):
+    """What bfloat16 without instructions for it is like: a copy would cost a quarter of a gigabyte, and gain nothing."""
+    monkeypatch.undo()
+    monkeypatch.setattr(packing_trials, "time", clock)
+    draws = random.Random(0)
+    for _ in range(100):
+        trial = Trial()
+        while trial.packs is None:
+            seconds = draws.lognormvariate(0.0, 0.05)
+            trial.product(taking(clock, seconds), taking(clock, seconds), True)
+        assert trial.packs is False
 
 
 @pytest.mark.parametrize("num_weights", [1, 2, 7, 60])

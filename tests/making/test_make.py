@@ -17,7 +17,7 @@ import in_process
 from hf_pardraft import AutoDrafter
 from hf_pardraft.making import runner
 from hf_pardraft.making.commands import Commands, Layout
-from hf_pardraft.making.plan import TrainingPlan
+from hf_pardraft.making.plan import PROBE_STEPS, TrainingPlan
 from hf_pardraft.making.run import make_drafter
 from hf_pardraft.making.runner import run_command
 from hf_pardraft.making.settings import Machine, MakeSettings
@@ -96,6 +96,25 @@ class Shell:
         return make_drafter(settings, output, self.run, lambda: self.now, lambda line: None, CPU)
 
 
+class TimedShell(Shell):
+    """One whose first steps of training, and the evaluation after them, take so many seconds each by Trainer's clock."""
+
+    steps, evaluation = 10.0, 30.0
+
+    def run(self, words, tick):
+        done = super().run(words, tick)
+        if words[0] == "train" and of(words, "--output").endswith("probe"):
+            folder = Path(of(words, "--output"))
+            state = json.loads((folder / "trainer_state.json").read_text())
+            (logged,) = (entry for entry in state["log_history"] if "train_runtime" in entry)
+            # Trainer's own figures: an evaluation after the last step belongs to its training.
+            assert 0 < json.loads((folder / "eval_results.json").read_text())["eval_runtime"] < logged["train_runtime"]
+            logged["train_runtime"] = self.steps + self.evaluation
+            (folder / "trainer_state.json").write_text(json.dumps(state))
+            (folder / "eval_results.json").write_text(json.dumps({"eval_runtime": self.evaluation}))
+        return done
+
+
 def of(command: list[str], option: str) -> str:
     return command[command.index(option) + 1]
 
@@ -129,6 +148,13 @@ def made(target, tmp_path_factory):
         return shell, shell.make(MakeSettings(str(target), kind=kind, hours=HOURS), output), output
 
     return make
+
+
+def test_what_a_step_costs_is_found_without_the_evaluation_after_it(target, tmp_path):
+    shell = TimedShell()
+    shell.make(MakeSettings(str(target), kind="dart", hours=HOURS), tmp_path / "out")
+    costs = json.loads((tmp_path / "out" / "make.json").read_text())["decided"]["costs"]
+    assert costs == {"step": 10.0 / PROBE_STEPS, "evaluation": 30.0, "around": shell.seconds - 40.0}
 
 
 # The others differ in the words of their training.

@@ -17,7 +17,6 @@ from .inference_mode import mode_for
 from .noise import StepNoise
 from .outputs import ItemRead, OutputRecorder
 from .packed_layers import packed_layers
-from .packed_weights import num_made
 from .processors import DraftColumns, ItemProcessors, is_prefix_free, process_everywhere
 from .prompt_lookup import MATCHING_NGRAM_SIZE, PromptLookup
 from .rope import longest_text
@@ -94,7 +93,7 @@ class SpeculativeDecoding:
             stopping_criteria=stopping_criteria,
             streamer=streamer,
         )
-        self.schedule, self.plan, self.is_ordinary, self.num_packed = schedule, NOTHING, False, 0
+        self.schedule, self.plan, self.is_ordinary = schedule, NOTHING, False
         self.judge = DraftJudge(schedule, self._prompt_lookup())
         self.stopwatch = Stopwatch(candidates.stats, self.settings.time_rounds, synchronizer(target.device))
         self.items = list(range(batch))
@@ -146,7 +145,6 @@ class SpeculativeDecoding:
             outputs = self._read(tree)
             acceptance, scores, logits = self.verify(outputs.logits, tree)
             paths, new_tokens = paths_on_host(acceptance)
-            self.is_ordinary = self.is_ordinary and num_made() == self.num_packed
             if self.is_ordinary:
                 self.schedule.end_reading(1 + (tree.num_nodes if tree else 0))
             # Without a draft, a round is as plain as its plan only if nothing but its own token is read.
@@ -338,7 +336,6 @@ class SpeculativeDecoding:
         # A round without a draft stands for a step of plain `generate`, whose items have one length.
         is_like_plain = plan.depth > 0 or len(self.items) == 1 or self.reader.cache.is_even
         self.is_ordinary = has_caught_up and is_like_plain and not reads_text
-        self.num_packed = num_made()
         return plan
 
     @property

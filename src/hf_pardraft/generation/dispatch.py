@@ -16,6 +16,7 @@ from .cache import is_hybrid
 from .checks import check_scales_by_position, check_takes_masks, told_by_hooks
 from .compiled.decoder import CompiledDecoding
 from .decoder import SpeculativeDecoding
+from .packed_weights import seconds_spent
 from .processors import see_the_batch
 from .rope import longest_text
 from .scheduling.fixed import FixedSchedule
@@ -55,7 +56,8 @@ def schedule_for(
     plans = all_plans(settings.depth, settings.tree_budget) if is_free else [NOTHING, full]
     first = Plan(settings.depth) if is_free else full
     reads_again = is_hybrid(target.config.get_text_config(decoder=True))
-    return Schedule(knowledge, plans, first, clock_for(target, drafter), looks, reads_again)
+    clock = clock_for(target, drafter)
+    return Schedule(knowledge, plans, first, lambda: clock() - seconds_spent(), looks, reads_again)
 
 
 def clock_for(target: PreTrainedModel, drafter: ParallelDrafter) -> Callable[[], float]:

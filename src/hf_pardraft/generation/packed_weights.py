@@ -6,6 +6,8 @@ isn't faster (see `packing_trials.py`), it is not used.
 """
 
 import functools
+import threading
+import time
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,8 +47,15 @@ class PackedWeight:
 
 # By the parameter's id, and whether it was transposed.
 _packed: dict[tuple[int, bool], PackedWeight] = {}
-# How many copies were made so far.
-_num_made = 0
+
+
+class Spent(threading.local):
+    """Seconds that making copies took, in this thread."""
+
+    seconds = 0.0
+
+
+_spent = Spent()
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -106,19 +115,19 @@ def is_packed(parameter: torch.nn.Parameter, transposed: bool) -> bool:
     return (id(parameter), transposed) in _packed
 
 
-def num_made() -> int:
-    """How many copies were made in this process: what takes time, once."""
-    return _num_made
+def seconds_spent() -> float:
+    """Of this thread's time, the seconds that making copies took so far. No round is judged by them: each is made once."""
+    return _spent.seconds
 
 
 def _pack(parameter: torch.nn.Parameter, transposed: bool) -> PackedWeight:
-    global _num_made
-    _num_made += 1
+    started = time.thread_time()
     matrix = parameter.detach()
     packed = torch.ops.mkldnn._reorder_linear_weight((matrix.t() if transposed else matrix).contiguous(), NUM_TOKENS)
     key = id(parameter), transposed
     reference = weakref.ref(parameter, lambda _: _packed.pop(key, None))
     _packed[key] = PackedWeight(packed, _state(parameter), _fingerprint(parameter), reference)
+    _spent.seconds += time.thread_time() - started
     return _packed[key]
 
 

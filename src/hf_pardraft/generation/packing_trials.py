@@ -11,9 +11,9 @@ from statistics import median
 import torch
 
 # How often each way is timed before one is chosen. 0: packed always.
-NUM_TRIALS = 3
-# Packed weights take memory: they have to be faster by so much.
-LEAST_GAIN = 0.03
+NUM_TRIALS = 5
+# Packed weights take memory, and time to make; and by less than this two equal ways may seem to differ.
+LEAST_GAIN = 0.1
 # Of so many products one may pack its weight for the trial.
 PRODUCTS_PER_COPY = 12
 # More tokens than that count in powers of two.

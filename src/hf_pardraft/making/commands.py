@@ -28,7 +28,7 @@ CPU_STEP, SMALL_STEP = 1, 4
 SMALL_VOCABULARY = 8192
 # Answers are cut off where training would cut them.
 SMALL_ANSWER, ANSWER = 384, 2048
-CPU_BATCH, BATCH = 8, 32
+BATCH = 32
 TAU = {"tau_prompts": 4, "tau_new_tokens": 64}
 
 
@@ -113,7 +113,7 @@ class Commands:
             "target": self.settings.target,
             "output": output,
             "max_tokens": SMALL_ANSWER if self.is_small else ANSWER,
-            "batch_size": BATCH if self.has_accelerator else CPU_BATCH,
+            "batch_size": BATCH,
             "dtype": self.dtype,
             "seed": self.settings.seed,
         }

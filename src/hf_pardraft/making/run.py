@@ -36,6 +36,8 @@ from .text import Text
 Tell = Callable[[str], None]
 # Of the free room on the disk, what stored hidden states may take.
 ROOM_SHARE = 0.5
+# Of a few steps, by a clock that ticks rarely.
+LEAST_SECONDS = 1e-3
 NO_CHUNK = {"upto": 0, "rows": 0, "seconds": 0.0}
 
 
@@ -163,13 +165,15 @@ class Making:
         if ended := self._run("probe", self.commands.probe()):
             raise failure("the first steps of training", ended)
         history = read_json(folder / "trainer_state.json")["log_history"]
+        # The evaluation at the end is a part of it.
         training = next(entry["train_runtime"] for entry in reversed(history) if "train_runtime" in entry)
         evaluation = read_json(folder / "eval_results.json")["eval_runtime"]
-        around = max(0.0, self.state.seconds["probe"] - before - training - evaluation)
-        self.state.decided["costs"] = {"step": training / PROBE_STEPS, "evaluation": evaluation, "around": around}
+        around = max(0.0, self.state.seconds["probe"] - before - training)
+        step = max(LEAST_SECONDS, training - evaluation) / PROBE_STEPS
+        self.state.decided["costs"] = {"step": step, "evaluation": evaluation, "around": around}
         for done in (folder, self.layout.probe_states):
             shutil.rmtree(done, ignore_errors=True)
-        self.tell(f"a step takes {training / PROBE_STEPS:.1f} s, an evaluation {evaluation:.0f} s")
+        self.tell(f"a step takes {step:.1f} s, an evaluation {evaluation:.0f} s")
 
     def store_states(self) -> None:
         """The target's hidden states of all text, if there is room."""

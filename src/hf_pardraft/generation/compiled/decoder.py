@@ -14,7 +14,7 @@ from ...models.inputs import DraftInputs
 from ..cache import Entries
 from ..choice import RejectionSampling
 from ..decoder import SpeculativeDecoding
-from ..packed_weights import forget, forget_changed, forget_slower, num_made
+from ..packed_weights import forget, forget_changed, forget_slower
 from ..settings import DraftSettings
 from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, chain_tree, items_of_tree, number_of_levels
@@ -96,8 +96,7 @@ class CompiledDecoding(SpeculativeDecoding):
             self.num_pending += max(counts)
             self._note(tree, paths, new_tokens, counts)
             self._drop_finished_items()
-        made_nothing = self.compiler.num_compiled == num_compiled and num_made() == self.num_packed
-        self.schedule.end_round(self.is_ordinary and made_nothing)
+        self.schedule.end_round(self.is_ordinary and self.compiler.num_compiled == num_compiled)
 
     def _rest_is_like_plain(self) -> bool:
         """Plain `generate` is not compiled as these rounds are, and would have to be."""
