@@ -14,7 +14,7 @@ import torch
 NUM_TRIALS = 5
 # Packed weights take memory, and time to make; and by less than this two equal ways may seem to differ.
 LEAST_GAIN = 0.1
-# Of so many products one may pack its weight for the trial.
+# After each so many products one may pack its weight for the trial: a short call is not to pay for those of long ones.
 PRODUCTS_PER_COPY = 12
 # More tokens than that count in powers of two.
 COUNTED_ONE_BY_ONE = 4
@@ -52,7 +52,7 @@ class Trial:
 
     def _packs_now(self, is_packed: bool) -> bool:
         num_usual, num_packed = len(self.seconds[False]), len(self.seconds[True])
-        return num_packed < num_usual if is_packed else self.num_packed * PRODUCTS_PER_COPY < num_usual
+        return num_packed < num_usual if is_packed else (self.num_packed + 1) * PRODUCTS_PER_COPY <= num_usual
 
     def _note(self, packs: bool, seconds: float) -> None:
         self.seconds[packs].append(seconds)
