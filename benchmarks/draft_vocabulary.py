@@ -2,6 +2,8 @@
 
     python benchmarks/draft_vocabulary.py --target PATH/SmolLM2 --fresh dflash pard --sizes 4096 8192 16384 32768
     python benchmarks/draft_vocabulary.py --target PATH/stories260K --drafter DFlash PARD --prompt-text B.txt --sizes 64 128 256
+    python benchmarks/draft_vocabulary.py --target SMOLLM2 --drafter DFlash PARD --data DATA --name draft_vocabulary_smollm2 \
+        --dialogues benchmarks/data/smollm2-135m-instruct/*.jsonl.gz --sizes 2048 4096 8192 16384 32768
 
 Drafters are folders (`--drafter`), or made on the spot at a real shape (`--fresh`): these know nothing, so that only their time
 is told. For a vocabulary of each size, and for all tokens, all in one run and taking turns:
@@ -10,33 +12,38 @@ is told. For a vocabulary of each size, and for all tokens, all in one run and t
   60 nodes in its logits;
 - the bytes that a draft reads (the weights of the drafter's layers and the rows of the head), and what part of the time these
   would take at the speed at which this machine reads memory (the sum of a large tensor): the limit is 1;
-- of drafters that know something, tau of greedy chains after held-out beginnings, and the share of the text that the vocabulary
-  has. The tokens are those that the target itself writes most often, after other beginnings.
+- of drafters that know something, tau of greedy chains, and the share of the text that the vocabulary has. The tokens are those
+  that the target itself writes most often: after some beginnings of texts, and tau is measured after others; or in dialogues that
+  it wrote, and tau is measured on the papers' benchmarks, two questions of each.
 
 The texts are compared with plain `generate`'s. Figures go to benchmarks/results/NAME.json (`--name`).
 """
 
 import argparse
+import gzip
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_pardraft import AutoDrafter, DFlashDrafter, PardDrafter
 from hf_pardraft.generation.tree.token_tree import build_tree, draft_chain
 from hf_pardraft.models.base import ParallelDrafter
 from hf_pardraft.models.inputs import DraftInputs
-from result_files import RESULTS, save, this_machine
+from result_files import RESULTS, public_command, save, this_machine
+from smollm2_cases import BENCHMARKS, Models, prompts_of
 from stories260k import story_beginnings
 
 CONTEXT, NEW, PROMPT_TOKENS, TREE_NODES = 128, 4, 24, 60
 # Of fresh drafters; a DFlash drafter for SmolLM2 then has 35 MB beside its head.
 LAYERS = {"dflash": 2, "pard": 2}
 LARGE = 1 << 26
+QUESTIONS = 2
 
 
 def fresh(kind: str, target: PreTrainedModel, block: int) -> ParallelDrafter:
@@ -132,8 +139,21 @@ def counts_of(target: PreTrainedModel, prompts: torch.LongTensor, new_tokens: in
     return torch.bincount(text[:, prompts.shape[1] :].flatten(), minlength=target.config.vocab_size)
 
 
+def counts_of_answers(files: list[Path], tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> torch.LongTensor:
+    """How often each token stands in the answers of dialogues, `(vocab,)`."""
+    counts = torch.zeros(vocab_size, dtype=torch.long)
+    for file in files:
+        with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                for message in json.loads(line)["messages"]:
+                    if message["role"] == "assistant":
+                        ids = tokenizer(message["content"], add_special_tokens=False)["input_ids"]
+                        counts += torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=vocab_size)
+    return counts
+
+
 def worth_of(
-    target, drafter, prompts: torch.LongTensor, new_tokens: int, texts: list[torch.Tensor]
+    target, drafter, prompts: Sequence[torch.LongTensor], new_tokens: int, texts: list[torch.Tensor]
 ) -> dict[str, float]:
     """Tau of greedy chains, and the share of the text that can be proposed."""
     drafter.generation_config.draft_schedule = "fixed"
@@ -159,6 +179,10 @@ def main() -> None:
     parser.add_argument(
         "--prompt-text", type=Path, help="beginnings: the first half counts tokens, the second measures tau"
     )
+    parser.add_argument(
+        "--dialogues", nargs="+", type=Path, help="JSON lines of the target's answers, whose tokens are counted instead"
+    )
+    parser.add_argument("--data", type=Path, help="folder of the benchmarks' files; by default they come from the Hub")
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--block", type=int, default=8)
@@ -173,9 +197,16 @@ def main() -> None:
     # Which tokens they are makes no difference to the time.
     order, held_out, texts = torch.randperm(vocab_size), None, []
     if worth:
-        prompts = beginnings(arguments.prompt_text, AutoTokenizer.from_pretrained(arguments.target), arguments.prompts)
-        counted, held_out = prompts.chunk(2)
-        order = counts_of(target, counted, arguments.new_tokens).argsort(descending=True, stable=True)
+        tokenizer = AutoTokenizer.from_pretrained(arguments.target)
+        if arguments.dialogues:
+            counts = counts_of_answers(arguments.dialogues, tokenizer, vocab_size)
+            about = argparse.Namespace(data=arguments.data, limit=QUESTIONS, max_new_tokens=arguments.new_tokens)
+            models = Models(target, tokenizer, {}, {})
+            held_out = [prompt[0] for name in BENCHMARKS for prompt in prompts_of(name, models, about)]
+        else:
+            counted, held_out = beginnings(arguments.prompt_text, tokenizer, arguments.prompts).chunk(2)
+            counts = counts_of(target, counted, arguments.new_tokens)
+        order = counts.argsort(descending=True, stable=True)
         options = {"do_sample": False, "max_new_tokens": arguments.new_tokens}
         texts = [target.generate(prompt[None], **options)[0] for prompt in held_out]
     vocabularies = {str(size): order[:size] for size in arguments.sizes if size < vocab_size} | {"all": None}
@@ -201,6 +232,7 @@ def main() -> None:
         "vocab_size": vocab_size,
         "block": arguments.block,
         "bytes_per_second": speed,
+        "command": public_command(),
         "rows": rows,
     }
     save(RESULTS / f"{arguments.name}.json", result)

@@ -1,9 +1,12 @@
 """What benchmarks/draft_vocabulary.py counts."""
 
+import gzip
+import json
+
 import pytest
 import torch
 
-from draft_vocabulary import counts_of, times_of, worth_of
+from draft_vocabulary import counts_of, counts_of_answers, times_of, worth_of
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 HEAD_ROW = 32 * 4
@@ -17,6 +20,18 @@ def test_a_draft_reads_its_layers_and_the_rows_of_its_tokens(kind):
     assert [found[name]["bytes"]["head"] for name in ("8", "all")] == [8 * HEAD_ROW, 64 * HEAD_ROW]
     tables = 64 * 32 * (2 if kind == "pard" else 0)
     assert found["8"]["bytes"]["layers"] == 4 * (sum(weight.numel() for weight in drafter.parameters()) - tables)
+
+
+@pytest.mark.parametrize("name", ["dialogues.jsonl", "dialogues.jsonl.gz"])
+def test_tokens_are_counted_in_the_answers_of_dialogues(tmp_path, name):
+    rows = [{"messages": [{"role": "user", "content": "b b b"}, {"role": "assistant", "content": "a c c"}]}] * 2
+    with (gzip.open if name.endswith("gz") else open)(tmp_path / name, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def tokenizer(text, add_special_tokens):
+        return {"input_ids": ["abc".index(word) for word in text.split()]}
+
+    assert counts_of_answers([tmp_path / name], tokenizer, 4).tolist() == [2, 0, 4, 0]
 
 
 def test_the_share_of_the_text_that_can_be_proposed():

@@ -60,11 +60,11 @@ def test_a_step_is_done_however_little_time_there_is(allowed):
 
 
 def test_long_answers_need_time_and_short_ones_many_prompts():
-    # 100 tokens a second in a batch are 50 one by one, of five passes 10.
-    assert evaluation_plan(32 * 25.6, 100.0, 32).new_tokens == 256
-    hurried = evaluation_plan(10.0, 100.0, 32)
+    # 100 tokens a second in a batch are 25 one by one, of five passes 5.
+    assert evaluation_plan(64 * 25.6, 100.0, 32).new_tokens == 256
+    hurried = evaluation_plan(20.0, 100.0, 32)
     assert (hurried.prompts, hurried.new_tokens) == (1, 64)
-    assert evaluation_plan(100.0, 100.0, 32).prompts == 15
+    assert evaluation_plan(200.0, 100.0, 32).prompts == 15
     assert evaluation_plan(1e6, 100.0, 4).prompts == 4
 
 

@@ -30,7 +30,7 @@ MOST_EVALUATIONS = 40
 # Plain generate and the drafter, each timed twice, and the drafter watched.
 PASSES = 5
 # One text at a time is written so much slower than a batch, at least.
-BATCH_GAIN = 2
+BATCH_GAIN = 4
 SHORT_ANSWER, LONG_ANSWER = 64, 256
 
 
