@@ -299,7 +299,14 @@ def test_outliers_among_the_first_measurements_are_not_believed():
 def test_a_round_without_a_draft_is_not_guessed_from_drafts():
     """It may have been measured twice alone, and costs no more than drafts do: how much less they don't know."""
     costs = Costs()
-    for plan, seconds in ((NOTHING, 1.0), (NOTHING, 1.0), (Plan(7), 1.2), (Plan(7), 1.2), (Plan(4), 0.8), (Plan(4), 0.8)):
+    for plan, seconds in (
+        (NOTHING, 1.0),
+        (NOTHING, 1.0),
+        (Plan(7), 1.2),
+        (Plan(7), 1.2),
+        (Plan(4), 0.8),
+        (Plan(4), 0.8),
+    ):
         costs.note(plan, seconds)
     assert costs.of(NOTHING) == pytest.approx(0.8)
 
