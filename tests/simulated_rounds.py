@@ -109,6 +109,68 @@ class World:
         return max(map(self.speed_of, {*candidates, NOTHING}))
 
 
+class PartlyReadWorld:
+    """A text with easy and hard places, a drafter that knows which is which, and a target for which each slot to read is dear.
+
+    Chains of up to 8 tokens, and trees that are no better. A forward over one slot costs 1, and `slot` for each more.
+    """
+
+    EASY, HARD, DRAFT, TREE, NOISE = 0.97, 0.3, 0.15, 0.05, 0.08
+
+    def __init__(self, seed: int, slot: float) -> None:
+        self.random, self.slot, self.now = random.Random(seed), slot, 0.0
+        self.knowledge, self.plans = Knowledge(), all_plans(8, 32)
+
+    def cost(self, plan: Plan, read: int) -> float:
+        return 1.0 + self.slot * read + (self.DRAFT if plan.depth else 0.0) + (self.TREE if plan.budget else 0.0)
+
+    def accepted(self, depth: int, rate: float) -> int:
+        return next((count for count in range(depth) if self.random.random() >= rate), depth)
+
+    def place(self) -> float:
+        """How probably a token of a draft is accepted if all before it were, here."""
+        return self.random.choice([self.EASY, self.HARD])
+
+    def fixed_speed(self, depth: int, rounds: int = 4000) -> float:
+        """Tokens over cost of chains that are read whole."""
+        tokens = sum(1 + self.accepted(depth, self.place()) for _ in range(rounds))
+        return tokens / (rounds * self.cost(Plan(depth), depth))
+
+    def wait(self, cost: float) -> None:
+        self.now += 0.05 * cost * math.exp(self.random.gauss(0, self.NOISE))
+
+    def call(self) -> float:
+        """The cost of a call by the schedule, noise not counted."""
+        schedule = Schedule(self.knowledge, self.plans, Plan(8), lambda: self.now, looks=True)
+        left, cost, is_plains = TOKENS, 0.0, schedule.leaves_to_plain(1)
+        while left > 0:
+            if is_plains or schedule.leaves_rest_to_plain():
+                schedule.note_plain(left)
+                return cost + left
+            plan, rate = schedule.next_plan(1, left - 1), self.place()
+            # All nodes of a tree but the likeliest of each depth are hopeless.
+            probabilities = [rate ** (depth + 1) for depth in range(plan.depth)]
+            probabilities += [1e-6] * (plan.num_nodes - plan.depth)
+            read = schedule.worth_reading([probabilities], plan.num_nodes) if plan.depth else 0
+            self.wait(self.cost(plan, 0) - 1)
+            schedule.begin_reading()
+            self.wait(self.cost(NOTHING, read))
+            schedule.end_reading(read + 1)
+            cost += self.cost(plan, read)
+            depth = min(read, plan.depth)
+            count = self.accepted(depth, rate)
+            outcome = [(count, min(count + 1, depth))]
+            schedule.note(outcome, outcome if plan.budget else None)
+            schedule.end_round(is_ordinary=True)
+            left -= count + 1
+        schedule.learn()
+        return cost
+
+    def speed(self, calls: int) -> float:
+        """Tokens over cost."""
+        return calls * TOKENS / sum(self.call() for _ in range(calls))
+
+
 def random_world(seed: int) -> World:
     """A world as they may be: from a drafter that is never right to one that is hardly ever wrong, on machines of all kinds."""
     draws = random.Random(seed)

@@ -11,10 +11,9 @@ from hf_pardraft.generation.scheduling import schedule as scheduling
 from hf_pardraft.generation.scheduling.confidence import (
     Calibration,
     ClaimedTree,
-    ReadingCosts,
     best_nodes,
-    worth_reading,
 )
+from hf_pardraft.generation.scheduling.reading import ReadingCosts, worth_reading
 from hf_pardraft.generation.tree.token_tree import build_tree, draft_chain, node_log_probabilities, nodes_of_tree
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 

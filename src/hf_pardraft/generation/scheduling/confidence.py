@@ -2,12 +2,9 @@
 
 import math
 from bisect import bisect
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-
-from .costs import interpolated, lower_median
 
 
 @dataclass(frozen=True)
@@ -112,61 +109,6 @@ class Calibration:
             # A certainty, or NaN.
             return len(self.EDGES) if claim >= 0 else 0
         return bisect(self.EDGES, claim - math.log(-math.expm1(claim)))
-
-
-class ReadingCosts:
-    """Seconds that the target takes to read so many slots."""
-
-    # Measurements of a size that are remembered, and after how many a median is worked out again.
-    REMEMBERED, RENEWED = 25, 8
-    # What makes it worth the while to look at drafts, which itself takes some tenths of a millisecond: so many times the seconds
-    # for one slot, and so many seconds more.
-    NOTICEABLE, LONG = 1.25, 3e-3
-
-    def __init__(self) -> None:
-        self.measured: dict[int, deque[float]] = {}
-        self.num_notes = 0
-        self._known: dict[int, float | None] = {}
-
-    def note(self, slots: int, seconds: float) -> None:
-        """Learn from a forward."""
-        if not (math.isfinite(seconds) and seconds > 0):
-            return
-        is_new = slots not in self.measured
-        self.measured.setdefault(slots, deque(maxlen=self.REMEMBERED)).append(seconds)
-        self.num_notes += 1
-        if is_new or self.num_notes % self.RENEWED == 0:
-            self._known.clear()
-
-    def of(self, slots: int) -> float | None:
-        """The cost of a forward; `None` of fewer than two sizes."""
-        if slots not in self._known:
-            points = sorted((size, lower_median(seconds)) for size, seconds in [*self.measured.items()])
-            self._known[slots] = interpolated(points, slots)
-        return self._known[slots]
-
-    def are_noticeable(self, slots: int) -> bool:
-        """Whether so many slots take clearly longer than one."""
-        one, all_of_them = self.of(1), self.of(slots)
-        return None not in (one, all_of_them) and all_of_them > max(self.NOTICEABLE * one, one + self.LONG)
-
-
-def worth_reading(probabilities: Sequence[Sequence[float]], seconds: Callable[[int], float], rate: float) -> int:
-    """How many nodes of a draft are worth the target's time: each adds its probability to the tokens of the round.
-
-    Args:
-        probabilities: for each item those of its nodes, see [`Calibration.probabilities`].
-        seconds: that the target takes to read so many slots.
-        rate: tokens a second and item that are to be had otherwise.
-    """
-    ranked = [sorted(of_item, reverse=True) for of_item in probabilities]
-    best, worth, tokens = 0, -rate * seconds(1), 0.0
-    for count, gains in enumerate(zip(*ranked, strict=True), start=1):
-        tokens += sum(gains) / len(gains)
-        value = tokens - rate * seconds(count + 1)
-        if value > worth:
-            best, worth = count, value
-    return best
 
 
 def best_nodes(draft: ClaimedTree, probabilities: Sequence[float], count: int) -> tuple[list[int], list[int]]:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from .acceptance import Acceptance, Slowest, TreeGain
-from .confidence import Calibration, ReadingCosts
+from .confidence import Calibration
 from .costs import Costs
+from .reading import ReadingCosts
 
 
 class Knowledge:

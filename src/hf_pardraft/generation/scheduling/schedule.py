@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from .confidence import ReadingCosts, worth_reading
 from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
+from .reading import ReadingCosts, worth_reading
 
 
 class Schedule:
@@ -36,8 +36,8 @@ class Schedule:
     DOUBT = 1.5
     # Rounds like those before from which is learned at once: four times one takes the interpreter far longer than once four.
     AT_ONCE = 4
-    # In one of so many rounds all that is drafted is read; in one of so many the target's forward is timed by itself.
-    READS_ALL, TIMED = 16, 4
+    # In one of so many rounds more is read of a draft than seems worth it, and in one of so many the target's forward is timed.
+    READS_MORE, TIMED = 16, 4
     # How much faster a plan becomes when it is followed rather than tried: what its rounds use is in the processor's caches.
     FOLLOWED = 1.03
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
@@ -79,6 +79,8 @@ class Schedule:
         self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
         self.started = self.reading_since = clock()
         self.reading = ReadingCosts()
+        # Slots that the target read in this round.
+        self.slots: int | None = None
 
     def leaves_to_plain(self, batch: int) -> bool:
         """Whether plain `generate` is better for a call of so many items, and nothing is to be tried in it."""
@@ -133,11 +135,12 @@ class Schedule:
         return self.is_noticeable and self.reading.are_noticeable(num_nodes + 1)
 
     def worth_reading(self, probabilities: Sequence[Sequence[float]], most: int) -> int:
-        """How many nodes of each item's draft to read, see [`confidence.worth_reading`]; now and then `most`, to learn from."""
-        if not self.looks_at_draft(most) or self.num_rounds % self.READS_ALL == 0:
+        """How many nodes of each item's draft to read, see [`reading.worth_reading`]; now and then more, to learn from."""
+        if not self.looks_at_draft(most):
             return most
         best = [sorted(of_item, reverse=True)[:most] for of_item in probabilities]
-        return worth_reading(best, self.reading.of, self._rate(self.best))
+        count = worth_reading(best, self.reading.of, self._rate(self.best))
+        return count if self.num_rounds % self.READS_MORE else self.reading.more(count + 1, most + 1) - 1
 
     def worth_reading_alone(self, probabilities: Sequence[float]) -> int:
         """How many tokens that the text alone suggests to read in a round without a draft; 0 where that says little for sure."""
@@ -151,6 +154,7 @@ class Schedule:
 
     def begin_reading(self) -> None:
         """The target begins to read."""
+        self.slots = None
         # Of rounds like those before a few will do.
         self.is_timed = self.looks and (self.is_a_try or self.num_rounds % self.TIMED == 0)
         if self.is_timed:
@@ -158,6 +162,7 @@ class Schedule:
 
     def end_reading(self, slots: int) -> None:
         """It has read so many slots of each item, and no prompt."""
+        self.slots = slots
         if self.is_timed:
             self.reading.note(slots, self.clock() - self.reading_since)
 
@@ -175,7 +180,7 @@ class Schedule:
         now = self.clock()
         seconds, self.started = now - self.started, now
         if is_ordinary and self.plan == self.best and self.costs.is_settled(self.plan):
-            self.untold.append(seconds)
+            self.untold.append(self._of_whole(seconds))
             if len(self.untold) == self.AT_ONCE:
                 self.learn()
             return
@@ -185,9 +190,17 @@ class Schedule:
             self.knowledge.put_in(1.0)
         if self.plan in self.plans:
             self.again = self.plan if self._says_little(seconds, is_ordinary) and self.plan != self.again else None
-            self.costs.note(self.plan, seconds if is_ordinary else None)
+            self.costs.note(self.plan, self._of_whole(seconds) if is_ordinary else None)
             self.due = None if self.plan == self.due else self.due
         self.learn()
+
+    def _of_whole(self, seconds: float) -> float:
+        """What this round would have taken if all of the draft had been read, by which plans are compared.
+
+        A plan's tokens are those of drafts that are read whole, too. With the seconds of what was read of them a plan would seem
+        the faster the less of it is read, and then still less of it would be.
+        """
+        return seconds if self.slots is None else self.reading.whole(seconds, self.slots, self.plan.num_nodes + 1)
 
     def _says_little(self, seconds: float, is_ordinary: bool) -> bool:
         """Whether a try has to be repeated before it tells what the plan costs.
