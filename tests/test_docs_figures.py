@@ -339,6 +339,20 @@ def test_smollm2():
     assert renewed(page, result) == page
 
 
+def test_smollm2_on_another_machine():
+    result = results("smollm2_xeon")
+    cells = cells_of(result, "speed", dtype="float32", temperature=0.0, batch_size=1)
+    rows = rows_named(cells)
+    shown = table_of("smollm2.md", "over plain `generate` compiled")
+    ways = ("chain", "tree", "auto", "chain, compiled", "tree, compiled", "auto, compiled")
+    for name, values in shown.items():
+        expected = [average(speedups(cells, rows[f"{name}, {way}"])) for way in ways]
+        assert numbers(values) == pytest.approx(expected, abs=0.0051)
+    assert {*shown} == {*KINDS}
+    texts = [row for cell in result["cells"] for row in cell["rows"]]
+    assert (sum(row["texts"] for row in texts), sum(row["different"] for row in texts)) == (168, 0)
+
+
 def test_smollm2_training():
     runs = {run["name"]: run for run in results("smollm2_training")["runs"]}
     shown = table_of("smollm2.md", "", "steps")
