@@ -8,11 +8,7 @@ import torch
 
 from hf_pardraft.generation.draft_judge import of_chain
 from hf_pardraft.generation.scheduling import schedule as scheduling
-from hf_pardraft.generation.scheduling.confidence import (
-    Calibration,
-    ClaimedTree,
-    best_nodes,
-)
+from hf_pardraft.generation.scheduling.confidence import Calibration, ClaimedTree, best_nodes
 from hf_pardraft.generation.scheduling.reading import ReadingCosts, worth_reading
 from hf_pardraft.generation.tree.token_tree import build_tree, draft_chain, node_log_probabilities, nodes_of_tree
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target

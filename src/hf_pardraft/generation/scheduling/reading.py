@@ -48,7 +48,7 @@ class ReadingCosts:
     def more(self, slots: int, most: int) -> int:
         """How many slots to read, of `most`, to learn more than so many teach."""
         enough = self.MORE * self.of(slots)
-        return max([slots, *(each for each in range(slots, most + 1) if self.of(each) <= enough)])
+        return max(each for each in range(slots, most + 1) if self.of(each) <= enough)
 
     def are_noticeable(self, slots: int) -> bool:
         """Whether so many slots take clearly longer than one."""

@@ -79,7 +79,7 @@ class Schedule:
         self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
         self.started = self.reading_since = clock()
         self.reading = ReadingCosts()
-        # Slots that the target read in this round.
+        # Slots that the target read in the last ordinary round.
         self.slots: int | None = None
 
     def leaves_to_plain(self, batch: int) -> bool:
@@ -154,7 +154,6 @@ class Schedule:
 
     def begin_reading(self) -> None:
         """The target begins to read."""
-        self.slots = None
         # Of rounds like those before a few will do.
         self.is_timed = self.looks and (self.is_a_try or self.num_rounds % self.TIMED == 0)
         if self.is_timed:
