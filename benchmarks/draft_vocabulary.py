@@ -20,8 +20,6 @@ The texts are compared with plain `generate`'s. Figures go to benchmarks/results
 """
 
 import argparse
-import gzip
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTr
 from transformers.utils import logging
 
 from hf_pardraft import AutoDrafter, DFlashDrafter, PardDrafter
+from hf_pardraft.evaluation.prompt_sources import read_rows
 from hf_pardraft.generation.tree.token_tree import build_tree, draft_chain
 from hf_pardraft.models.base import ParallelDrafter
 from hf_pardraft.models.inputs import DraftInputs
@@ -142,13 +141,10 @@ def counts_of(target: PreTrainedModel, prompts: torch.LongTensor, new_tokens: in
 def counts_of_answers(files: list[Path], tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> torch.LongTensor:
     """How often each token stands in the answers of dialogues, `(vocab,)`."""
     counts = torch.zeros(vocab_size, dtype=torch.long)
-    for file in files:
-        with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                for message in json.loads(line)["messages"]:
-                    if message["role"] == "assistant":
-                        ids = tokenizer(message["content"], add_special_tokens=False)["input_ids"]
-                        counts += torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=vocab_size)
+    for message in (message for file in files for row in read_rows(file) for message in row["messages"]):
+        if message["role"] == "assistant":
+            ids = tokenizer(message["content"], add_special_tokens=False)["input_ids"]
+            counts += torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=vocab_size)
     return counts
 
 

@@ -11,12 +11,12 @@ goes to benchmarks/results/writing_DTYPE.json.
 """
 
 import argparse
-import gzip
 import json
 import os
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.rewriting import Rewrite
+from hf_pardraft.evaluation.prompt_sources import read_rows
 from memory import peak_bytes
 from result_files import RESULTS, public_command, save, this_machine
 
@@ -50,13 +51,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def first_messages(count: int) -> list[Rewrite]:
     """Rows to be answered."""
-    rewrites = []
-    for file in sorted(PROMPTS.glob("*.jsonl.gz")):
-        with gzip.open(file, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                if len(rewrites) < count:
-                    rewrites.append(Rewrite(len(rewrites), {"messages": json.loads(line)["messages"][:1]}))
-    return rewrites
+    rows = (row for file in sorted(PROMPTS.glob("*.jsonl.gz")) for row in read_rows(file))
+    return [Rewrite(index, {"messages": row["messages"][:1]}) for index, row in enumerate(islice(rows, count))]
 
 
 def plain_texts(writer: LocalWriter, rewrites: list[Rewrite]) -> dict[int, list[int]]:
