@@ -151,7 +151,9 @@ class PartlyReadWorld:
             # All nodes of a tree but the likeliest of each depth are hopeless.
             probabilities = [rate ** (depth + 1) for depth in range(plan.depth)]
             probabilities += [1e-6] * (plan.num_nodes - plan.depth)
-            read = schedule.worth_reading([probabilities], plan.num_nodes) if plan.depth else 0
+            read = plan.num_nodes
+            if plan.depth and schedule.looks_at_draft(read):
+                read = schedule.worth_reading([probabilities], read)
             self.wait(self.cost(plan, 0) - 1)
             schedule.begin_reading()
             self.wait(self.cost(NOTHING, read))
@@ -160,7 +162,7 @@ class PartlyReadWorld:
             depth = min(read, plan.depth)
             count = self.accepted(depth, rate)
             outcome = [(count, min(count + 1, depth))]
-            schedule.note(outcome, outcome if plan.budget else None)
+            schedule.note(outcome, outcome if plan.budget else None, read == plan.num_nodes)
             schedule.end_round(is_ordinary=True)
             left -= count + 1
         schedule.learn()

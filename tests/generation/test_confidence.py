@@ -9,7 +9,7 @@ import torch
 from hf_pardraft.generation.draft_judge import of_chain
 from hf_pardraft.generation.scheduling import schedule as scheduling
 from hf_pardraft.generation.scheduling.confidence import Calibration, ClaimedTree, best_nodes
-from hf_pardraft.generation.scheduling.reading import ReadingCosts, worth_reading
+from hf_pardraft.generation.scheduling.reading import ReadingCosts, best_count, values_of_reading
 from hf_pardraft.generation.tree.token_tree import build_tree, draft_chain, node_log_probabilities, nodes_of_tree
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
@@ -69,7 +69,7 @@ def test_the_nodes_to_be_read_are_the_best_of_all_sets(seed):
         return sum(probabilities[node] for node in nodes) - rate * per_slot * (len(nodes) + 1)
 
     probabilities = Calibration().probabilities(draft)
-    count = worth_reading([probabilities], lambda slots: per_slot * slots, rate)
+    count = best_count(values_of_reading([probabilities], lambda slots: per_slot * slots, rate))
     kept, parents = best_nodes(draft, probabilities, count)
     sets = [[node for node in range(6) if number >> node & 1] for number in range(64)]
     whole = [nodes for nodes in sets if all(draft.parents[node] - 1 in [-1, *nodes] for node in nodes)]
@@ -78,12 +78,36 @@ def test_the_nodes_to_be_read_are_the_best_of_all_sets(seed):
     assert [slots.get(slot, -1) + 1 for slot in parents] == [draft.parents[node] for node in kept]
 
 
-def test_nothing_is_read_where_the_draft_says_it_will_not_be_accepted():
-    assert worth_reading([[0.01, 0.001]], lambda slots: float(slots), rate=1.0) == 0
-    assert worth_reading([[0.99, 0.98]], lambda slots: 1 + 0.1 * slots, rate=1.0) == 2
-    # Of a batch all read equally many, for which the mean is asked.
-    assert worth_reading([[0.9], [0.0]], lambda slots: float(slots), rate=0.4) == 1
-    assert worth_reading([[0.9], [0.0]], lambda slots: float(slots), rate=0.5) == 0
+@pytest.mark.parametrize(
+    ("probabilities", "of_slot", "rate", "expected"),
+    [
+        ([[0.01, 0.001]], 1.0, 1.0, 0),
+        ([[0.99, 0.98]], 0.1, 1.0, 2),
+        # Of a batch all read equally many, for which the mean is asked.
+        ([[0.9], [0.0]], 1.0, 0.4, 1),
+        ([[0.9], [0.0]], 1.0, 0.5, 0),
+    ],
+)
+def test_nothing_is_read_where_the_draft_says_it_will_not_be_accepted(probabilities, of_slot, rate, expected):
+    assert best_count(values_of_reading(probabilities, lambda slots: of_slot * slots, rate)) == expected
+
+
+def test_what_a_part_of_a_draft_is_worth():
+    """Tokens an item, less those that are to be had in the same time."""
+    values = values_of_reading([[0.5, 0.9], [0.7, 0.1]], lambda slots: 0.2 * slots, rate=2.0)
+    assert values == pytest.approx([0 - 0.4, 0.8 - 0.8, 0.8 + 0.3 - 1.2])
+
+
+def test_looks_pay_where_they_save_more_than_they_take():
+    reading = ReadingCosts()
+    assert reading.looks_pay
+    for _ in range(ReadingCosts.LOOKS):
+        reading.note_look(0.001, saved=0.0)
+    assert not reading.looks_pay
+    # A process that is stopped in the middle of one says nothing, and a clock that goes back neither.
+    for seconds in (100.0, 0.001, -1.0, math.nan):
+        reading.note_look(seconds, saved=0.009)
+    assert reading.looks_pay
 
 
 def test_costs_of_forwards_are_interpolated():
@@ -136,15 +160,16 @@ def test_the_text_is_plain_generates_however_much_is_read(monkeypatch, kind, bud
 
     def chosen(probabilities, seconds, rate):
         read.append(luck.randint(0, len(probabilities[0])))
-        return read[-1]
+        return [float(count == read[-1]) for count in range(len(probabilities[0]) + 1)]
 
     def next_plan(self, batch, room):
         self.plan = self.best = self.plans[-1].within(room)
         self.num_rounds += 1
         return self.plan
 
-    monkeypatch.setattr(scheduling, "worth_reading", chosen)
-    monkeypatch.setattr(scheduling.Schedule, "looks_at_draft", lambda self, num_nodes: True)
+    monkeypatch.setattr(scheduling, "values_of_reading", chosen)
+    monkeypatch.setattr(scheduling.Schedule, "_may_be_cut", lambda self, num_nodes: True)
+    monkeypatch.setattr(ReadingCosts, "looks_pay", True)
     monkeypatch.setattr(scheduling.Schedule, "_rate", lambda self, plan: 1.0)
     settings = drafter.generation_config
     settings.draft_schedule, settings.tree_budget, settings.num_assistant_tokens = "auto", budget, 4

@@ -73,14 +73,61 @@ def test_what_is_read_of_drafts_does_not_change_what_they_are_thought_to_cost(re
     assert knowledge.costs_for(1).of(Plan(8)) == pytest.approx(0.01 * 9 + 0.005)
 
 
-def test_more_is_read_now_and_then_than_seems_worth_it_but_never_for_more_than_twice_as_long():
-    knowledge = Knowledge()
+def test_a_plan_is_thought_to_cost_what_its_rounds_do_without_looks_at_drafts():
+    knowledge, now = Knowledge(), [0.0]
+    for slots in (1, 9):
+        knowledge.reading_for(1).note(slots, 0.01 * slots)
+    schedule = Schedule(knowledge, PLANS, Plan(8), lambda: now[0], looks=True)
+    schedule.next_plan(1, 8)
+    schedule.is_noticeable, schedule.seconds, schedule.best = True, {NOTHING: 0.015}, NOTHING
+    for _ in range(40):
+        schedule.plan = Plan(8)
+        if schedule.looks_at_draft(8):
+            now[0] += 0.002
+            assert schedule.worth_reading([[0.9] * 8], 8) == 8
+        schedule.begin_reading()
+        now[0] += 0.09
+        schedule.end_reading(9)
+        schedule.end_round(is_ordinary=True)
+    assert knowledge.costs_for(1).of(Plan(8)) == pytest.approx(0.09)
+
+
+def test_looks_that_save_nothing_become_rare():
+    schedule, now = dear_reading(Knowledge()), [0.0]
+    schedule.clock = lambda: now[0]
+    looked = []
+    for schedule.num_rounds in range(128):
+        looked.append(schedule.looks_at_draft(8))
+        if looked[-1]:
+            now[0] += 0.001
+            schedule.worth_reading([[0.99] * 8], 8)
+        schedule.begin_reading()
+    rare = [number % Schedule.LOOKS == 0 for number in range(1, 128)]
+    assert looked[1:] == rare
+
+
+def test_a_try_is_read_whole():
+    schedule = dear_reading(Knowledge())
+    hopeless = [[0.01] * 8]
+    assert schedule.looks_at_draft(8)
+    assert schedule.worth_reading(hopeless, 8) == 0
+    schedule.is_a_try = True
+    assert not schedule.looks_at_draft(8)
+    assert schedule.worth_reading(hopeless, 8) == 8
+
+
+def dear_reading(knowledge: Knowledge) -> Schedule:
+    """The schedule of a call in which 33 slots take the target ten times as long as one, and drafts are looked at."""
     for slots in (1, 33):
         knowledge.reading_for(1).note(slots, 0.05 * (0.7 + 0.3 * slots))
     schedule = Schedule(knowledge, PLANS, Plan(8), lambda: 0.0, looks=True)
     schedule.reading, schedule.is_noticeable, schedule.seconds = knowledge.reading_for(1), True, {NOTHING: 0.05}
-    hopeless = [[0.01] * 32]
-    read = []
+    schedule.num_rounds = 1
+    return schedule
+
+
+def test_more_is_read_now_and_then_than_seems_worth_it_but_never_for_more_than_twice_as_long():
+    schedule, hopeless, read = dear_reading(Knowledge()), [[0.01] * 32], []
     for schedule.num_rounds in range(64):
         read.append(schedule.worth_reading(hopeless, 32))
     assert [count > 0 for count in read] == [number % 16 == 0 for number in range(64)]
@@ -226,6 +273,8 @@ def test_a_tree_is_compared_with_the_chain_of_the_same_rounds():
         # Hard stretches are drafted with chains, easy ones with trees: of all rounds chains would accept one token.
         knowledge.note(0, [(0, 1)])
         knowledge.note(16, [(3, 4)], of_chains=[(2, 3)])
+        # Of a tree that is read in part nobody knows what all of it would have brought.
+        knowledge.note(16, [(0, 1)], of_chains=[(1, 2)], is_whole=False)
     assert knowledge.gain_of(16).factor == pytest.approx(1.5, abs=0.05)
     assert knowledge.expected_tokens(4)[4] == pytest.approx(2, abs=0.2)
 

@@ -60,7 +60,11 @@ class Knowledge:
         return self.costs[size]
 
     def note(
-        self, budget: int, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None
+        self,
+        budget: int,
+        outcomes: Sequence[tuple[int, int]],
+        of_chains: Sequence[tuple[int, int]] | None = None,
+        is_whole: bool = True,
     ) -> None:
         """Learn what was accepted in a round.
 
@@ -68,10 +72,12 @@ class Knowledge:
             budget: of the tree; 0 for a chain.
             outcomes: see [`Acceptance.note`].
             of_chains: of a tree, what would have become of the chain of likeliest tokens; `None` if nobody asked.
+            is_whole: whether the target read all of the draft. A part of a tree may accept less than the chain would have, which
+                says nothing of trees.
         """
         if len(outcomes) > 1:
             self.slowest_of(len(outcomes)).note([count for count, _ in outcomes])
-        if of_chains is not None:
+        if of_chains is not None and is_whole:
             accepted = (sum(count for count, _ in each) for each in (outcomes, of_chains))
             self.gain_of(budget).note(*accepted)
         outcomes = outcomes if of_chains is None else of_chains

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from .costs import interpolated, lower_median
 
@@ -17,9 +18,14 @@ class ReadingCosts:
     NOTICEABLE, LONG = 1.25, 3e-3
     # To learn more a forward may take so many times as long.
     MORE = 2.0
+    # Looks at drafts that are remembered.
+    LOOKS = 16
 
     def __init__(self) -> None:
         self.measured: dict[int, deque[float]] = {}
+        # Seconds that looks at drafts have taken, and saved.
+        self.looking: deque[float] = deque(maxlen=self.LOOKS)
+        self.saved: deque[float] = deque(maxlen=self.LOOKS)
         self.num_notes = 0
         self._known: dict[int, float | None] = {}
 
@@ -50,25 +56,43 @@ class ReadingCosts:
         enough = self.MORE * self.of(slots)
         return max(each for each in range(slots, most + 1) if self.of(each) <= enough)
 
+    def note_look(self, seconds: float, saved: float) -> None:
+        """Learn what a look at a draft has taken, and what it saved if nothing was read that is not worth it."""
+        if math.isfinite(seconds) and seconds >= 0:
+            self.looking.append(seconds)
+            self.saved.append(saved)
+
+    @property
+    def looks_pay(self) -> bool:
+        """Whether looks at drafts have saved more than they took."""
+        return not self.looking or sum(self.saved) > len(self.looking) * lower_median(self.looking)
+
     def are_noticeable(self, slots: int) -> bool:
         """Whether so many slots take clearly longer than one."""
         one, all_of_them = self.of(1), self.of(slots)
         return None not in (one, all_of_them) and all_of_them > max(self.NOTICEABLE * one, one + self.LONG)
 
 
-def worth_reading(probabilities: Sequence[Sequence[float]], seconds: Callable[[int], float], rate: float) -> int:
-    """How many nodes of a draft are worth the target's time: each adds its probability to the tokens of the round.
+def values_of_reading(
+    probabilities: Sequence[Sequence[float]], seconds: Callable[[int], float], rate: float
+) -> list[float]:
+    """What the likeliest nodes of a draft are worth, for each number of them from none to all.
+
+    Each node adds its probability to the tokens of the round, and its slot to the seconds of the forward.
 
     Args:
         probabilities: for each item those of its nodes, see [`Calibration.probabilities`].
         seconds: that the target takes to read so many slots.
         rate: tokens a second and item that are to be had otherwise.
+
+    Returns:
+        Tokens an item, less those that are to be had otherwise while the target reads.
     """
     ranked = [sorted(of_item, reverse=True) for of_item in probabilities]
-    best, worth, tokens = 0, -rate * seconds(1), 0.0
-    for count, gains in enumerate(zip(*ranked, strict=True), start=1):
-        tokens += sum(gains) / len(gains)
-        value = tokens - rate * seconds(count + 1)
-        if value > worth:
-            best, worth = count, value
-    return best
+    tokens = accumulate((sum(gains) / len(gains) for gains in zip(*ranked, strict=True)), initial=0.0)
+    return [gained - rate * seconds(count + 1) for count, gained in enumerate(tokens)]
+
+
+def best_count(values: Sequence[float]) -> int:
+    """How many nodes to read by [`values_of_reading`]; of two numbers that are worth the same, the smaller one."""
+    return max(range(len(values)), key=values.__getitem__)

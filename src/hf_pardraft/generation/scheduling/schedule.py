@@ -7,7 +7,7 @@ from itertools import pairwise
 from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
-from .reading import ReadingCosts, worth_reading
+from .reading import ReadingCosts, best_count, values_of_reading
 
 
 class Schedule:
@@ -36,8 +36,9 @@ class Schedule:
     DOUBT = 1.5
     # Rounds like those before from which is learned at once: four times one takes the interpreter far longer than once four.
     AT_ONCE = 4
-    # In one of so many rounds more is read of a draft than seems worth it, and in one of so many the target's forward is timed.
-    READS_MORE, TIMED = 16, 4
+    # In one of so many rounds more is read of a draft than seems worth it, in one of so many a draft is looked at although looks
+    # don't pay, and in one of so many the target's forward is timed.
+    READS_MORE, LOOKS, TIMED = 16, 8, 4
     # How much faster a plan becomes when it is followed rather than tried: what its rounds use is in the processor's caches.
     FOLLOWED = 1.03
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
@@ -81,6 +82,9 @@ class Schedule:
         self.reading = ReadingCosts()
         # Slots that the target read in the last ordinary round.
         self.slots: int | None = None
+        # When a look at this round's draft began; the seconds that it took, and that it saved.
+        self.looking_since: float | None = None
+        self.looked = self.saved = 0.0
 
     def leaves_to_plain(self, batch: int) -> bool:
         """Whether plain `generate` is better for a call of so many items, and nothing is to be tried in it."""
@@ -131,22 +135,35 @@ class Schedule:
     # Of what is drafted, what seems worth the target's time.
 
     def looks_at_draft(self, num_nodes: int) -> bool:
-        """Whether to ask [`worth_reading`] about this round's draft: where the target takes clearly longer for all of it."""
-        return self.is_noticeable and self.reading.are_noticeable(num_nodes + 1)
+        """Whether to ask [`worth_reading`] about this round's draft: where that saves more than it takes, or seldom otherwise.
+
+        A try is read whole, which tells what such drafts cost and bring.
+        """
+        is_worth_it = self.reading.looks_pay or self.num_rounds % self.LOOKS == 0
+        if not (is_worth_it and self._may_be_cut(num_nodes)):
+            return False
+        self.looking_since = self.clock()
+        return True
 
     def worth_reading(self, probabilities: Sequence[Sequence[float]], most: int) -> int:
-        """How many nodes of each item's draft to read, see [`reading.worth_reading`]; now and then more, to learn from."""
-        if not self.looks_at_draft(most):
+        """How many nodes of each item's draft to read, see [`reading.values_of_reading`]; now and then more, to learn from."""
+        if not self._may_be_cut(most):
             return most
-        best = [sorted(of_item, reverse=True)[:most] for of_item in probabilities]
-        count = worth_reading(best, self.reading.of, self._rate(self.best))
+        best, rate = [sorted(of_item, reverse=True)[:most] for of_item in probabilities], self._rate(self.best)
+        values = values_of_reading(best, self.reading.of, rate)
+        count = best_count(values)
+        self.saved = (values[count] - values[most]) / rate
         return count if self.num_rounds % self.READS_MORE else self.reading.more(count + 1, most + 1) - 1
 
     def worth_reading_alone(self, probabilities: Sequence[float]) -> int:
         """How many tokens that the text alone suggests to read in a round without a draft; 0 where that says little for sure."""
         if self.is_a_try or self.best != NOTHING or not self.seconds or self.reading.of(1) is None:
             return 0
-        return worth_reading([probabilities], self._seconds_alone, self._rate(NOTHING))
+        return best_count(values_of_reading([probabilities], self._seconds_alone, self._rate(NOTHING)))
+
+    def _may_be_cut(self, num_nodes: int) -> bool:
+        """Whether the target takes clearly longer for all of a draft, and it is no try."""
+        return self.is_noticeable and not self.is_a_try and self.reading.are_noticeable(num_nodes + 1)
 
     def _seconds_alone(self, slots: int) -> float:
         """Of a forward over tokens that were not drafted."""
@@ -154,6 +171,10 @@ class Schedule:
 
     def begin_reading(self) -> None:
         """The target begins to read."""
+        self.looked = 0.0
+        if self.looking_since is not None:
+            self.looked, self.looking_since = self.clock() - self.looking_since, None
+            self.reading.note_look(self.looked, self.saved)
         # Of rounds like those before a few will do.
         self.is_timed = self.looks and (self.is_a_try or self.num_rounds % self.TIMED == 0)
         if self.is_timed:
@@ -165,10 +186,15 @@ class Schedule:
         if self.is_timed:
             self.reading.note(slots, self.clock() - self.reading_since)
 
-    def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
+    def note(
+        self,
+        outcomes: Sequence[tuple[int, int]],
+        of_chains: Sequence[tuple[int, int]] | None = None,
+        is_whole: bool = True,
+    ) -> None:
         """Learn what was accepted in this round; see [`Knowledge.note`]."""
         if self.plan.depth and outcomes:
-            self.outcomes.append((outcomes, of_chains))
+            self.outcomes.append((outcomes, of_chains, is_whole))
 
     def end_round(self, is_ordinary: bool) -> None:
         """Learn how long the round took.
@@ -194,11 +220,12 @@ class Schedule:
         self.learn()
 
     def _of_whole(self, seconds: float) -> float:
-        """What this round would have taken if all of the draft had been read, by which plans are compared.
+        """What this round would have taken if all of the draft had been read without a look, by which plans are compared.
 
         A plan's tokens are those of drafts that are read whole, too. With the seconds of what was read of them a plan would seem
         the faster the less of it is read, and then still less of it would be.
         """
+        seconds -= self.looked
         return seconds if self.slots is None else self.reading.whole(seconds, self.slots, self.plan.num_nodes + 1)
 
     def _says_little(self, seconds: float, is_ordinary: bool) -> bool:
@@ -230,7 +257,7 @@ class Schedule:
         self.knowledge.put_in(charged / best)
         if self.is_a_try:
             cost = (self.costs.of(self.plan) if is_ordinary else None) or charged
-            counts = [count for outcomes, _ in self.outcomes for count, _ in outcomes]
+            counts = [count for outcomes, *_ in self.outcomes for count, _ in outcomes]
             tokens = max(self.tokens.get(self.plan, 1.0), 1.0 + sum(counts) / max(len(counts), 1))
             self.knowledge.purse -= max(cost / best - tokens / self.tokens[self.best], 0.0)
 
