@@ -275,8 +275,16 @@ def test_a_tree_is_compared_with_the_chain_of_the_same_rounds():
         knowledge.note(16, [(3, 4)], of_chains=[(2, 3)])
         # Of a tree that is read in part nobody knows what all of it would have brought.
         knowledge.note(16, [(0, 1)], of_chains=[(1, 2)], is_whole=False)
-    assert knowledge.gain_of(16).factor == pytest.approx(1.5, abs=0.05)
+    assert knowledge.tree_gains(4, [16])[16] == pytest.approx(1.5, abs=0.05)
     assert knowledge.expected_tokens(4)[4] == pytest.approx(2, abs=0.2)
+
+
+@pytest.mark.parametrize(("accepted", "gain"), [(8, 1.0), (0, 1.4)])
+def test_trees_are_believed_to_gain_less_where_chains_are_nearly_always_right(accepted, gain):
+    knowledge = Knowledge()
+    for _ in range(100):
+        knowledge.note(0, [(accepted, min(accepted + 1, 8))])
+    assert knowledge.tree_gains(8, [16, 32]) == pytest.approx({16: gain, 32: gain}, abs=0.03)
 
 
 def test_a_call_begins_with_what_earlier_texts_taught_and_follows_its_own():
@@ -364,7 +372,7 @@ def test_calls_in_several_threads_may_teach_the_same_costs():
 
 def test_tries_of_short_rounds_come_in_pairs():
     """The first one finds the processor's caches cold."""
-    world = World([0.95] * 7, tree=1.5)
+    world = World([0.85] * 7, tree=0.5)
     world.speed(3)
     runs = [len(list(run)) for _, run in groupby([plan for call in range(6) for plan in world.call()[1][:-8]])]
     assert len(runs) > 2

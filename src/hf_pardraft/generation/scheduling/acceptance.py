@@ -131,9 +131,14 @@ class Acceptance:
         square = sum((2 * position + 1) * share for position, share in enumerate(reached))
         return mean, max(math.sqrt(max(square - mean**2, 0.0)), self.LEAST_DEVIATION)
 
-    def expected_tokens(self, depth: int) -> list[float]:
-        """Tokens that a round commits to an item, the bonus token counted, for drafts of no token up to `depth` tokens."""
-        reached = accumulate(self.rates(depth), mul)
+    def expected_tokens(self, depth: int, caught: float = 0.0) -> list[float]:
+        """Tokens that a round commits to an item, the bonus token counted, for drafts of no token up to `depth` tokens.
+
+        Args:
+            depth: of the longest one.
+            caught: share of the tokens that would be rejected, of which the draft holds the right one, too.
+        """
+        reached = accumulate((rate + caught * (1 - rate) for rate in self.rates(depth)), mul)
         return list(accumulate(reached, initial=1.0))
 
 
@@ -143,21 +148,27 @@ class TreeGain:
     The same rounds, since trees may be what easy stretches of a text are drafted with, and chains what hard ones are.
     """
 
-    # What is believed at first, with the weight of so many tokens; and tokens after which about a third of their weight is left.
-    PRIOR, PRIOR_WEIGHT = 1.4, 6.0
+    # What is believed at first, with the weight of so many tokens: trees hold the right token for a share of those that chains
+    # get wrong, but gain no more than so much. And tokens after which about a third of their weight is left.
+    CAUGHT, MOST, PRIOR_WEIGHT = 0.2, 1.4, 6.0
     MEMORY = 2000
 
     def __init__(self) -> None:
-        self.of_tree, self.of_chain = self.PRIOR * self.PRIOR_WEIGHT, self.PRIOR_WEIGHT
+        self.of_tree = self.of_chain = 0.0
 
     def note(self, of_tree: int, of_chain: int) -> None:
         """Learn from a round that so many tokens were accepted, and would have been."""
         keep = 1 - of_tree / (of_tree + self.MEMORY)
         self.of_tree, self.of_chain = keep * self.of_tree + of_tree, keep * self.of_chain + of_chain
 
-    @property
-    def factor(self) -> float:
-        return self.of_tree / self.of_chain
+    def factor(self, of_tree: float, of_chain: float) -> float:
+        """How many times as many tokens of trees are accepted as of chains.
+
+        Args:
+            of_tree, of_chain: the tokens of a round that are believed to be, where nothing is known of trees.
+        """
+        believed = min(of_tree / of_chain, self.MOST)
+        return (self.of_tree + self.PRIOR_WEIGHT * believed) / (self.of_chain + self.PRIOR_WEIGHT)
 
 
 class Slowest:

@@ -1,6 +1,6 @@
 """What calls with one drafter and target have taught about their rounds. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .acceptance import Acceptance, Slowest, TreeGain
 from .confidence import Calibration
@@ -40,8 +40,13 @@ class Knowledge:
         self.chain = Acceptance(self.earlier)
 
     def expected_tokens(self, depth: int) -> list[float]:
-        """See [`Acceptance.expected_tokens`]."""
+        """Of chains, see [`Acceptance.expected_tokens`]."""
         return self.chain.expected_tokens(depth)
+
+    def tree_gains(self, depth: int, budgets: Iterable[int]) -> dict[int, float]:
+        """How many times as many drafted tokens are accepted of trees as of chains of the same depth, by the trees' budget."""
+        of_chain, of_tree = (self.chain.expected_tokens(depth, caught)[depth] - 1 for caught in (0.0, TreeGain.CAUGHT))
+        return {budget: self.gain_of(budget).factor(of_tree, of_chain) for budget in budgets}
 
     def gain_of(self, budget: int) -> TreeGain:
         """What trees of this budget have over chains."""

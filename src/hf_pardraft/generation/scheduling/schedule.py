@@ -324,9 +324,11 @@ class Schedule:
             # Unless the last token is accepted too, what is read again is followed by one token more.
             of_chain = [1.0, *(after + 1 - (after - before) for before, after in pairwise(of_chain))]
         tokens = {plan: of_chain[plan.depth] for plan in self.plans}
-        for plan in self.plans:
-            if plan.budget and has_chains:
-                tokens[plan] = 1 + (tokens[plan] - 1) * self.knowledge.gain_of(plan.budget).factor
+        if has_chains:
+            for budget, gain in self.knowledge.tree_gains(
+                depth, [plan.budget for plan in self.plans if plan.budget]
+            ).items():
+                tokens[Plan(depth, budget)] = 1 + (of_chain[depth] - 1) * gain
         if self.batch > 1:
             tokens = {plan: self.knowledge.slowest_of(self.batch).slowed(count) for plan, count in tokens.items()}
         return tokens
