@@ -152,12 +152,12 @@ class PartlyReadWorld:
             probabilities = [rate ** (depth + 1) for depth in range(plan.depth)]
             probabilities += [1e-6] * (plan.num_nodes - plan.depth)
             read = plan.num_nodes
-            if plan.depth and schedule.looks_at_draft(read):
-                read = schedule.worth_reading([probabilities], read)
+            if plan.depth and schedule.reading.looks_at(read):
+                read = schedule.reading.worth_it([probabilities], read)
             self.wait(self.cost(plan, 0) - 1)
-            schedule.begin_reading()
+            schedule.reading.begin()
             self.wait(self.cost(NOTHING, read))
-            schedule.end_reading(read + 1)
+            schedule.reading.end(read + 1)
             cost += self.cost(plan, read)
             depth = min(read, plan.depth)
             count = self.accepted(depth, rate)

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from hf_pardraft.generation.draft_judge import of_chain
-from hf_pardraft.generation.scheduling import schedule as scheduling
 from hf_pardraft.generation.scheduling.confidence import Calibration, ClaimedTree, best_nodes
-from hf_pardraft.generation.scheduling.reading import ReadingCosts, best_count, values_of_reading
+from hf_pardraft.generation.scheduling.reading import best_count, values_of_reading
 from hf_pardraft.generation.tree.token_tree import build_tree, draft_chain, node_log_probabilities, nodes_of_tree
-from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 
 def chain_of(claims: list[float]) -> ClaimedTree:
@@ -78,49 +76,6 @@ def test_the_nodes_to_be_read_are_the_best_of_all_sets(seed):
     assert [slots.get(slot, -1) + 1 for slot in parents] == [draft.parents[node] for node in kept]
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "of_slot", "rate", "expected"),
-    [
-        ([[0.01, 0.001]], 1.0, 1.0, 0),
-        ([[0.99, 0.98]], 0.1, 1.0, 2),
-        # Of a batch all read equally many, for which the mean is asked.
-        ([[0.9], [0.0]], 1.0, 0.4, 1),
-        ([[0.9], [0.0]], 1.0, 0.5, 0),
-    ],
-)
-def test_nothing_is_read_where_the_draft_says_it_will_not_be_accepted(probabilities, of_slot, rate, expected):
-    assert best_count(values_of_reading(probabilities, lambda slots: of_slot * slots, rate)) == expected
-
-
-def test_what_a_part_of_a_draft_is_worth():
-    """Tokens an item, less those that are to be had in the same time."""
-    values = values_of_reading([[0.5, 0.9], [0.7, 0.1]], lambda slots: 0.2 * slots, rate=2.0)
-    assert values == pytest.approx([0 - 0.4, 0.8 - 0.8, 0.8 + 0.3 - 1.2])
-
-
-def test_looks_pay_where_they_save_more_than_they_take():
-    reading = ReadingCosts()
-    assert reading.looks_pay
-    for _ in range(ReadingCosts.LOOKS):
-        reading.note_look(0.001, saved=0.0)
-    assert not reading.looks_pay
-    # A process that is stopped in the middle of one says nothing, and a clock that goes back neither.
-    for seconds in (100.0, 0.001, -1.0, math.nan):
-        reading.note_look(seconds, saved=0.009)
-    assert reading.looks_pay
-
-
-def test_costs_of_forwards_are_interpolated():
-    costs = ReadingCosts()
-    costs.note(1, 1.0)
-    assert costs.of(4) is None
-    assert not costs.are_noticeable(9)
-    for seconds in (5.0, 500.0, 5.0, 0.0, math.nan):
-        costs.note(9, seconds)
-    assert costs.of(5) == pytest.approx(3.0)
-    assert costs.are_noticeable(9)
-
-
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_some_nodes_of_a_tree_are_a_tree(count):
     torch.manual_seed(0)
@@ -144,43 +99,6 @@ def test_some_nodes_of_a_chain_are_a_chain():
     shorter = nodes_of_tree(chain, [[0, 1]] * 2, [[0, 1]] * 2)
     assert shorter.is_chain
     assert torch.equal(shorter.tokens, chain.tokens[:, :2])
-
-
-@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "top_k": 0}])
-@pytest.mark.parametrize("budget", [0, 12])
-@pytest.mark.parametrize("kind", ["pard", "dflash"])
-def test_the_text_is_plain_generates_however_much_is_read(monkeypatch, kind, budget, sampling):
-    target, batch = tiny_target("llama", dtype=torch.float64), 3
-    prompt = random_prompt(6).expand(batch, -1)
-    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 40, **sampling}
-    torch.manual_seed(3)
-    plain = target.generate(prompt, **options)
-    drafter = make_oracle(tiny_drafter(kind, target).double(), list(plain), rates=[0.8] * 4)
-    luck, read = random.Random(0), []
-
-    def chosen(probabilities, seconds, rate):
-        read.append(luck.randint(0, len(probabilities[0])))
-        return [float(count == read[-1]) for count in range(len(probabilities[0]) + 1)]
-
-    def next_plan(self, batch, room):
-        self.plan = self.best = self.plans[-1].within(room)
-        self.num_rounds += 1
-        return self.plan
-
-    monkeypatch.setattr(scheduling, "values_of_reading", chosen)
-    monkeypatch.setattr(scheduling.Schedule, "_may_be_cut", lambda self, num_nodes: True)
-    monkeypatch.setattr(ReadingCosts, "looks_pay", True)
-    monkeypatch.setattr(scheduling.Schedule, "_rate", lambda self, plan: 1.0)
-    settings = drafter.generation_config
-    settings.draft_schedule, settings.tree_budget, settings.num_assistant_tokens = "auto", budget, 4
-    # All drafts are looked at: none is left out because the clock says so.
-    monkeypatch.setattr(scheduling.Schedule, "next_plan", next_plan)
-    monkeypatch.setattr(scheduling.Schedule, "leaves_to_plain", lambda self, batch: False)
-    for _ in range(2):
-        torch.manual_seed(3)
-        assert torch.equal(target.generate(prompt, assistant_model=drafter, **options), plain)
-    assert {0, 1, 3} <= set(read)
-    assert {0, 1, 2} <= set(drafter.last_stats.drafted_per_round)
 
 
 def test_what_would_have_become_of_a_chain():

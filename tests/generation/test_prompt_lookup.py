@@ -440,8 +440,8 @@ def test_the_text_alone_is_read_where_that_pays():
     sure, unsure = [0.9, 0.8, 0.7, 0.01], [0.05, 0.02, 0.01]
     # Nothing is known of costs.
     assert schedule.worth_reading_alone(sure) == 0
-    schedule.reading.note(1, 0.020)
-    schedule.reading.note(11, 0.030)
+    schedule.reading.costs.note(1, 0.020)
+    schedule.reading.costs.note(11, 0.030)
     schedule.best, schedule.seconds, schedule.tokens = NOTHING, {NOTHING: 0.021}, {NOTHING: 1.0}
     assert (schedule.worth_reading_alone(sure), schedule.worth_reading_alone(unsure)) == (3, 0)
     # A round without a draft that is to tell what one costs has none of the text's either.

@@ -15,7 +15,7 @@ from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.knowledge import Knowledge
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans
 from hf_pardraft.generation.scheduling.schedule import Schedule
-from simulated_rounds import PartlyReadWorld, World, random_world
+from simulated_rounds import World, random_world
 
 PLANS = all_plans(8, 32)
 
@@ -46,92 +46,6 @@ def test_a_drafter_that_is_always_right_is_used_in_full():
     assert speed >= 0.7 * world.speed_of(Plan(7))
     world.speed(6)
     assert world.speed(6) >= 0.94 * world.speed_of(Plan(7))
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("slot", "gain"), [(0.1, 1.0), (0.3, 1.2)])
-def test_where_reading_is_dear_a_draft_read_in_part_is_faster_than_any_fixed_depth(slot, gain, seed):
-    world = PartlyReadWorld(seed, slot)
-    world.speed(10)
-    assert world.speed(20) >= gain * max(world.fixed_speed(depth) for depth in range(9))
-
-
-@pytest.mark.parametrize("read", [1, 3, 8])
-def test_what_is_read_of_drafts_does_not_change_what_they_are_thought_to_cost(read):
-    knowledge, now = Knowledge(), [0.0]
-    for slots in (1, 3, 9):
-        knowledge.reading_for(1).note(slots, 0.01 * slots)
-    schedule = Schedule(knowledge, PLANS, Plan(8), lambda: now[0], looks=True)
-    schedule.next_plan(1, 8)
-    for _ in range(40):
-        schedule.plan = Plan(8)
-        schedule.begin_reading()
-        now[0] += 0.01 * (read + 1)
-        schedule.end_reading(read + 1)
-        now[0] += 0.005
-        schedule.end_round(is_ordinary=True)
-    assert knowledge.costs_for(1).of(Plan(8)) == pytest.approx(0.01 * 9 + 0.005)
-
-
-def test_a_plan_is_thought_to_cost_what_its_rounds_do_without_looks_at_drafts():
-    knowledge, now = Knowledge(), [0.0]
-    for slots in (1, 9):
-        knowledge.reading_for(1).note(slots, 0.01 * slots)
-    schedule = Schedule(knowledge, PLANS, Plan(8), lambda: now[0], looks=True)
-    schedule.next_plan(1, 8)
-    schedule.is_noticeable, schedule.seconds, schedule.best = True, {NOTHING: 0.015}, NOTHING
-    for _ in range(40):
-        schedule.plan = Plan(8)
-        if schedule.looks_at_draft(8):
-            now[0] += 0.002
-            assert schedule.worth_reading([[0.9] * 8], 8) == 8
-        schedule.begin_reading()
-        now[0] += 0.09
-        schedule.end_reading(9)
-        schedule.end_round(is_ordinary=True)
-    assert knowledge.costs_for(1).of(Plan(8)) == pytest.approx(0.09)
-
-
-def test_looks_that_save_nothing_become_rare():
-    schedule, now = dear_reading(Knowledge()), [0.0]
-    schedule.clock = lambda: now[0]
-    looked = []
-    for schedule.num_rounds in range(128):
-        looked.append(schedule.looks_at_draft(8))
-        if looked[-1]:
-            now[0] += 0.001
-            schedule.worth_reading([[0.99] * 8], 8)
-        schedule.begin_reading()
-    rare = [number % Schedule.LOOKS == 0 for number in range(1, 128)]
-    assert looked[1:] == rare
-
-
-def test_a_try_is_read_whole():
-    schedule = dear_reading(Knowledge())
-    hopeless = [[0.01] * 8]
-    assert schedule.looks_at_draft(8)
-    assert schedule.worth_reading(hopeless, 8) == 0
-    schedule.is_a_try = True
-    assert not schedule.looks_at_draft(8)
-    assert schedule.worth_reading(hopeless, 8) == 8
-
-
-def dear_reading(knowledge: Knowledge) -> Schedule:
-    """The schedule of a call in which 33 slots take the target ten times as long as one, and drafts are looked at."""
-    for slots in (1, 33):
-        knowledge.reading_for(1).note(slots, 0.05 * (0.7 + 0.3 * slots))
-    schedule = Schedule(knowledge, PLANS, Plan(8), lambda: 0.0, looks=True)
-    schedule.reading, schedule.is_noticeable, schedule.seconds = knowledge.reading_for(1), True, {NOTHING: 0.05}
-    schedule.num_rounds = 1
-    return schedule
-
-
-def test_more_is_read_now_and_then_than_seems_worth_it_but_never_for_more_than_twice_as_long():
-    schedule, hopeless, read = dear_reading(Knowledge()), [[0.01] * 32], []
-    for schedule.num_rounds in range(64):
-        read.append(schedule.worth_reading(hopeless, 32))
-    assert [count > 0 for count in read] == [number % 16 == 0 for number in range(64)]
-    assert schedule.reading.of(max(read) + 1) <= 2 * schedule.reading.of(1) < schedule.reading.of(max(read) + 2)
 
 
 def test_a_text_that_becomes_easy_is_found_out_and_one_that_becomes_hard():

@@ -141,12 +141,12 @@ class SpeculativeDecoding:
         with self.stopwatch.part("verify"):
             start, anchor = self.reader.cache.get_seq_length(), self.pending
             snapshot = self.reader.cache.snapshot() if self.reader.is_hybrid and tree is not None else None
-            self.schedule.begin_reading()
+            self.schedule.reading.begin()
             outputs = self._read(tree)
             acceptance, scores, logits = self.verify(outputs.logits, tree)
             paths, new_tokens = paths_on_host(acceptance)
             if self.is_ordinary:
-                self.schedule.end_reading(1 + (tree.num_nodes if tree else 0))
+                self.schedule.reading.end(1 + (tree.num_nodes if tree else 0))
             # Without a draft, a round is as plain as its plan only if nothing but its own token is read.
             self.is_ordinary = self.is_ordinary and (tree is None or self.plan.depth > 0)
         with self.stopwatch.part("commit"):

@@ -51,7 +51,7 @@ class DraftJudge:
             draft_logits: `(items, depth, columns)`.
             token_ids: of the columns; `None` if they are the same.
         """
-        if self.schedule.looks:
+        if self.schedule.reading.looks:
             self.likeliest = tokens_of(draft_logits.argmax(dim=-1), token_ids).tolist()
 
     def worth_reading(
@@ -67,7 +67,7 @@ class DraftJudge:
             token_ids: of the columns; `None` if they are the same.
             room: how deep into the tree what the texts suggest may go.
         """
-        if not (room or self.schedule.looks_at_draft(tree.num_nodes)):
+        if not (room or self.schedule.reading.looks_at(tree.num_nodes)):
             return tree
         claims = node_log_probabilities(tree, draft_logits, token_ids).tolist()
         parents = tree.parents.tolist()
@@ -77,7 +77,7 @@ class DraftJudge:
             matches = self.lookup.matches(tokens, parents, room)
             tokens, drafts = zip(*map(with_matches, tokens, drafts, matches), strict=True)
         probabilities = list(map(self.schedule.calibration.probabilities, drafts))
-        count = self.schedule.worth_reading(probabilities, tree.num_nodes)
+        count = self.schedule.reading.worth_it(probabilities, tree.num_nodes)
         self.is_whole = count == tree.num_nodes
         chosen = [best_nodes(*each, count) for each in zip(drafts, probabilities, strict=True)]
         kept, parents = zip(*chosen, strict=True)

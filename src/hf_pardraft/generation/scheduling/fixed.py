@@ -1,9 +1,11 @@
 """The same plan in every round, for equal work."""
 
+import time
 from collections.abc import Sequence
 
 from .confidence import Calibration
 from .plans import Plan
+from .reading import ReadingChoice
 
 
 class FixedSchedule:
@@ -11,15 +13,16 @@ class FixedSchedule:
 
     Attributes:
         deepest: the most tokens that are drafted.
-        is_pausing, looks: never.
+        reading: all that is drafted is read.
+        is_pausing: never.
         calibration: what was accepted in this call, so that calls are alike.
     """
 
-    is_pausing = looks = False
+    is_pausing = False
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.deepest = plan, plan.depth
-        self.calibration = Calibration()
+        self.reading, self.calibration = ReadingChoice(time.perf_counter, looks=False), Calibration()
 
     def leaves_to_plain(self, batch: int) -> bool:
         """It drafts."""
@@ -29,23 +32,9 @@ class FixedSchedule:
         """It goes on drafting."""
         return False
 
-    def looks_at_draft(self, num_nodes: int) -> bool:
-        """It reads what it drafts."""
-        return False
-
-    def worth_reading(self, probabilities: Sequence[Sequence[float]], most: int) -> int:
-        """As many nodes as there may be."""
-        return most
-
     def worth_reading_alone(self, probabilities: Sequence[float]) -> int:
         """It drafts wherever there is room."""
         return 0
-
-    def begin_reading(self) -> None:
-        """Nothing is measured."""
-
-    def end_reading(self, slots: int) -> None:
-        """Nothing is measured."""
 
     def note_plain(self, num_rounds: int) -> None:
         """Nothing is learned."""

@@ -1,4 +1,4 @@
-"""Seconds that the target takes to read, and what of a draft is worth them. Pure."""
+"""Seconds that the target takes to read, and what of a draft is worth them. Pure: whoever has a clock tells."""
 
 import math
 from collections import deque
@@ -96,3 +96,88 @@ def values_of_reading(
 def best_count(values: Sequence[float]) -> int:
     """How many nodes to read by [`values_of_reading`]; of two numbers that are worth the same, the smaller one."""
     return max(range(len(values)), key=values.__getitem__)
+
+
+class ReadingChoice:
+    """What the target reads of a call's drafts.
+
+    Args:
+        clock: tells seconds.
+        looks: whether a look at the drafter's probabilities is free: on an accelerator the host would have to wait for them.
+
+    Attributes:
+        costs: of the target's forwards at this batch size.
+        rate: tokens a second and item of the best plan.
+        is_noticeable: whether the target takes clearly longer for the largest draft than for one token.
+    """
+
+    # In one of so many rounds more is read of a draft than seems worth it, in one of so many a draft is looked at although looks
+    # don't pay, and in one of so many the target's forward is timed: of rounds like those before a few will do.
+    READS_MORE, LOOKS, TIMED = 16, 8, 4
+
+    def __init__(self, clock: Callable[[], float], looks: bool) -> None:
+        self.clock, self.looks, self.costs = clock, looks, ReadingCosts()
+        self.rate, self.is_noticeable, self.is_a_try, self.number = 0.0, False, False, 0
+        # When the look at this round's draft began, and the forward; the seconds that a look took, and that it saved.
+        self.looking_since: float | None = None
+        self.reading_since: float | None = None
+        self.looked = self.saved = 0.0
+        # Slots that the target read in the last ordinary round.
+        self.slots: int | None = None
+
+    def know(self, rate: float, most: int) -> None:
+        """Go by these tokens a second, and drafts of at most so many nodes."""
+        self.rate, self.is_noticeable = rate, self.looks and self.costs.are_noticeable(most + 1)
+
+    def begin_round(self, number: int, is_a_try: bool) -> None:
+        """A round begins, of a plan that is followed or tried."""
+        self.number, self.is_a_try = number, is_a_try
+
+    def looks_at(self, num_nodes: int) -> bool:
+        """Whether to ask [`worth_it`] about this round's draft: where that saves more than it takes, or seldom otherwise.
+
+        A try is read whole, which tells what such drafts cost and bring.
+        """
+        is_worth_it = self.costs.looks_pay or self.number % self.LOOKS == 0
+        if not (is_worth_it and self._may_be_cut(num_nodes)):
+            return False
+        self.looking_since = self.clock()
+        return True
+
+    def worth_it(self, probabilities: Sequence[Sequence[float]], most: int) -> int:
+        """How many nodes of each item's draft to read, see [`values_of_reading`]; now and then more, to learn from."""
+        if not self._may_be_cut(most):
+            return most
+        best = [sorted(of_item, reverse=True)[:most] for of_item in probabilities]
+        values = values_of_reading(best, self.costs.of, self.rate)
+        count = best_count(values)
+        self.saved = (values[count] - values[most]) / self.rate
+        return count if self.number % self.READS_MORE else self.costs.more(count + 1, most + 1) - 1
+
+    def _may_be_cut(self, num_nodes: int) -> bool:
+        """Whether the target takes clearly longer for all of a draft, and it is no try."""
+        return self.is_noticeable and not self.is_a_try and self.costs.are_noticeable(num_nodes + 1)
+
+    def begin(self) -> None:
+        """The target begins to read."""
+        self.looked = 0.0
+        if self.looking_since is not None:
+            self.looked, self.looking_since = self.clock() - self.looking_since, None
+            self.costs.note_look(self.looked, self.saved)
+        is_timed = self.looks and (self.is_a_try or self.number % self.TIMED == 0)
+        self.reading_since = self.clock() if is_timed else None
+
+    def end(self, slots: int) -> None:
+        """It has read so many slots of each item, and no prompt."""
+        self.slots = slots
+        if self.reading_since is not None:
+            self.costs.note(slots, self.clock() - self.reading_since)
+
+    def of_whole(self, seconds: float, num_nodes: int) -> float:
+        """What a round would have taken if all of the draft had been read without a look, by which plans are compared.
+
+        A plan's tokens are those of drafts that are read whole, too. With the seconds of what was read of them a plan would seem
+        the faster the less of it is read, and then still less of it would be.
+        """
+        seconds -= self.looked
+        return seconds if self.slots is None else self.costs.whole(seconds, self.slots, num_nodes + 1)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
-from .reading import ReadingCosts, best_count, values_of_reading
+from .reading import ReadingChoice, best_count, values_of_reading
 
 
 class Schedule:
@@ -26,6 +26,7 @@ class Schedule:
         reads_again: whether the target reads the accepted part of a draft again if some was rejected, and writes one token more.
 
     Attributes:
+        reading: what is read of drafts.
         deepest: the most tokens that are drafted.
         is_pausing: whether nothing is drafted now because that is best, and not for want of room.
         calibration: what was accepted of other drafts, see [`Calibration`].
@@ -36,9 +37,6 @@ class Schedule:
     DOUBT = 1.5
     # Rounds like those before from which is learned at once: four times one takes the interpreter far longer than once four.
     AT_ONCE = 4
-    # In one of so many rounds more is read of a draft than seems worth it, in one of so many a draft is looked at although looks
-    # don't pay, and in one of so many the target's forward is timed.
-    READS_MORE, LOOKS, TIMED = 16, 8, 4
     # How much faster a plan becomes when it is followed rather than tried: what its rounds use is in the processor's caches.
     FOLLOWED = 1.03
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
@@ -62,7 +60,7 @@ class Schedule:
     ) -> None:
         self.knowledge, self.plans, self.first, self.clock = knowledge, plans, first, clock
         knowledge.begin_text()
-        self.looks, self.calibration = looks, knowledge.calibration
+        self.reading, self.calibration = ReadingChoice(clock, looks), knowledge.calibration
         self.reads_again, self.deepest = reads_again, plans[-1].depth
         # What is to be tried whenever it was tried last; and what was tried in the last round and shall be again.
         self.due: Plan | None = None
@@ -70,7 +68,7 @@ class Schedule:
         self.num_rounds, self.reconsidered, self.num_surprises, self.batch = 0, -self.HELD, 0, 1
         self.next_try, self.next_loss = NOTHING, math.inf
         self.plan = self.best = NOTHING
-        self.is_a_try = self.is_pausing = self.is_noticeable = self.is_timed = self.rests_with_plain = False
+        self.is_a_try = self.is_pausing = self.rests_with_plain = False
         # By plan, as of when the choice was thought over last.
         self.seconds: dict[Plan, float] = {}
         self.costs = Costs()
@@ -78,13 +76,7 @@ class Schedule:
         self.outcomes: list[tuple] = []
         self.untold: list[float] = []
         self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
-        self.started = self.reading_since = clock()
-        self.reading = ReadingCosts()
-        # Slots that the target read in the last ordinary round.
-        self.slots: int | None = None
-        # When a look at this round's draft began; the seconds that it took, and that it saved.
-        self.looking_since: float | None = None
-        self.looked = self.saved = 0.0
+        self.started = clock()
 
     def leaves_to_plain(self, batch: int) -> bool:
         """Whether plain `generate` is better for a call of so many items, and nothing is to be tried in it."""
@@ -118,11 +110,16 @@ class Schedule:
             room: the most tokens that are worth drafting.
         """
         self.num_rounds += 1
-        if self.untold and batch == self.batch and room >= self.plan.depth:
-            return self.plan
+        if not self.untold or batch != self.batch or room < self.plan.depth:
+            self._choose(batch, room)
+        self.reading.begin_round(self.num_rounds, self.is_a_try)
+        return self.plan
+
+    def _choose(self, batch: int, room: int) -> None:
+        """Choose the plan of this round."""
         self.learn()
         costs = self.knowledge.costs_for(batch)
-        self.reading = self.knowledge.reading_for(batch)
+        self.reading.costs = self.knowledge.reading_for(batch)
         if costs is not self.costs:
             self.costs, self.reconsidered = costs, -self.HELD
         self.batch = batch
@@ -130,61 +127,16 @@ class Schedule:
         if room:
             choice = self._choice()
             self.is_a_try, self.is_pausing, self.plan = choice != self.best, choice == NOTHING, choice.within(room)
-        return self.plan
-
-    # Of what is drafted, what seems worth the target's time.
-
-    def looks_at_draft(self, num_nodes: int) -> bool:
-        """Whether to ask [`worth_reading`] about this round's draft: where that saves more than it takes, or seldom otherwise.
-
-        A try is read whole, which tells what such drafts cost and bring.
-        """
-        is_worth_it = self.reading.looks_pay or self.num_rounds % self.LOOKS == 0
-        if not (is_worth_it and self._may_be_cut(num_nodes)):
-            return False
-        self.looking_since = self.clock()
-        return True
-
-    def worth_reading(self, probabilities: Sequence[Sequence[float]], most: int) -> int:
-        """How many nodes of each item's draft to read, see [`reading.values_of_reading`]; now and then more, to learn from."""
-        if not self._may_be_cut(most):
-            return most
-        best, rate = [sorted(of_item, reverse=True)[:most] for of_item in probabilities], self._rate(self.best)
-        values = values_of_reading(best, self.reading.of, rate)
-        count = best_count(values)
-        self.saved = (values[count] - values[most]) / rate
-        return count if self.num_rounds % self.READS_MORE else self.reading.more(count + 1, most + 1) - 1
 
     def worth_reading_alone(self, probabilities: Sequence[float]) -> int:
         """How many tokens that the text alone suggests to read in a round without a draft; 0 where that says little for sure."""
-        if self.is_a_try or self.best != NOTHING or not self.seconds or self.reading.of(1) is None:
+        if self.is_a_try or self.best != NOTHING or not self.seconds or self.reading.costs.of(1) is None:
             return 0
         return best_count(values_of_reading([probabilities], self._seconds_alone, self._rate(NOTHING)))
 
-    def _may_be_cut(self, num_nodes: int) -> bool:
-        """Whether the target takes clearly longer for all of a draft, and it is no try."""
-        return self.is_noticeable and not self.is_a_try and self.reading.are_noticeable(num_nodes + 1)
-
     def _seconds_alone(self, slots: int) -> float:
         """Of a forward over tokens that were not drafted."""
-        return self.reading.of(slots) + (self.ALONE if slots > 1 else 0.0)
-
-    def begin_reading(self) -> None:
-        """The target begins to read."""
-        self.looked = 0.0
-        if self.looking_since is not None:
-            self.looked, self.looking_since = self.clock() - self.looking_since, None
-            self.reading.note_look(self.looked, self.saved)
-        # Of rounds like those before a few will do.
-        self.is_timed = self.looks and (self.is_a_try or self.num_rounds % self.TIMED == 0)
-        if self.is_timed:
-            self.reading_since = self.clock()
-
-    def end_reading(self, slots: int) -> None:
-        """It has read so many slots of each item, and no prompt."""
-        self.slots = slots
-        if self.is_timed:
-            self.reading.note(slots, self.clock() - self.reading_since)
+        return self.reading.costs.of(slots) + (self.ALONE if slots > 1 else 0.0)
 
     def note(
         self,
@@ -205,7 +157,7 @@ class Schedule:
         now = self.clock()
         seconds, self.started = now - self.started, now
         if is_ordinary and self.plan == self.best and self.costs.is_settled(self.plan):
-            self.untold.append(self._of_whole(seconds))
+            self.untold.append(self.reading.of_whole(seconds, self.plan.num_nodes))
             if len(self.untold) == self.AT_ONCE:
                 self.learn()
             return
@@ -215,18 +167,10 @@ class Schedule:
             self.knowledge.put_in(1.0)
         if self.plan in self.plans:
             self.again = self.plan if self._says_little(seconds, is_ordinary) and self.plan != self.again else None
-            self.costs.note(self.plan, self._of_whole(seconds) if is_ordinary else None)
+            whole = self.reading.of_whole(seconds, self.plan.num_nodes)
+            self.costs.note(self.plan, whole if is_ordinary else None)
             self.due = None if self.plan == self.due else self.due
         self.learn()
-
-    def _of_whole(self, seconds: float) -> float:
-        """What this round would have taken if all of the draft had been read without a look, by which plans are compared.
-
-        A plan's tokens are those of drafts that are read whole, too. With the seconds of what was read of them a plan would seem
-        the faster the less of it is read, and then still less of it would be.
-        """
-        seconds -= self.looked
-        return seconds if self.slots is None else self.reading.whole(seconds, self.slots, self.plan.num_nodes + 1)
 
     def _says_little(self, seconds: float, is_ordinary: bool) -> bool:
         """Whether a try has to be repeated before it tells what the plan costs.
@@ -288,7 +232,7 @@ class Schedule:
         matters = self.batch > 1 or self.seconds[NOTHING] < self.LONG
         is_judged = self.knowledge.chain.num_judged >= self.JUDGED
         self.rests_with_plain = is_judged and matters and self._is_surely_plain()
-        self.is_noticeable = self.looks and self.reading.are_noticeable(self.plans[-1].num_nodes + 1)
+        self.reading.know(self._rate(self.best), self.plans[-1].num_nodes)
         needs_check = self.costs.count(self.first) == 1 and not self.costs.guesses
         if needs_check and self._loss(self.first) < self.CHECK:
             self.next_try, self.next_loss = self.first, -math.inf
