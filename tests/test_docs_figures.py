@@ -364,6 +364,66 @@ def test_smollm2_training():
         assert numbers(cells) == [*facts, *right, round(evaluation["expected_tau"], 2)]
 
 
+# Rows of the page's tables of claims, and what the benchmark calls them.
+CLAIMS = {
+    "cross-entropy, all positions alike": "DFlash uniform",
+    "decay (gamma 3)": "DFlash decay",
+    "first-error focal loss": "DFlash focal",
+    "chain reward": "DFlash chain",
+    "decay, focal loss and chain reward": "DFlash all three",
+    "KL to the target's law, decay": "DFlash law",
+    "two layers, DFlare: a sum of the taps by layer": "DFlare by layer, 2 layers",
+    'two layers, one projection of all taps (`fusion="fc"`)': "DFlare one projection, 2 layers",
+    "two layers, a sum by layer and a projection of it (`fusion_fc`)": "DFlare by layer and projection, 2 layers",
+    "four layers, a sum by layer (float32)": "DFlare by layer, 4 layers",
+    "four layers, one projection (float32)": "DFlare one projection, 4 layers",
+    "four layers, a sum by layer and a projection of it (float32)": "DFlare by layer and projection, 4 layers",
+    "DART, shifted logits": "DART shifted",
+    "DART, unshifted": "DART unshifted",
+    "PARD with COD": "PARD COD",
+    "PARD with all masks": "PARD all masks",
+}
+
+
+@pytest.mark.parametrize(
+    ("head", "columns"),
+    [
+        (("DFlash, and 300 steps with",), ("tau", "chain_tau", "tree_tau", "tree_gain")),
+        (
+            ("", "expected tau", "right at positions 1 to 3, %", "chain"),
+            ("tau", ("accuracy_1", "accuracy_2", "accuracy_3"), "chain_tau", "tree_tau"),
+        ),
+        (
+            ("", "expected tau", "right at positions 1 to 3, %", "steps, seconds"),
+            ("tau", ("accuracy_1", "accuracy_2", "accuracy_3")),
+        ),
+    ],
+)
+def test_smollm2_claims(head, columns):
+    settings = results("smollm2_claims")["settings"]
+    for name, cells in table_of("smollm2.md", *head).items():
+        runs = settings[CLAIMS[name]]["runs"]
+        assert len(runs) == 2, name
+        for column, cell in zip(columns, cells, strict=False):
+            if isinstance(column, tuple):
+                shown = "; ".join(", ".join(f"{100 * run[each]:.0f}" for each in column) for run in runs)
+            else:
+                shown = ", ".join(f"{run[column]:.2f}" for run in runs)
+            assert cell == shown, name
+
+
+def test_smollm2_learned_from_its_own_answers():
+    settings = results("smollm2_claims")["settings"]
+    shown = table_of("smollm2.md", "learned from")
+    for row, answers in {"GSM8K's own answers": "GSM8K's answers", "the target's": "the target's answers"}.items():
+        runs = [settings[f"{name}, {answers}"]["runs"] for name in ("PARD COD", "DFlash decay")]
+        assert shown[row] == [
+            ", ".join(f"{run[tau]:.2f}" for run in of_setting)
+            for of_setting in runs
+            for tau in ("chain_tau", "tree_tau")
+        ]
+
+
 def test_smollm2_on_the_readme():
     cells = cells_of(results("smollm2"), "speed", dtype="bfloat16", temperature=0.0, batch_size=1)
     named = rows_named(cells)
