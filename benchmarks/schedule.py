@@ -19,6 +19,9 @@ What the schedule took the place of, `adaptive_depth` and a table as `pardraft e
 benchmark before both went; benchmarks/results/schedule_before.json has these rows, and the table shows them as "adaptive" and
 "tuned", beside the plain `generate` of their own run.
 
+With `--modelled-clock` parts of a round take what they are said to (modelled_clock.py). The shares then say how good the
+schedule's choices are on a machine that nothing disturbs, or one that seems to the schedule as uneven as `--clock-noise` says.
+
 What was measured is kept in `--work` and not measured again; the result has all that is there. So a long measurement can be made
 of several commands, with `--cases`, `--batch-sizes`, `--temperatures`, `--stages` and `--compiled`.
 """
@@ -28,6 +31,7 @@ import json
 import re
 import sys
 import time
+from contextlib import nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -39,6 +43,7 @@ from transformers.utils import logging
 from hf_pardraft.demo.family import SHIPPED_FAMILY
 from hf_pardraft.evaluation.facts import machine
 from hf_pardraft.evaluation.measurement import Condition
+from modelled_clock import ModelledClock, PartCosts
 from result_files import RESULTS, public_command, save
 from schedule_cases import Cases
 from schedule_measure import DEPTHS, TREE_BUDGETS, Bench
@@ -55,6 +60,8 @@ SETTINGS = {
     "sweep": ("max_new_tokens", "prompts", "depths", "tree_budgets", "most_slots", "sweep_turns", "cpu_clock"),
     "turns": ("max_new_tokens", "prompts", "turns", "finalists", "cpu_clock"),
 }
+# And further ones with a modelled clock.
+MODELLED = ("modelled_clock", "clock_noise")
 
 
 def stage_file(arguments: argparse.Namespace, stage: str, case: str, temperature: float, batch_size: int) -> Path:
@@ -73,7 +80,8 @@ def measure_condition(
     cases: Cases, name: str, temperature: float, batch_size: int, arguments: argparse.Namespace
 ) -> None:
     """Measure what is missing of one condition, and keep it."""
-    settings = {stage: {key: vars(arguments)[key] for key in SETTINGS[stage]} for stage in STAGES}
+    modelled = {key: vars(arguments)[key] for key in MODELLED if arguments.modelled_clock}
+    settings = {stage: {**{key: vars(arguments)[key] for key in SETTINGS[stage]}, **modelled} for stage in STAGES}
     paths = {stage: stage_file(arguments, stage, name, temperature, batch_size) for stage in STAGES}
     missing = [stage for stage in arguments.stages if not measured_before(paths[stage], settings[stage])]
     if not missing:
@@ -95,7 +103,7 @@ def measure_condition(
             "temperature": temperature,
             "batch_size": batch_size,
             "compiled": arguments.compiled,
-            "machine": machine(case.target.device),
+            "machine": "a modelled clock" if arguments.modelled_clock else machine(case.target.device),
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             "command": public_command(),
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -146,6 +154,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cpu-clock", action="store_true", help="CPU time of one thread: for a machine that does other work"
     )
+    parser.add_argument(
+        "--modelled-clock",
+        type=float,
+        nargs=6,
+        metavar="MS",
+        help="milliseconds of the target's forward over one token, over two, and for each more; of a draft; of a tree "
+        "besides; and of a look at probabilities. For one text at a time, uncompiled",
+    )
+    parser.add_argument(
+        "--clock-noise", type=float, default=0.0, help="share by which the schedule sees it wrong, of a part of a round"
+    )
     parser.add_argument("--quick", action="store_true", help="one short text and a small sweep, to see that it runs")
     parser.add_argument("--work", type=Path, default=Path("schedule.work"), help="what was measured is kept here")
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -153,6 +172,10 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.stories and not arguments.prompt_text:
         parser.error("--stories needs --prompt-text, stories to continue")
+    if arguments.modelled_clock and (arguments.compiled or arguments.batch_sizes != [1]):
+        parser.error(
+            "--modelled-clock is for uncompiled rounds of one text: leave --compiled out, and say --batch-sizes 1"
+        )
     if arguments.quick:
         small = {"prompts": 1, "max_new_tokens": 12, "turns": 1, "sweep_turns": 1, "finalists": 1}
         vars(arguments).update(small, depths=[1, 3], tree_budgets=[4])
@@ -166,9 +189,11 @@ def main() -> None:
         torch.set_num_threads(1)
         # Of all that measures here, the schedule included.
         time.perf_counter = time.thread_time
-    cases = Cases(arguments)
+    cases, clock = Cases(arguments), nullcontext()
+    if arguments.modelled_clock:
+        clock = ModelledClock(PartCosts(*arguments.modelled_clock), arguments.clock_noise).running()
     # Plain generate compiles one function for all batch sizes, each of which is a shape of its own.
-    with torch._dynamo.config.patch(recompile_limit=64):
+    with clock, torch._dynamo.config.patch(recompile_limit=64):
         for name in cases.names:
             if arguments.cases and name not in arguments.cases and name.split("/")[0] not in arguments.cases:
                 continue

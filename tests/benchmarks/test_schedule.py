@@ -48,6 +48,31 @@ def test_both_stages_are_measured_once_and_the_bounds_are_printed(tiny_family, t
         assert run_quickly(tiny_family, tmp_path)[0] == [pays, loses]
 
 
+def test_by_a_modelled_clock_rounds_take_what_they_are_said_to(tiny_family, tmp_path):
+    one, two, more, draft, tree, look = 10.0, 14.0, 1.0, 3.0, 2.0, 0.5
+    words = ("--modelled-clock", *map(str, (one, two, more, draft, tree, look)), "--clock-noise", "0.1")
+    (pays, _), _ = run_quickly(tiny_family, tmp_path / "first", *words)
+    assert pays["machine"] == "a modelled clock"
+    rows = {row["name"]: row for row in pays["sweep"]}
+    plain = pays["rows"][0]
+    assert plain["tokens_per_second"] == pytest.approx(1e3 / one)
+    for name, nodes, besides in (("chain 1", 1, 0), ("tree 4 of depth 3", 4, tree)):
+        drafted = rows[name]["drafted"]
+        # The first round reads the prompt; of the last ones some have room for fewer.
+        rounds = sum(drafted.values())
+        seconds = 12 / rows[name]["tokens_per_second"]
+        assert rounds * one < 1e3 * seconds <= rounds * (two + (nodes - 1) * more + draft + besides)
+    # Nothing but the model and its noise has a part in it, the same each time.
+    assert run_quickly(tiny_family, tmp_path / "second", *words)[0][0]["rows"] == pays["rows"]
+
+
+def test_a_modelled_clock_is_for_uncompiled_rounds_of_one_text(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["schedule.py", "--modelled-clock", *"123456"])
+    with pytest.raises(SystemExit):
+        schedule.parse_arguments()
+    assert "say --batch-sizes 1" in capsys.readouterr().err
+
+
 def test_a_speed_is_the_median_of_the_ratios_of_what_ran_in_the_same_turn():
     def way(*turns: tuple[float, float]) -> Way:
         runs = [[Run(((1, 2),), seconds, (1, 1)) for seconds in turn] for turn in turns]
