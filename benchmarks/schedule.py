@@ -31,7 +31,7 @@ import json
 import re
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,13 @@ def measure_condition(
         save(paths[stage], {**facts, "rows": rows})
 
 
+def clock_of(arguments: argparse.Namespace) -> AbstractContextManager[None]:
+    """The clock of a condition: the machine's, or one that begins anew."""
+    if arguments.modelled_clock:
+        return ModelledClock(PartCosts(*arguments.modelled_clock), arguments.clock_noise).running()
+    return nullcontext()
+
+
 def kept_conditions(work: Path, names: list[str], recorded: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All conditions that went through both stages, in the order of the cases, each with its sweep and what was recorded."""
     conditions = []
@@ -189,17 +196,16 @@ def main() -> None:
         torch.set_num_threads(1)
         # Of all that measures here, the schedule included.
         time.perf_counter = time.thread_time
-    cases, clock = Cases(arguments), nullcontext()
-    if arguments.modelled_clock:
-        clock = ModelledClock(PartCosts(*arguments.modelled_clock), arguments.clock_noise).running()
+    cases = Cases(arguments)
     # Plain generate compiles one function for all batch sizes, each of which is a shape of its own.
-    with clock, torch._dynamo.config.patch(recompile_limit=64):
+    with torch._dynamo.config.patch(recompile_limit=64):
         for name in cases.names:
             if arguments.cases and name not in arguments.cases and name.split("/")[0] not in arguments.cases:
                 continue
             for temperature in arguments.temperatures:
                 for batch_size in arguments.batch_sizes:
-                    measure_condition(cases, name, temperature, batch_size, arguments)
+                    with clock_of(arguments):
+                        measure_condition(cases, name, temperature, batch_size, arguments)
     recorded = json.loads(RECORDED.read_text())["conditions"] if RECORDED.exists() else []
     conditions = kept_conditions(arguments.work, cases.names, recorded)
     save(arguments.output, {"command": public_command(), "conditions": conditions})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from schedule_report import best_fixed, row_named
 from smollm2_page import average, cells_of, figures, renewed, rows_named, speedups
 
 ROOT = Path(__file__).parent.parent
@@ -362,6 +363,17 @@ def test_smollm2_training():
         right = [round(100 * evaluation[f"accuracy_{place}"]) for place in (1, 2, 3)]
         facts = [run["steps"], round(run["epochs"], 1), round(run["seconds"] / 60), round(evaluation["loss"], 2)]
         assert numbers(cells) == [*facts, *right, round(evaluation["expected_tau"], 2)]
+
+
+def test_the_schedule_by_a_modelled_clock():
+    shown = table_of("performance.md", "over plain `generate`, modelled")
+    conditions = results("schedule_modelled")["conditions"]
+    assert len(shown) == len(conditions) == 8
+    for condition in conditions:
+        best, auto = best_fixed(condition)["speedup"], row_named(condition, "auto")["speedup"]
+        cells = shown[f"{condition['case']}, T={condition['temperature']:g}"]
+        assert [cells[0].split()[0], *cells[1:]] == [f"{best:.2f}x", f"{auto:.2f}x", f"{auto / best:.2f}"]
+        assert all(row["same_text"] for row in condition["rows"])
 
 
 # Rows of the page's tables of claims, and what the benchmark calls them.
