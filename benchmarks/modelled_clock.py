@@ -1,7 +1,7 @@
 """A clock that goes by a model of a machine: what the schedule chooses where nothing disturbs, and what noise does to that.
 
 The two models run as ever. How long they take is not measured but said, so that one setting is no faster than another for having
-had the quieter seconds, and the same command gives the same figures anywhere.
+had the quieter seconds, and the same command gives the same figures whatever else the machine does.
 """
 
 import math

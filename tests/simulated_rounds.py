@@ -162,7 +162,7 @@ class PartlyReadWorld:
             depth = min(read, plan.depth)
             count = self.accepted(depth, rate)
             outcome = [(count, min(count + 1, depth))]
-            schedule.note(outcome, outcome if plan.budget else None, read == plan.num_nodes)
+            schedule.note(outcome, outcome if plan.budget else None)
             schedule.end_round(is_ordinary=True)
             left -= count + 1
         schedule.learn()

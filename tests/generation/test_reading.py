@@ -45,17 +45,17 @@ def schedule_of(knowledge: Knowledge, clock: Clock, costs: dict[int, float]) -> 
 
 
 @pytest.mark.parametrize(
-    ("probabilities", "of_slot", "rate", "expected"),
+    ("probabilities", "seconds", "rate", "expected"),
     [
-        ([[0.01, 0.001]], 1.0, 1.0, 0),
-        ([[0.99, 0.98]], 0.1, 1.0, 2),
+        ([[0.01, 0.001]], float, 1.0, 0),
+        ([[0.99, 0.98]], lambda slots: 1 + 0.1 * slots, 1.0, 2),
         # Of a batch all read equally many, for which the mean is asked.
-        ([[0.9], [0.0]], 1.0, 0.4, 1),
-        ([[0.9], [0.0]], 1.0, 0.5, 0),
+        ([[0.9], [0.0]], float, 0.4, 1),
+        ([[0.9], [0.0]], float, 0.5, 0),
     ],
 )
-def test_nothing_is_read_where_the_draft_says_it_will_not_be_accepted(probabilities, of_slot, rate, expected):
-    assert best_count(values_of_reading(probabilities, lambda slots: of_slot * slots, rate)) == expected
+def test_nothing_is_read_where_the_draft_says_it_will_not_be_accepted(probabilities, seconds, rate, expected):
+    assert best_count(values_of_reading(probabilities, seconds, rate)) == expected
 
 
 def test_what_a_part_of_a_draft_is_worth():
@@ -67,7 +67,7 @@ def test_what_a_part_of_a_draft_is_worth():
 def test_looks_pay_where_they_save_more_than_they_take():
     reading = ReadingCosts()
     assert reading.looks_pay
-    for _ in range(ReadingCosts.LOOKS):
+    for _ in range(ReadingCosts.REMEMBERED_LOOKS):
         reading.note_look(0.001, saved=0.0)
     assert not reading.looks_pay
     # A process that is stopped in the middle of one says nothing, and a clock that goes back neither.
@@ -104,9 +104,11 @@ def test_a_try_is_read_whole():
     choice, hopeless = dear_reading(), [[0.01] * 8]
     assert choice.looks_at(8)
     assert choice.worth_it(hopeless, 8) == 0
+    assert not choice.is_whole
     choice.begin_round(2, is_a_try=True)
     assert not choice.looks_at(8)
     assert choice.worth_it(hopeless, 8) == 8
+    assert choice.is_whole
 
 
 def test_more_is_read_now_and_then_than_seems_worth_it_but_never_for_more_than_twice_as_long():

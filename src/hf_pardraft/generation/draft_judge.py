@@ -24,9 +24,8 @@ class DraftJudge:
         self.schedule, self.lookup = schedule, lookup
         # What speaks for this round's drafts, if anybody asked.
         self.claims: list[ClaimedTree] | None = None
-        # The likeliest tokens of this round's tree, `depth` for each item, if anybody asked; and whether all of it is read.
+        # The likeliest tokens of this round's tree, `depth` for each item, if anybody asked.
         self.likeliest: list[list[int]] | None = None
-        self.is_whole = True
         # What the text suggested where nothing is read of it: the length of the match, and the next token.
         self.suggested: tuple[int, int] | None = None
 
@@ -78,7 +77,6 @@ class DraftJudge:
             tokens, drafts = zip(*map(with_matches, tokens, drafts, matches), strict=True)
         probabilities = list(map(self.schedule.calibration.probabilities, drafts))
         count = self.schedule.reading.worth_it(probabilities, tree.num_nodes)
-        self.is_whole = count == tree.num_nodes
         chosen = [best_nodes(*each, count) for each in zip(drafts, probabilities, strict=True)]
         kept, parents = zip(*chosen, strict=True)
         self.claims = [draft.nodes(*each) for draft, each in zip(drafts, chosen, strict=True)]
@@ -131,8 +129,8 @@ class DraftJudge:
             self.lookup.extend(new_tokens)
         if was_drafted or self.claims is not None:
             chains = self.likeliest and [of_chain(self.likeliest[item], new_tokens[item]) for item in items]
-            self.schedule.note(outcomes, chains, self.is_whole)
-            self.likeliest, self.is_whole = None, True
+            self.schedule.note(outcomes, chains)
+            self.likeliest = None
         if self.claims is not None:
             counts = list(map(len, new_tokens))
             self.schedule.calibration.note(

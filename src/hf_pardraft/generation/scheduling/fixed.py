@@ -43,12 +43,7 @@ class FixedSchedule:
         """The plan, as far as there is room for it."""
         return self.plan.within(room)
 
-    def note(
-        self,
-        outcomes: Sequence[tuple[int, int]],
-        of_chains: Sequence[tuple[int, int]] | None = None,
-        is_whole: bool = True,
-    ) -> None:
+    def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
         """Nothing is learned."""
 
     def end_round(self, is_ordinary: bool) -> None:

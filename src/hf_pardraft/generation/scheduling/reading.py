@@ -19,13 +19,13 @@ class ReadingCosts:
     # To learn more a forward may take so many times as long.
     MORE = 2.0
     # Looks at drafts that are remembered.
-    LOOKS = 16
+    REMEMBERED_LOOKS = 16
 
     def __init__(self) -> None:
         self.measured: dict[int, deque[float]] = {}
         # Seconds that looks at drafts have taken, and saved.
-        self.looking: deque[float] = deque(maxlen=self.LOOKS)
-        self.saved: deque[float] = deque(maxlen=self.LOOKS)
+        self.looking: deque[float] = deque(maxlen=self.REMEMBERED_LOOKS)
+        self.saved: deque[float] = deque(maxlen=self.REMEMBERED_LOOKS)
         self.num_notes = 0
         self._known: dict[int, float | None] = {}
 
@@ -122,8 +122,9 @@ class ReadingChoice:
         self.looking_since: float | None = None
         self.reading_since: float | None = None
         self.looked = self.saved = 0.0
-        # Slots that the target read in the last ordinary round.
+        # Slots that the target read in the last ordinary round; and whether this round's draft is read whole.
         self.slots: int | None = None
+        self.is_whole = True
 
     def know(self, rate: float, most: int) -> None:
         """Go by these tokens a second, and drafts of at most so many nodes."""
@@ -131,7 +132,7 @@ class ReadingChoice:
 
     def begin_round(self, number: int, is_a_try: bool) -> None:
         """A round begins, of a plan that is followed or tried."""
-        self.number, self.is_a_try = number, is_a_try
+        self.number, self.is_a_try, self.is_whole = number, is_a_try, True
 
     def looks_at(self, num_nodes: int) -> bool:
         """Whether to ask [`worth_it`] about this round's draft: where that saves more than it takes, or seldom otherwise.
@@ -152,7 +153,10 @@ class ReadingChoice:
         values = values_of_reading(best, self.costs.of, self.rate)
         count = best_count(values)
         self.saved = (values[count] - values[most]) / self.rate
-        return count if self.number % self.READS_MORE else self.costs.more(count + 1, most + 1) - 1
+        if self.number % self.READS_MORE == 0:
+            count = self.costs.more(count + 1, most + 1) - 1
+        self.is_whole = count == most
+        return count
 
     def _may_be_cut(self, num_nodes: int) -> bool:
         """Whether the target takes clearly longer for all of a draft, and it is no try."""

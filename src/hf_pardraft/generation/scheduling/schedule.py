@@ -138,15 +138,10 @@ class Schedule:
         """Of a forward over tokens that were not drafted."""
         return self.reading.costs.of(slots) + (self.ALONE if slots > 1 else 0.0)
 
-    def note(
-        self,
-        outcomes: Sequence[tuple[int, int]],
-        of_chains: Sequence[tuple[int, int]] | None = None,
-        is_whole: bool = True,
-    ) -> None:
+    def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
         """Learn what was accepted in this round; see [`Knowledge.note`]."""
         if self.plan.depth and outcomes:
-            self.outcomes.append((outcomes, of_chains, is_whole))
+            self.outcomes.append((outcomes, of_chains, self.reading.is_whole))
 
     def end_round(self, is_ordinary: bool) -> None:
         """Learn how long the round took.
@@ -269,10 +264,9 @@ class Schedule:
             of_chain = [1.0, *(after + 1 - (after - before) for before, after in pairwise(of_chain))]
         tokens = {plan: of_chain[plan.depth] for plan in self.plans}
         if has_chains:
-            for budget, gain in self.knowledge.tree_gains(
-                depth, [plan.budget for plan in self.plans if plan.budget]
-            ).items():
-                tokens[Plan(depth, budget)] = 1 + (of_chain[depth] - 1) * gain
+            trees = [plan for plan in self.plans if plan.budget]
+            gains = self.knowledge.tree_gains(depth, [plan.budget for plan in trees])
+            tokens |= {plan: 1 + (tokens[plan] - 1) * gains[plan.budget] for plan in trees}
         if self.batch > 1:
             tokens = {plan: self.knowledge.slowest_of(self.batch).slowed(count) for plan, count in tokens.items()}
         return tokens
