@@ -12,6 +12,7 @@ from hf_pardraft.generation import packed_weights
 from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.compiled.decoder import packs_weights
 from hf_pardraft.generation.compiled.packing import PackLinearLayers
+from hf_pardraft.generation.packed_layouts import layouts_for
 from hf_pardraft.generation.packed_weights import can_pack, forget, forget_changed, linear
 from hf_pardraft.generation.packing_trials import trial_of
 from hf_pardraft.generation.settings import DraftSettings
@@ -33,6 +34,13 @@ def packs(monkeypatch):
 
     monkeypatch.setattr(packed_weights, "_pack", noted)
     return made
+
+
+@pytest.fixture(params=layouts_for(torch.float32), ids=lambda layout: layout.name)
+def layout(request, monkeypatch):
+    """The layout in which weights are packed, as if it were the faster one."""
+    monkeypatch.setattr(packed_weights, "faster_layout", lambda matrix: request.param)
+    return request.param
 
 
 def weight_of(rows=320, columns=256, dtype=torch.float32):
@@ -66,6 +74,14 @@ def test_products_are_those_of_torch_for_any_number_of_tokens(packs, dtype, tran
     assert packs == [weight.shape]
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_weights_are_packed_in_the_faster_layout(layout, transposed):
+    weight = weight_of()
+    for tokens in (1, 8, 65):
+        product(weight, tokens, torch.randn(256 if transposed else 320), transposed)
+    assert packed_weights._packed[id(weight), transposed].layout is layout
+
+
 def added_in_place(weight):
     weight.add_(1)
 
@@ -91,7 +107,7 @@ CHANGES = [added_in_place, filled_behind_its_back, other_data, columns_swapped, 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @torch.no_grad()
-def test_a_changed_weight_is_packed_again_and_an_unchanged_one_is_not(packs, change):
+def test_a_changed_weight_is_packed_again_and_an_unchanged_one_is_not(packs, layout, change):
     changed, unchanged = weight_of(), weight_of(rows=512)
     before = product(changed), product(unchanged)
     forget_changed([changed, unchanged])
@@ -159,7 +175,7 @@ def test_what_is_no_parameter_is_multiplied_as_ever(packs):
 
 
 @torch.no_grad()
-def test_inference_tensors_are_packed_and_compared_by_their_bits(packs):
+def test_inference_tensors_are_packed_and_compared_by_their_bits(packs, layout):
     with torch.inference_mode():
         weight = weight_of()
         product(weight)

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from .packed_layouts import layouts_for
 from .packed_weights import can_pack, forget, forget_changed, forget_slower, is_packed, packed_product
 from .packing_trials import Trial, is_never_faster, trial_of
 
@@ -139,18 +140,7 @@ def _is_transposed(layer: nn.Module) -> bool:
 
 def _can_pack(layer: nn.Module) -> bool:
     weight = layer._parameters.get("weight")
-    return type(weight) is nn.Parameter and can_pack(weight) and multiplies(weight.dtype)
-
-
-@functools.lru_cache
-def multiplies(dtype: torch.dtype) -> bool:
-    """Whether packed weights are multiplied rightly on this machine. What calls do by default is tried first."""
-    with torch.no_grad():
-        weight, tokens = nn.Parameter(torch.eye(16, dtype=dtype)), torch.arange(32, dtype=dtype).view(2, 16)
-        try:
-            return torch.equal(packed_product(tokens, weight, None, False), tokens)
-        except (AttributeError, NotImplementedError, RuntimeError):
-            return False
+    return type(weight) is nn.Parameter and can_pack(weight) and bool(layouts_for(weight.dtype))
 
 
 def free_memory() -> int:

@@ -1,4 +1,4 @@
-"""Weights of linear layers in oneDNN's layout, in which a CPU reads a few tokens in little more time than one.
+"""Weights of linear layers in a layout of oneDNN or MKL, in which a CPU reads a few tokens in little more time than one.
 
 A packed copy belongs to a parameter, whoever multiplies by it: all compiled shapes, the target's head and a drafter that borrows
 it. It is made when it is first needed, made again when the parameter has changed, and goes when the parameter goes. Where it
@@ -15,12 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from .packing_trials import is_never_faster, trial_of
+from .packed_layouts import Layout
+from .packing_trials import faster_layout, is_never_faster, trial_of
 
 # Below that many elements a weight is in the processor's caches, and a call of oneDNN costs more than it saves.
 FEWEST_ELEMENTS = 1 << 16
-# The layout is chosen for a number of tokens. For one it would be no layout of its own; from two on it is the same for all.
-NUM_TOKENS = 16
 # Rows are compared in such parts.
 WORD_BYTES = 8
 
@@ -33,12 +32,14 @@ class PackedWeight:
     """What was packed of a parameter.
 
     Attributes:
-        weight: in oneDNN's layout.
+        layout: in which it is.
+        weight: as the layout's library packed it.
         state: of the parameter then, see [`_state`].
         fingerprint: of the parameter then, see [`_fingerprint`].
         parameter: forgets this copy when it goes.
     """
 
+    layout: Layout
     weight: torch.Tensor
     state: tuple
     fingerprint: torch.LongTensor
@@ -123,10 +124,10 @@ def seconds_spent() -> float:
 def _pack(parameter: torch.nn.Parameter, transposed: bool) -> PackedWeight:
     started = time.thread_time()
     matrix = parameter.detach()
-    packed = torch.ops.mkldnn._reorder_linear_weight((matrix.t() if transposed else matrix).contiguous(), NUM_TOKENS)
-    key = id(parameter), transposed
+    matrix = (matrix.t() if transposed else matrix).contiguous()
+    layout, key = faster_layout(matrix), (id(parameter), transposed)
     reference = weakref.ref(parameter, lambda _: _packed.pop(key, None))
-    _packed[key] = PackedWeight(packed, _state(parameter), _fingerprint(parameter), reference)
+    _packed[key] = PackedWeight(layout, layout.pack(matrix), _state(parameter), _fingerprint(parameter), reference)
     _spent.seconds += time.thread_time() - started
     return _packed[key]
 
@@ -171,7 +172,7 @@ def packed_product(
     known = _packed.get((id(weight), transposed))
     if known is None or known.state != _state(weight):
         known = _pack(weight, transposed)
-    return torch.ops.mkldnn._linear_pointwise(tokens, known.weight, bias, "none", [], "")
+    return known.layout.multiply(tokens, known.weight, weight.t() if transposed else weight, bias)
 
 
 def _usual_product(

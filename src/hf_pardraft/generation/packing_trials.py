@@ -1,14 +1,16 @@
 """Which way to multiply by a weight is faster on this machine, found out while it is used.
 
-Whether oneDNN's layout pays depends on the processor, the dtype, the weight's shape, and how many tokens come at once: some
-libraries are at the memory's speed with one token, and not with eight; others the other way round.
+Whether a packed layout pays, and which, depends on the processor, the dtype, the weight's shape, and how many tokens come at
+once: some libraries are at the memory's speed with one token, and not with eight; others the other way round.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
+
+from .packed_layouts import ONEDNN, Layout, layouts_for
 
 # How often each way is timed before one is chosen. 0: packed always.
 NUM_TRIALS = 5
@@ -18,6 +20,8 @@ LEAST_GAIN = 0.1
 PRODUCTS_PER_COPY = 12
 # More tokens than that count in powers of two.
 COUNTED_ONE_BY_ONE = 4
+# Layouts are compared by products of so many tokens, with the first rows of a matrix, of at most so many elements.
+COMPARED_TOKENS, COMPARED_ELEMENTS = 8, 1 << 22
 
 
 class Trial:
@@ -80,3 +84,31 @@ def is_never_faster(weight: torch.Tensor, transposed: bool) -> bool:
 
 def _trials_of(weight: torch.Tensor, transposed: bool) -> dict[tuple[int, int], Trial]:
     return _trials.setdefault((weight.shape, weight.dtype, transposed), {})
+
+
+# By the kind of matrix, and how many threads there are.
+_faster_layouts: dict[tuple, Layout] = {}
+
+
+def faster_layout(matrix: torch.Tensor) -> Layout:
+    """The layout that is multiplied by faster, of a matrix `(out, in)` like this one: found out when the first is packed."""
+    kind = matrix.shape, matrix.dtype, torch.get_num_threads()
+    if kind not in _faster_layouts:
+        layouts = layouts_for(matrix.dtype) or (ONEDNN,)
+        _faster_layouts[kind] = _fastest(layouts, matrix) if NUM_TRIALS and len(layouts) > 1 else layouts[0]
+    return _faster_layouts[kind]
+
+
+@torch.no_grad()
+def _fastest(layouts: Sequence[Layout], matrix: torch.Tensor) -> Layout:
+    """Of some layouts the one whose products take least time; all take turns."""
+    rows = matrix[: max(COMPARED_ELEMENTS // matrix.shape[1], 1)]
+    tokens = rows.new_ones(COMPARED_TOKENS, rows.shape[1])
+    packed = {layout: layout.pack(rows) for layout in layouts}
+    seconds: dict[Layout, list[float]] = {layout: [] for layout in layouts}
+    for _ in range(NUM_TRIALS):
+        for layout in layouts:
+            started = time.perf_counter()
+            layout.multiply(tokens, packed[layout], rows, None)
+            seconds[layout].append(time.perf_counter() - started)
+    return min(layouts, key=lambda layout: median(seconds[layout]))

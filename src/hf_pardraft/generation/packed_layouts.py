@@ -1,0 +1,79 @@
+"""The layouts in which libraries read a matrix of weights: with several tokens in little more time than with one."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+# Layouts are made for about so many tokens, and serve any number of them.
+ONEDNN_TOKENS, MKL_TOKENS = 16, 64
+# What a layout is tried with before it is used: matrices of two shapes, and tokens.
+SHAPES, TOKENS = ((32, 16), (48, 80)), (1, 2, 8, 17, 130)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a library packs a matrix `(out, in)`, and multiplies tokens by it.
+
+    Attributes:
+        name: of the library.
+        pack: what it makes of the matrix, which lies in one piece.
+        multiply: `(..., out)`, from tokens `(..., in)`, what was packed, the matrix that it was packed of, and a bias.
+    """
+
+    name: str
+    pack: Callable[[torch.Tensor], torch.Tensor]
+    multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+def _pack_onednn(matrix: torch.Tensor) -> torch.Tensor:
+    # For one token it would be no layout of its own; from two on it is the same for all.
+    return torch.ops.mkldnn._reorder_linear_weight(matrix, ONEDNN_TOKENS)
+
+
+def _multiply_onednn(
+    tokens: torch.Tensor, packed: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise(tokens, packed, bias, "none", [], "")
+
+
+def _pack_mkl(matrix: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkl._mkl_reorder_linear_weight(matrix, MKL_TOKENS)
+
+
+def _multiply_mkl(
+    tokens: torch.Tensor, packed: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    # torch takes the packed matrix for as many tokens alone as are named here; MKL serves any number by one that was packed for
+    # another, only not as fast everywhere.
+    return torch.ops.mkl._mkl_linear(tokens, packed, matrix, bias, tokens.numel() // tokens.shape[-1])
+
+
+ONEDNN = Layout("oneDNN", _pack_onednn, _multiply_onednn)
+MKL = Layout("MKL", _pack_mkl, _multiply_mkl)
+
+
+@functools.lru_cache
+def layouts_for(dtype: torch.dtype) -> tuple[Layout, ...]:
+    """The layouts by which weights are multiplied rightly on this machine. What calls do by default is tried first."""
+    layouts = (ONEDNN, MKL) if dtype == torch.float32 else (ONEDNN,)
+    return tuple(layout for layout in layouts if _multiplies(layout, dtype))
+
+
+@torch.no_grad()
+def _multiplies(layout: Layout, dtype: torch.dtype) -> bool:
+    """Whether the products of small whole numbers, which no order of adding rounds, are what they should be."""
+    try:
+        for rows, columns in SHAPES:
+            matrix = (torch.arange(rows * columns).view(rows, columns) % 3 - 1).to(dtype)
+            packed, bias = layout.pack(matrix), torch.arange(rows).to(dtype) % 2
+            for count in TOKENS:
+                tokens = (torch.arange(count * columns).view(1, count, columns) % 2).to(dtype)
+                expected = functional.linear(tokens.float(), matrix.float(), bias.float())
+                if not torch.equal(layout.multiply(tokens, packed, matrix, bias).float(), expected):
+                    return False
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return False
+    return True

@@ -1,0 +1,126 @@
+"""Every layout multiplies rightly, by any number of tokens, and the faster one is used."""
+
+import pytest
+import torch
+
+from hf_pardraft.generation import packed_layouts, packing_trials
+from hf_pardraft.generation.packed_layouts import MKL, ONEDNN, Layout, layouts_for
+from hf_pardraft.generation.packing_trials import faster_layout
+
+HERE = layouts_for(torch.float32)
+
+
+@pytest.fixture
+def no_layout_is_known():
+    layouts_for.cache_clear()
+    yield
+    layouts_for.cache_clear()
+
+
+@pytest.mark.parametrize("layout", HERE, ids=lambda layout: layout.name)
+@pytest.mark.parametrize(("rows", "columns"), [(256, 320), (64, 1024), (1030, 66), (4099, 18), (576, 1536)])
+@torch.no_grad()
+def test_products_are_those_of_torch(layout, rows, columns):
+    generator = torch.Generator().manual_seed(rows)
+    matrix, bias = torch.randn(rows, columns, generator=generator) / 16, torch.randn(rows, generator=generator)
+    packed = layout.pack(matrix)
+    for count in (1, 2, 3, 8, 9, 16, 31, 64, 65, 300):
+        tokens = torch.randn(count, columns, generator=generator)
+        for bias_or_none in (bias, None):
+            expected = torch.nn.functional.linear(
+                tokens.double(), matrix.double(), None if bias_or_none is None else bias_or_none.double()
+            )
+            for given in (tokens, tokens[None], tokens.t().contiguous().t()):
+                product = layout.multiply(given, packed, matrix, bias_or_none)
+                assert product.shape == (*given.shape[:-1], rows)
+                torch.testing.assert_close(product.view(count, rows).double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
+def test_in_float32_there_are_both_where_both_libraries_are():
+    assert HERE == (ONEDNN, MKL)
+
+
+def wrong_by_one(tokens, packed, matrix, bias):
+    return ONEDNN.multiply(tokens, packed, matrix, bias) + 1
+
+
+def wrong_for_few(tokens, packed, matrix, bias):
+    return wrong_by_one(tokens, packed, matrix, bias)[: len(tokens)] if tokens.shape[1] == 2 else tokens.new_zeros(1)
+
+
+def unknown(*arguments):
+    raise NotImplementedError("no such kernel")
+
+
+@pytest.mark.parametrize("multiply", [wrong_by_one, wrong_for_few, unknown])
+def test_a_layout_that_is_not_right_here_is_not_used(monkeypatch, no_layout_is_known, multiply):
+    monkeypatch.setattr(packed_layouts, "MKL", Layout("MKL", ONEDNN.pack, multiply))
+    assert layouts_for(torch.float32) == (ONEDNN,)
+
+
+class Clock:
+    now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+def slow(clock, name, seconds):
+    """A layout whose products take so long, and packing an hour."""
+
+    def pack(matrix):
+        clock.now += 3600
+        assert matrix.is_contiguous()
+        return ONEDNN.pack(matrix)
+
+    def multiply(*arguments):
+        clock.now += seconds.pop(0) if len(seconds) > 1 else seconds[0]
+        return ONEDNN.multiply(*arguments)
+
+    return Layout(name, pack, multiply)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(packing_trials, "time", clock)
+    monkeypatch.setattr(packing_trials, "_faster_layouts", {})
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fastest"),
+    [([1.0], [2.0], 0), ([2.0], [1.0], 1), ([1.0, 900.0, 1.0], [2.0], 0), ([2.0], [900.0, 1.0], 1)],
+)
+def test_the_faster_layout_is_chosen_whatever_one_interruption_says(clock, monkeypatch, first, second, fastest):
+    layouts = slow(clock, "first", [*first]), slow(clock, "second", [*second])
+    monkeypatch.setattr(packing_trials, "layouts_for", lambda dtype: layouts)
+    assert faster_layout(torch.ones(64, 32)) is layouts[fastest]
+
+
+def test_it_is_found_out_once_for_a_kind_of_matrix_and_with_some_of_its_rows(clock, monkeypatch):
+    layouts = slow(clock, "first", [1.0]), slow(clock, "second", [2.0])
+    monkeypatch.setattr(packing_trials, "layouts_for", lambda dtype: layouts)
+    monkeypatch.setattr(packing_trials, "COMPARED_ELEMENTS", 40 * 32)
+    faster_layout(torch.ones(64, 32))
+    after = clock.now
+    assert faster_layout(torch.zeros(64, 32)) is layouts[0]
+    assert clock.now == after
+    for other in (torch.ones(65, 32), torch.ones(64, 48)):
+        faster_layout(other)
+        assert clock.now > after
+        after = clock.now
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        faster_layout(torch.ones(64, 32))
+    finally:
+        torch.set_num_threads(threads)
+    assert clock.now > after
+
+
+def test_a_single_layout_needs_no_trial(clock, monkeypatch):
+    monkeypatch.setattr(packing_trials, "layouts_for", lambda dtype: (ONEDNN,))
+    assert faster_layout(torch.ones(64, 32)) is ONEDNN
+    assert clock.now == 0
