@@ -6,6 +6,7 @@ from transformers import (
     AutoModelForCausalLM,
     CpmAntConfig,
     CTRLConfig,
+    FalconConfig,
     GenerationMixin,
     GPT2Config,
     Llama4ForCausalLM,
@@ -70,6 +71,35 @@ def test_what_can_not_be_followed_is_refused_before_any_forward(name, loop):
     assert "call generate without assistant_model" in str(error.value).replace("Call", "call")
     assert "\n" not in str(error.value)
     assert not forwards
+
+
+def tiny_falcon(attention):
+    torch.manual_seed(0)
+    config = FalconConfig(**COMMON, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=False)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+
+
+@pytest.mark.parametrize("loop", ["native", "stock"])
+def test_attentions_of_a_falcon_whose_mask_is_not_for_them_are_refused(loop):
+    target, states = tiny_falcon("sdpa"), {"return_dict_in_generate": True, "output_hidden_states": True}
+    drafter = tiny_drafter("pard", target)
+    drafter.generation_config.decode_loop = loop
+    with pytest.raises(ValueError, match='attn_implementation="eager"'):
+        drafted(target, drafter, **states, output_attentions=True)
+    expected = target.generate(PROMPT, **OPTIONS, **states)
+    assert torch.equal(drafted(target, drafter, **states).sequences, expected.sequences)
+
+
+@pytest.mark.parametrize("tree_budget", [0, 8])
+def test_and_of_one_with_another_mask_they_are_plains(tree_budget):
+    target = tiny_falcon("eager")
+    options = {"return_dict_in_generate": True, "output_attentions": True}
+    drafter = tiny_drafter("pard", target)
+    drafter.generation_config.draft_schedule, drafter.generation_config.tree_budget = "fixed", tree_budget
+    expected = target.generate(PROMPT, **OPTIONS, **options)
+    found = drafted(target, drafter, **options)
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(found.attentions, expected.attentions, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:Position ids are not supported")

@@ -46,11 +46,21 @@ UNSERVED_FAMILIES = {
 }
 
 
-def check_forwards(target: PreTrainedModel) -> None:
-    """Raise a `ValueError` for a target of which a token's result depends on what else the forward reads."""
+def check_forwards(target: PreTrainedModel, returns_attentions: bool = False) -> None:
+    """Raise a `ValueError` for a target of which a token's result depends on what else the forward reads.
+
+    Args:
+        target: the model.
+        returns_attentions: whether its forwards are to return them.
+    """
     config = target.config.get_text_config(decoder=True)
     fields = vars(config)
     reason = UNSERVED_FAMILIES.get(config.model_type)
+    if config.model_type == "falcon" and returns_attentions and config._attn_implementation == "sdpa":
+        reason = (
+            'with output_attentions it adds its sdpa mask of ones and zeros to the scores (attn_implementation="eager" has '
+            "another mask)"
+        )
     if config.model_type == "doge" and fields.get("is_moe"):
         reason = "its experts are chosen for all tokens of a forward together"
     # Mamba-2 layers keep to it where they read several tokens, and not where they read one.
@@ -191,7 +201,8 @@ def check_request(
     Returns:
         What the target reads in each step.
     """
-    check_forwards(target)
+    returned = generation_config.return_dict_in_generate and generation_config.output_attentions
+    check_forwards(target, returns_attentions=bool(returned))
     if settings.decode_loop == "native":
         if streamer is not None and len(input_ids) > 1:
             raise ValueError(
