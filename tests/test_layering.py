@@ -25,6 +25,7 @@ ARROWS = {
     "datagen": {"checkpoints", "generation.packed_layers", "generation.rope", "models", "training.data", "user_input"},
     "making": {
         "checkpoints",
+        "datagen.rewriting",
         "datagen.user_turns",
         "models",
         "pairing",

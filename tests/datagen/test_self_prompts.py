@@ -149,7 +149,7 @@ def test_a_blank_that_belongs_to_the_first_word_is_left_to_it():
     ("template", "match"),
     [
         (None, "a base model.*instruct version.*or pass prompts as a data set"),
-        ("{{ raise_exception('no users here') }}", "no users here"),
+        ("{{ raise_exception('no users here') }}", "no users here.*to begin with: pass prompts as a data set instead"),
         ("{% for m in messages %}{{m.role}}{% endfor %}", "doesn't show what a user says"),
         ("{% for m in messages %}{{m.content + '<|im_end|>'}}{% endfor %}", "nothing before a user's message"),
     ],

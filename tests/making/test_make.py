@@ -3,7 +3,9 @@
 import functools
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from itertools import pairwise
@@ -11,16 +13,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+import typer
+from transformers import FalconConfig, FalconForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import in_process
 from hf_pardraft import AutoDrafter
+from hf_pardraft.cli.make import make
+from hf_pardraft.datagen.rewriting import ROWS_MISSING
 from hf_pardraft.making import runner
 from hf_pardraft.making.commands import Commands, Layout
 from hf_pardraft.making.plan import PROBE_STEPS, TrainingPlan
 from hf_pardraft.making.run import make_drafter
 from hf_pardraft.making.runner import run_command
 from hf_pardraft.making.settings import Machine, MakeSettings
+from hf_pardraft.making.summary import make_command
 from hf_pardraft.training.recipe import training_run
 from tiny_tokenizers import tiny_chat_tokenizer
 
@@ -252,6 +258,109 @@ def test_training_goes_on_from_its_checkpoint_and_a_stage_that_fails_says_where_
     assert shell.names == ["eval", "card"]
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_run_that_is_killed_while_it_clears_up_goes_on(target, tmp_path, monkeypatch, number):
+    """What it deletes then are hidden states, which may be gigabytes; first those of the probe, then all."""
+    settings, shell, remove, removed = MakeSettings(str(target), hours=HOURS), Shell(), shutil.rmtree, []
+
+    def killed(folder, **options):
+        name, had_files = Path(folder).name, any(Path(folder).glob("*"))
+        remove(folder, **options)
+        if had_files and name in ("probe-states", "states"):
+            removed.append(name)
+            if len(removed) == number + 1:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            shell.make(settings, tmp_path / "out")
+    assert removed == ["probe-states", "states"][: number + 1]
+    again = Shell()
+    again.make(settings, tmp_path / "out")
+    assert again.names[-2:] == ["eval", "card"]
+    assert ("train" in again.names) == (number == 0)
+    assert not [*(tmp_path / "out").rglob("*states")]
+
+
+class HalfWritten(Shell):
+    """One whose first text ends with a status when so many rows are written."""
+
+    status, rows = 1, 5
+
+    def run(self, words, tick):
+        status = super().run(words, tick)
+        if len(self.commands) > 1:
+            return status
+        path = Path(of(words, "--output"))
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[: self.rows]))
+        return self.status
+
+
+def test_text_that_broke_off_is_not_taken_for_text_with_rows_missing(target, tmp_path):
+    settings, shell = MakeSettings(str(target), hours=HOURS), HalfWritten()
+    with pytest.raises(ValueError, match=r"writing text failed: .* status 1"):
+        shell.make(settings, tmp_path / "broken")
+    shell = HalfWritten()
+    shell.status = ROWS_MISSING
+    shell.make(settings, tmp_path / "missing")
+    shell = HalfWritten()
+    shell.status, shell.rows = ROWS_MISSING, 0
+    with pytest.raises(ValueError, match=r"status 3.* pass some with --dataset, and another --output"):
+        shell.make(settings, tmp_path / "nothing")
+
+
+def test_prompts_of_which_none_was_answered_can_be_mended(target, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    settings = MakeSettings(str(target), hours=HOURS, dataset=str(prompts))
+    prompts.write_text("".join(json.dumps({"prompt": f"old {n}"}) + "\n" for n in range(12)))
+    shell = HalfWritten()
+    shell.rows = 0
+    with pytest.raises(ValueError, match="writing text failed"):
+        shell.make(settings, tmp_path / "out")
+    prompts.write_text("".join(json.dumps({"prompt": f"new {n}"}) + "\n" for n in range(12)))
+    Shell().make(settings, tmp_path / "out")
+    written = (tmp_path / "out" / "text" / "train.jsonl").read_text()
+    assert "new" in written
+    assert "old" not in written
+
+
+def test_for_more_the_same_is_asked_for():
+    settings = MakeSettings(
+        "org/target",
+        kind="pard",
+        hours=2.0,
+        dataset="my prompts.jsonl",
+        base="org/base",
+        bf16=False,
+        chat_template_kwargs={"enable_thinking": False},
+        seed=3,
+        trust_remote_code=True,
+    )
+    asked = []
+    stand_in = typer.Typer()
+    stand_in.command()(lambda: None)
+    stand_in.command("make")(functools.wraps(make)(lambda **options: asked.append(options)))
+    stand_in(make_command(settings, "out"), standalone_mode=False)
+    (options,) = asked
+    assert str(options.pop("output")) == "out"
+    assert json.loads(options.pop("chat_template_kwargs")) == settings.chat_template_kwargs
+    expected = settings.as_json() | {"kind": options["kind"]}
+    del expected["chat_template_kwargs"]
+    assert options == expected
+    assert make_command(MakeSettings("t"), "o") == [
+        "make",
+        "--target",
+        "t",
+        "--kind",
+        "dflare",
+        "--hours",
+        "4",
+        "--output",
+        "o",
+    ]
+
+
 def test_given_prompts_are_answered_from_all_over(target, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"what is {n}", "level": n}) + "\n" for n in range(20)))
@@ -295,6 +404,9 @@ def test_what_can_not_be_is_refused_before_any_work(target, tmp_path):
     few = tmp_path / "few.jsonl"
     few.write_text('{"prompt": "hello"}\n' * 7)
     assert "expected 8 prompts or more" in refused(*common, "--output", out, "--dataset", few)
+    few.write_text('{"messages": "hello"}\n' * 9)
+    assert "none of the first 8 prompts in" in refused(*common, "--output", out, "--dataset", few)
+    assert "leave it out" not in refused(*common, "--output", out, "--dataset", few)
     few.write_text('{"code": "hello"}\n' * 9)
     assert "expected a column of prompts" in refused(*common, "--output", out, "--dataset", few)
     full = tmp_path / "full"
@@ -302,6 +414,18 @@ def test_what_can_not_be_is_refused_before_any_work(target, tmp_path):
     (full / "thesis.txt").write_text("mine")
     assert "is not empty (thesis.txt)" in refused(*common, "--output", full)
     assert not out.exists()
+
+
+def test_a_target_that_can_not_be_tapped_or_cut_down_is_refused_before_any_work(target, tmp_path):
+    falcon = tmp_path / "falcon"
+    FalconForCausalLM(
+        FalconConfig(vocab_size=304, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    ).save_pretrained(falcon)
+    tiny_chat_tokenizer().save_pretrained(falcon)
+    common = ["--target", falcon, "--output", tmp_path / "out"]
+    assert "FalconForCausalLM can't select hidden states" in refused(*common)
+    assert "name one with --base" in refused(*common, "--kind", "pard")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_target_without_a_chat_template_is_asked_for_prompts(tiny_family, tmp_path):
@@ -333,6 +457,45 @@ def test_a_command_ends_with_the_process_that_waits_for_it(tmp_path, monkeypatch
     os.waitpid(process, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(int(noted.read_text()), 0)
+
+
+WAITING = """
+import sys, time
+from hf_pardraft.making.runner import end_with_parent
+end_with_parent()
+open(sys.argv[-1], "w").close()
+time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux can be asked to end a process with its parent")
+def test_a_command_ends_even_with_a_process_that_is_killed(tmp_path, monkeypatch):
+    noted, script, waiting = tmp_path / "pid", tmp_path / "command", tmp_path / "waiting"
+    script.write_text(f"#!/bin/sh\necho $$ > {noted}\nexec {sys.executable} -c '{WAITING}' {waiting}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    process = os.fork()
+    if process == 0:
+        try:
+            run_command(["demo"], lambda: None)
+        finally:
+            os._exit(0)
+    while not waiting.exists():
+        time.sleep(0.01)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    command = int(noted.read_text())
+    for _ in range(3000):
+        if not is_running(command):
+            break
+        time.sleep(0.01)
+    assert not is_running(command)
+
+
+def is_running(process: int) -> bool:
+    """Whether there is such a process, and not just its end that nobody has asked for yet."""
+    told = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True, check=False)
+    return told.stdout.strip()[:1] not in ("", "Z")
 
 
 def test_the_time_of_a_command_is_noted_while_it_runs(tmp_path, monkeypatch):

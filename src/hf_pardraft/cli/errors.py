@@ -47,7 +47,7 @@ def finish(error: Exception) -> int:
     if is_debugging():
         sys.stderr.write(redacted("".join(traceback.format_exception(error)), secrets))
     sys.stderr.write(redacted(f"error: {one_line(describe(error))}\n", secrets))
-    return 1
+    return getattr(error, "exit_status", 1)
 
 
 def describe(error: Exception) -> str:

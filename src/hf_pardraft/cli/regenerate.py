@@ -39,7 +39,7 @@ def regenerate(
         str, typer.Option(help="Environment variable with the server's key, if it asks for one.")
     ] = "OPENAI_API_KEY",
     config: Annotated[str | None, typer.Option(help="Of the data set.")] = None,
-    split: Annotated[str, typer.Option(help="Of the data set.")] = "train",
+    split: Annotated[str | None, typer.Option(help="Of the data set, by default train.")] = None,
     shard: Annotated[
         str | None,
         typer.Option(help="Part of the rows, as number/count (0/4). By default what torchrun or accelerate say."),
@@ -90,14 +90,14 @@ def regenerate(
     from ..datagen.prompt_writer import PromptSampling
     from ..datagen.regenerate import Shard, check_output
     from ..datagen.regenerate import regenerate as rewrite
-    from ..datagen.rewriting import check_sampling
+    from ..datagen.rewriting import ROWS_MISSING, check_sampling
     from ..datagen.self_prompts import write_dialogues
     from ..datagen.server_writer import ServerWriter
     from ..datagen.user_turns import UserTurns
     from ..user_input.data import load_data
 
     check_sampling(temperature, top_p, max_tokens)
-    check_prompts(dataset, self_prompts, config, server)
+    check_prompts(dataset, self_prompts, config, split, server)
     check_writer(target, drafter, server, model, shard)
     checked_dtype(dtype)
     checked_device(device)
@@ -107,7 +107,7 @@ def regenerate(
     # A model takes minutes to load, so all else is looked at before.
     check_output(output)
     if self_prompts is None:
-        examples = load_data(dataset, config, split)
+        examples = load_data(dataset, config, split or "train")
         write = partial(rewrite, examples, output, target_name=model if server else target, shard=part)
     else:
         limits = (prompt_temperature, prompt_top_p, prompt_max_tokens, more_turns, max_turns)
@@ -124,15 +124,18 @@ def regenerate(
     result = write(writer=writer)
     print_facts(describe_regeneration(result))
     if result.failed:
-        raise typer.Exit(1)
+        raise typer.Exit(ROWS_MISSING)
 
 
-def check_prompts(dataset: str | None, self_prompts: int | None, config: str | None, server: str | None) -> None:
+def check_prompts(
+    dataset: str | None, self_prompts: int | None, config: str | None, split: str | None, server: str | None
+) -> None:
     """Raise a `ValueError` unless it is clear where prompts come from."""
     if (dataset is None) == (self_prompts is None):
         raise ValueError("expected where prompts come from, either a data set or --self-prompts: pass one of them")
-    if self_prompts is not None and config is not None:
-        raise ValueError("--config is of a data set, and --self-prompts has none: leave it out")
+    for name, value in (("config", config), ("split", split)):
+        if self_prompts is not None and value is not None:
+            raise ValueError(f"--{name} is of a data set, and --self-prompts has none: leave it out")
     if self_prompts is not None and server:
         raise ValueError(
             "--self-prompts needs --target, a target that is loaded here: a server only answers. To have it answer them, write "

@@ -17,8 +17,7 @@ from transformers import (
 )
 
 from ..generation.packed_layers import packed_layers
-from ..training.data.chat import Conversation
-from ..training.data.formats import template_inputs
+from ..user_input.models import context_length
 from .draws import ItemDraws, Nucleus
 from .joined_cache import has_entries_per_token, may_have_gaps
 from .refilled_batch import EnoughEnded, Item, RefilledBatch
@@ -77,7 +76,7 @@ class LocalWriter:
         self.end_ids = end_token_ids(target, tokenizer)
         pad = tokenizer.pad_token_id
         self.pad_id = pad if pad is not None else min(self.end_ids, default=0)
-        self.context = target.config.get_text_config(decoder=True).to_dict().get("max_position_embeddings")
+        self.context = context_length(target.config)
 
     def write(self, rewrites: Iterable[Rewrite]) -> Iterator[Rewrite | tuple[Rewrite, Exception]]:
         """Rows as they get done, or with what kept them from it."""
@@ -146,9 +145,7 @@ class LocalWriter:
         return ids
 
     def _chat_ids(self, rewrite: Rewrite) -> list[int]:
-        tools, template_kwargs = template_inputs(rewrite.row, self.template_kwargs)
-        chat = Conversation(self.tokenizer, rewrite.messages, tools, template_kwargs)
-        text = chat.render(chat.messages, add_generation_prompt=True)
+        text = rewrite.chat_text(self.tokenizer, self.template_kwargs)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     @torch.no_grad()

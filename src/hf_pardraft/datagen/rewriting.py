@@ -4,10 +4,15 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from ..training.data.formats import as_messages, from_sharegpt, without_nones
+from transformers import PreTrainedTokenizerBase
+
+from ..training.data.chat import Conversation
+from ..training.data.formats import as_messages, from_sharegpt, template_inputs, without_nones
 from ..user_input.options import check_temperature
 
 SEED_BITS = 0x7FFFFFFF
+# Exit status of a command that wrote all it could, and less than it was asked for.
+ROWS_MISSING = 3
 
 
 def check_sampling(temperature: float, top_p: float, max_tokens: int) -> None:
@@ -92,6 +97,16 @@ class Rewrite:
     def messages(self) -> list[dict[str, Any]]:
         """What the target reads next: the conversation so far."""
         return self._given + self._written
+
+    def chat_text(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]) -> str:
+        """The conversation so far as a chat template renders it, up to where the next answer begins.
+
+        Raises:
+            ValueError: if there is no chat template, or it refuses the conversation.
+        """
+        tools, template_kwargs = template_inputs(self.row, template_kwargs)
+        chat = Conversation(tokenizer, self.messages, tools, template_kwargs)
+        return chat.render(chat.messages, add_generation_prompt=True)
 
     @property
     def num_answers(self) -> int:

@@ -19,7 +19,7 @@ from .local_writer import LocalWriter
 from .prompt_writer import Prompt, PromptSampling, PromptWriter, UserTurn, gist
 from .regenerate import Regeneration, Shard, check_output, writer_settings
 from .resumable_jsonl import ResumableJsonl
-from .rewriting import Rewrite
+from .rewriting import ROWS_MISSING, Rewrite
 from .user_turns import user
 
 # How many batches of dialogues are answered before their users go on, and of prompts are sampled together at most.
@@ -40,6 +40,12 @@ class SelfPrompting(Regeneration):
 
     num_prompts: int = 0
     refused: Counter = field(default_factory=Counter)
+
+
+class TooFewPromptsError(ValueError):
+    """The target writes hardly any prompt of use; what there were are answered."""
+
+    exit_status = ROWS_MISSING
 
 
 class Dialogue(Rewrite):
@@ -174,8 +180,8 @@ def write_dialogues(
         progress: whether to show a bar.
 
     Raises:
-        ValueError: if the output is no .jsonl file or was begun with other settings, the tokenizer has no chat template that
-            shows where a user's message begins, or hardly any prompt is of use.
+        ValueError: if the output is no .jsonl file or was begun with other settings, or the tokenizer has no chat template
+            that shows where a user's message begins; a [`TooFewPromptsError`] if hardly any prompt is of use.
         OSError: if the output can't be written.
     """
     sampling, shard = sampling or PromptSampling(), shard or Shard.of_this_process()
@@ -205,7 +211,7 @@ def write_dialogues(
                 show_speed()
         result.num_prompts, result.refused = len(prompts.done), pool.refused
     if pool.trouble is not None and result.num_before + result.num_written < result.num_rows:
-        raise ValueError(pool.trouble)
+        raise TooFewPromptsError(pool.trouble)
     return result
 
 

@@ -5,7 +5,6 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ..training.data.chat import Conversation, Message, special_tokens, unused_character
@@ -48,13 +47,7 @@ class UserTurns:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any] | None = None) -> None:
         self.tokenizer, self.template_kwargs = tokenizer, template_kwargs or {}
         check_chat_template(tokenizer, self.template_kwargs)
-        try:
-            header, rest = self._around([])
-        except TemplateError as error:
-            raise ValueError(
-                f"the chat template refuses a conversation that begins with a user's message: {error}. "
-                "Pass prompts as a data set instead"
-            ) from error
+        header, rest = self._around([])
         self.end = self._end_of(rest)
         self._joins_blanks = header.endswith(" ") and any(self._is_joined(header, word) for word in BEGINNINGS)
         if not self.header_ids([]):
@@ -69,10 +62,7 @@ class UserTurns:
         Raises:
             ValueError: if the chat template refuses a user's message there.
         """
-        try:
-            header, _ = self._around(messages)
-        except TemplateError as error:
-            raise ValueError(f"the chat template refuses its conversation: {error}") from error
+        header, _ = self._around(messages)
         # A blank that belongs to the first word's token would keep the target from writing that token.
         return self._ids(header.rstrip(" ") if self._joins_blanks else header)
 
@@ -80,7 +70,11 @@ class UserTurns:
         """What the template writes before a user's message that follows some messages, and after it."""
         mark = unused_character(json.dumps(messages, ensure_ascii=False, default=str))
         chat = Conversation(self.tokenizer, [*messages, user(mark)], None, self.template_kwargs)
-        rendered = chat.render(chat.messages, add_generation_prompt=True)
+        try:
+            rendered = chat.render(chat.messages, add_generation_prompt=True)
+        except ValueError as error:
+            place = "after these messages" if messages else "to begin with: pass prompts as a data set instead"
+            raise ValueError(f"{error} (asked for a user's message {place})") from error
         if mark not in rendered:
             raise ValueError("the chat template doesn't show what a user says: pass prompts as a data set instead")
         header, rest = rendered.split(mark, 1)

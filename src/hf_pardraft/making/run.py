@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..checkpoints.atomic_files import write_whole
 from ..checkpoints.atomic_folders import writing_folder
+from ..datagen.rewriting import ROWS_MISSING
 from ..pairing.cut_down import cut_down_copy
 from ..training.checkpointing import checkpoints_in
 from ..user_input.files import read_json
@@ -82,10 +83,15 @@ class Making:
             "evaluation": self.evaluate,
             "card": self.write_card,
         }
+        layout = self.layout
+        leftovers = {"probe": (layout.probe, layout.probe_states), "training": (layout.states,)}
         for name, stage in stages.items():
             if name not in self.state.done:
                 stage()
                 self.state.finish(name)
+            # Not before it is written down that nobody needs them any more, and again if a run was killed in between.
+            for folder in leftovers.get(name, ()):
+                shutil.rmtree(folder, ignore_errors=True)
         return summary(self.commands, self.state, read_json(self.layout.results))
 
     def make_base(self) -> None:
@@ -126,11 +132,17 @@ class Making:
         def spend(seconds: float) -> None:
             chunk["seconds"] += seconds
 
-        ended = self._run("text", text.command(len(chunks) - 1), spend)
+        number = len(chunks) - 1
+        ended = self._run("text", text.command(number), spend)
         rows = len(text.rows())
-        # Some prompts can't be answered, and the others can.
-        if ended and 2 * (rows - before["rows"]) < chunk["upto"] - before["upto"]:
-            raise failure("writing text", ended)
+        # Some prompts can't be answered, and the others can; and a target may have no more to ask.
+        is_enough = 2 * rows >= chunk["upto"]
+        if ended and not (ended == ROWS_MISSING and is_enough):
+            if rows == before["rows"]:
+                text.forget_prompts(number)
+            from_the_start = self.commands.settings.dataset is None and not rows
+            otherwise = "If the target can't write prompts, pass some with --dataset, and another --output. "
+            raise failure("writing text", ended, otherwise if from_the_start else "")
         chunk["rows"] = rows
         self.state.save()
 
@@ -171,8 +183,6 @@ class Making:
         around = max(0.0, self.state.seconds["probe"] - before - training)
         step = max(LEAST_SECONDS, training - evaluation) / PROBE_STEPS
         self.state.decided["costs"] = {"step": step, "evaluation": evaluation, "around": around}
-        for done in (folder, self.layout.probe_states):
-            shutil.rmtree(done, ignore_errors=True)
         self.tell(f"a step takes {step:.1f} s, an evaluation {evaluation:.0f} s")
 
     def store_states(self) -> None:
@@ -210,7 +220,6 @@ class Making:
         resume = bool(checkpoints_in(self.layout.drafter))
         if ended := self._run("training", self.commands.train(plan, resume, decided.get("stored_states", False))):
             raise failure("training", ended)
-        shutil.rmtree(self.layout.states, ignore_errors=True)
 
     def evaluate(self) -> None:
         """Tau and speed on what was held out."""
@@ -247,10 +256,10 @@ class Making:
             watch.lap()
 
 
-def failure(what: str, status: int) -> ValueError:
+def failure(what: str, status: int, otherwise: str = "") -> ValueError:
     return ValueError(
-        f"{what} failed: the command above ended with status {status}, and says why. Mend that and run the same pardraft make "
-        "again, which goes on there; what was done is kept"
+        f"{what} failed: the command above ended with status {status}, and says why. {otherwise}Mend that and run the same "
+        "pardraft make again, which goes on there; what was done is kept"
     )
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import is_torch_bf16_gpu_available
 
+from ..datagen.rewriting import Rewrite
 from ..datagen.user_turns import UserTurns
 from ..models.configuration_pard import config_class_of
+from ..pairing.target_checks import check_can_be_tapped
 from ..user_input.data import load_data, require_datasets
 from ..user_input.models import load_config, load_tokenizer
 
@@ -108,8 +110,11 @@ def check_inputs(settings: MakeSettings) -> PreTrainedConfig:
     config = load_config(settings.target, settings.trust_remote_code)
     tokenizer = load_tokenizer(settings.target, settings.trust_remote_code)
     if settings.kind == "pard":
-        base = config if settings.base is None else load_config(settings.base)
-        config_class_of(base.model_type)
+        check_base(config if settings.base is None else load_config(settings.base))
+    else:
+        with torch.device("meta"):
+            target = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
+        check_can_be_tapped(f"{settings.kind_name} drafter", target)
     if settings.dataset is None:
         try:
             UserTurns(tokenizer, settings.chat_template_kwargs)
@@ -118,12 +123,23 @@ def check_inputs(settings: MakeSettings) -> PreTrainedConfig:
                 f"the target can't write prompts itself ({error}). Pass prompts with --dataset, and it answers those"
             ) from error
     else:
-        check_prompts(load_data(settings.dataset), settings.dataset)
+        check_prompts(load_data(settings.dataset), settings, tokenizer)
     return config
 
 
-def check_prompts(rows: Any, name: str) -> None:
-    """Raise a `ValueError` unless a data set holds prompts, and enough of them."""
+def check_base(config: PreTrainedConfig) -> None:
+    """Raise a `ValueError` unless a PARD drafter can be made of such a model."""
+    try:
+        config_class_of(config.model_type)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; name one with --base, whose tokenizer is the target's, or make another --kind"
+        ) from error
+
+
+def check_prompts(rows: Any, settings: MakeSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a `ValueError` unless a data set holds prompts that the target can be asked, and enough of them."""
+    name = settings.dataset
     if len(rows) < LEAST_PROMPTS:
         raise ValueError(f"expected {LEAST_PROMPTS} prompts or more in {name}, got {len(rows)}")
     columns = list(rows[0])
@@ -131,3 +147,17 @@ def check_prompts(rows: Any, name: str) -> None:
         raise ValueError(
             f"expected a column of prompts in {name} ({', '.join(PROMPT_COLUMNS)}), got columns {', '.join(columns)}: rename one"
         )
+    errors = [trouble_of(rows[index], tokenizer, settings.chat_template_kwargs) for index in range(LEAST_PROMPTS)]
+    if all(errors):
+        raise ValueError(f"none of the first {LEAST_PROMPTS} prompts in {name} can be asked: {errors[0]}")
+
+
+def trouble_of(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]) -> str | None:
+    """Why the target can't be asked a prompt, if it can't."""
+    try:
+        rewrite = Rewrite(0, row)
+        if rewrite.prompt_text is None:
+            rewrite.chat_text(tokenizer, template_kwargs)
+    except ValueError as error:
+        return str(error)
+    return None

@@ -1,10 +1,13 @@
 """What came of a run, for its user and for the drafter's card, and what to do for more."""
 
+import json
+from dataclasses import replace
 from typing import Any
 
 from .commands import Commands
 from .plan import TEXT_SHARE, EvaluationPlan, TrainingPlan
 from .runner import as_typed
+from .settings import MakeSettings
 from .state import MakeState
 from .text import Text
 
@@ -39,6 +42,8 @@ def summary(commands: Commands, state: MakeState, results: dict[str, Any]) -> li
     text, training = state.decided["text"], state.decided["training"]
     drafter = str(layout.drafter)
     try_it = ["generate", "--target", settings.target, "--drafter", drafter, "--stats", "Tell me a story."]
+    if settings.trust_remote_code:
+        try_it.append("--trust-remote-code")
     lines = [
         f"{layout.drafter}: a {kind} drafter for {settings.target_name}",
         f"  tau {drafted['tau']:.2f}, {drafted['speedup']:.2f}x plain generate ({drafted['tokens_per_second']:.1f} rather than "
@@ -56,11 +61,8 @@ def summary(commands: Commands, state: MakeState, results: dict[str, Any]) -> li
         f"  {as_typed(['push', drafter, f'YOU/{layout.drafter.name}'])}",
         "For more:",
     ]
-    again = ["make", "--target", settings.target, "--kind", settings.kind, "--hours", f"{MORE * settings.hours:.3g}"]
-    if settings.dataset is not None:
-        again += ["--dataset", settings.dataset]
-    again += ["--output", f"{layout.folder}-longer"]
-    lines.append(f"  {as_typed(again)}")
+    again = replace(settings, hours=float(f"{MORE * settings.hours:.3g}"))
+    lines.append(f"  {as_typed(make_command(again, f'{layout.folder}-longer'))}")
     reason = (
         "the text was too little for all of the time: let the target write more of it"
         if training["is_capped"]
@@ -68,6 +70,20 @@ def summary(commands: Commands, state: MakeState, results: dict[str, Any]) -> li
     )
     lines.append(f"  ({reason})")
     return lines
+
+
+def make_command(settings: MakeSettings, output: str) -> list[str]:
+    """The words of the `pardraft make` that asks for this, what it does by default left out."""
+    words = ["make", "--target", settings.target, "--kind", settings.kind, "--hours", f"{settings.hours:g}"]
+    for name, value in settings.as_json().items():
+        if name in ("target", "kind", "hours") or value == getattr(MakeSettings("any"), name):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(option if value else option.replace("--", "--no-"))
+        else:
+            words += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
+    return [*words, "--output", output]
 
 
 def counted(number: int, noun: str) -> str:

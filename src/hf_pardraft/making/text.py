@@ -47,6 +47,15 @@ class Text:
             write_whole(prompts, as_lines(rows))
         return self.commands.regenerate(self._output(number), dataset=prompts)
 
+    def forget_prompts(self, number: int) -> None:
+        """Let given prompts of a chunk be read anew, of which none was answered."""
+        if self.dataset is not None:
+            for path in (
+                *self.folder.glob(f"prompts-{number:03d}.jsonl"),
+                *self.folder.glob(f"*answers-{number:03d}.jsonl*"),
+            ):
+                path.unlink()
+
     def all_commands(self) -> list[list[str]]:
         """The commands that write this text anew. Of several with one output the last asks for all."""
         by_output = {self._output(number): number for number in range(len(self.state.chunks))}

@@ -55,7 +55,8 @@ def load_config(name: str, trust_remote_code: bool = False) -> PreTrainedConfig:
 
 def context_length(config: PreTrainedConfig) -> int | None:
     """How many tokens a text of the model may have; `None` if there is no end."""
-    return config.get_text_config(decoder=True).to_dict().get("max_position_embeddings")
+    # As an attribute it is there under a name of the family's own, too (`n_positions`).
+    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
 def load_model(name: str, trust_remote_code: bool = False, **options: Any) -> PreTrainedModel:
