@@ -283,15 +283,22 @@ def test_a_run_that_is_killed_while_it_clears_up_goes_on(target, tmp_path, monke
     assert not [*(tmp_path / "out").rglob("*states")]
 
 
-class HalfWritten(Shell):
-    """One whose first text ends with a status when so many rows are written."""
+class TextShell(Shell):
+    """One that is killed once there is text."""
+
+    def run(self, words, tick):
+        if words[0] != "regenerate":
+            raise KeyboardInterrupt
+        return super().run(words, tick)
+
+
+class HalfWritten(TextShell):
+    """One whose text ends with a status when so many rows are written."""
 
     status, rows = 1, 5
 
     def run(self, words, tick):
-        status = super().run(words, tick)
-        if len(self.commands) > 1:
-            return status
+        super().run(words, tick)
         path = Path(of(words, "--output"))
         path.write_text("".join(path.read_text().splitlines(keepends=True)[: self.rows]))
         return self.status
@@ -303,7 +310,8 @@ def test_text_that_broke_off_is_not_taken_for_text_with_rows_missing(target, tmp
         shell.make(settings, tmp_path / "broken")
     shell = HalfWritten()
     shell.status = ROWS_MISSING
-    shell.make(settings, tmp_path / "missing")
+    with pytest.raises(KeyboardInterrupt):
+        shell.make(settings, tmp_path / "missing")
     shell = HalfWritten()
     shell.status, shell.rows = ROWS_MISSING, 0
     with pytest.raises(ValueError, match=r"status 3.* pass some with --dataset, and another --output"):
@@ -319,7 +327,8 @@ def test_prompts_of_which_none_was_answered_can_be_mended(target, tmp_path):
     with pytest.raises(ValueError, match="writing text failed"):
         shell.make(settings, tmp_path / "out")
     prompts.write_text("".join(json.dumps({"prompt": f"new {n}"}) + "\n" for n in range(12)))
-    Shell().make(settings, tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        TextShell().make(settings, tmp_path / "out")
     written = (tmp_path / "out" / "text" / "train.jsonl").read_text()
     assert "new" in written
     assert "old" not in written
