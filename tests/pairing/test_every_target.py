@@ -194,10 +194,3 @@ def test_asking_such_a_drafter_to_write_says_what_to_call(kind):
     ):
         drafter.generate(PROMPT, max_new_tokens=4)
     assert not drafter.can_generate()
-
-
-@pytest.mark.parametrize("kind", ["dflash", "dflare", "dart"])
-def test_the_vocabulary_of_such_a_drafter_is_its_targets(kind):
-    drafter = FRESH[kind](tiny_target("qwen3"))
-    with pytest.raises(ValueError, match=r"for the resized target with D[A-Za-z]*Drafter\.for_target"):
-        drafter.resize_token_embeddings(80)

@@ -24,13 +24,6 @@ class TargetBoundDrafter(ParallelDrafter):
         """There are none of its own, and what shards or saves a model is not to look for them."""
         return
 
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise a `ValueError`: the vocabulary is the target's."""
-        raise ValueError(
-            f"a {type(self).__name__} has its target's vocabulary: make one for the resized target with "
-            f"{type(self).__name__}.for_target, and train it"
-        )
-
     def generate(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise a `ValueError`: such a drafter can't go on from a text without the target's states of it."""
         raise ValueError(
