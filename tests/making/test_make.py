@@ -449,9 +449,9 @@ def test_a_begun_run_goes_on_with_its_own_settings_only(target, tmp_path):
     assert "begun with kind 'dflare' (now 'dart'): use the same settings to go on, or choose another --output" in told
 
 
-def test_a_command_ends_with_the_process_that_waits_for_it(tmp_path, monkeypatch):
-    noted, script = tmp_path / "pid", tmp_path / "command"
-    script.write_text(f"#!/bin/sh\necho $$ > {noted}.part; mv {noted}.part {noted}; exec sleep 1000\n")
+def end_while_waiting(number: int, script: Path, text: str, begun: Path, monkeypatch) -> None:
+    """Send a signal to a process that runs a script as its command, once the script has made a file."""
+    script.write_text(text)
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     process = os.fork()
@@ -460,10 +460,16 @@ def test_a_command_ends_with_the_process_that_waits_for_it(tmp_path, monkeypatch
             run_command(["demo"], lambda: None)
         finally:
             os._exit(0)
-    while not noted.exists():
+    while not begun.exists():
         time.sleep(0.01)
-    os.kill(process, signal.SIGTERM)
+    os.kill(process, number)
     os.waitpid(process, 0)
+
+
+def test_a_command_ends_with_the_process_that_waits_for_it(tmp_path, monkeypatch):
+    noted = tmp_path / "pid"
+    text = f"#!/bin/sh\necho $$ > {noted}.part; mv {noted}.part {noted}; exec sleep 1000\n"
+    end_while_waiting(signal.SIGTERM, tmp_path / "command", text, noted, monkeypatch)
     with pytest.raises(ProcessLookupError):
         os.kill(int(noted.read_text()), 0)
 
@@ -479,20 +485,9 @@ time.sleep(1000)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux can be asked to end a process with its parent")
 def test_a_command_ends_even_with_a_process_that_is_killed(tmp_path, monkeypatch):
-    noted, script, waiting = tmp_path / "pid", tmp_path / "command", tmp_path / "waiting"
-    script.write_text(f"#!/bin/sh\necho $$ > {noted}\nexec {sys.executable} -c '{WAITING}' {waiting}\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-    process = os.fork()
-    if process == 0:
-        try:
-            run_command(["demo"], lambda: None)
-        finally:
-            os._exit(0)
-    while not waiting.exists():
-        time.sleep(0.01)
-    os.kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
+    noted, waiting = tmp_path / "pid", tmp_path / "waiting"
+    text = f"#!/bin/sh\necho $$ > {noted}\nexec {sys.executable} -c '{WAITING}' {waiting}\n"
+    end_while_waiting(signal.SIGKILL, tmp_path / "command", text, waiting, monkeypatch)
     command = int(noted.read_text())
     for _ in range(3000):
         if not is_running(command):

@@ -50,10 +50,8 @@ class Text:
     def forget_prompts(self, number: int) -> None:
         """Let given prompts of a chunk be read anew, of which none was answered."""
         if self.dataset is not None:
-            for path in (
-                *self.folder.glob(f"prompts-{number:03d}.jsonl"),
-                *self.folder.glob(f"*answers-{number:03d}.jsonl*"),
-            ):
+            # And the empty file of answers, which was begun with them.
+            for path in [*self.folder.glob(f"*-{number:03d}.jsonl*")]:
                 path.unlink()
 
     def all_commands(self) -> list[list[str]]:
