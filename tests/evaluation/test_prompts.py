@@ -75,6 +75,17 @@ def test_benchmarks_come_through_datasets(name, monkeypatch):
     assert split in ("train", "test")
 
 
+def test_without_the_hub_the_error_says_what_to_do(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+
+    def load_dataset(*args, **options):
+        raise ConnectionError("Couldn't reach the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(OSError, match=r"can't get gsm8k from the Hub .*: --prompts gsm8k=FILE"):
+        load_questions(PromptSource("gsm8k", None))
+
+
 @pytest.mark.parametrize("name", SHARED_FILES)
 def test_the_published_files_are_read(name):
     file, count = SHARED_FILES[name]

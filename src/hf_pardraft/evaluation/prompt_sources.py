@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..user_input.files import decode_text, parse_json, read_text
-from .prompts import BENCHMARKS, Benchmark, Question, alpaca, asked, turns
+from .prompts import BENCHMARKS, Question, alpaca, asked, turns
 
 TEXT_SUFFIXES = (".txt", ".md")
 ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".json")
@@ -68,7 +68,7 @@ def load_questions(source: PromptSource, limit: int | None = None) -> list[Quest
         lines = read_text(source.file).splitlines()
         questions = [asked(line) for line in evenly([line for line in lines if line.strip()], limit)]
     else:
-        rows = read_rows(source.file) if source.file else hub_rows(BENCHMARKS[source.benchmark])
+        rows = read_rows(source.file) if source.file else hub_rows(source.benchmark)
         questions = questions_of(evenly(rows, limit), source)
     if not questions:
         raise ValueError(f"there is no prompt in {source.file or source.benchmark}: expected one per line")
@@ -157,7 +157,7 @@ def read_rows(file: Path) -> list[Any]:
     return rows
 
 
-def hub_rows(benchmark: Benchmark) -> Any:
+def hub_rows(name: str) -> Any:
     """The rows of a benchmark's data set."""
     try:
         from datasets import load_dataset
@@ -165,5 +165,11 @@ def hub_rows(benchmark: Benchmark) -> Any:
         raise ImportError(
             "benchmarks come through datasets: pip install datasets, or pass a file as --prompts"
         ) from error
+    benchmark = BENCHMARKS[name]
     options = {"data_files": benchmark.data_files} if benchmark.data_files else {"name": benchmark.config}
-    return load_dataset(benchmark.path, split=benchmark.split, **options)
+    try:
+        return load_dataset(benchmark.path, split=benchmark.split, **options)
+    except OSError as error:
+        raise OSError(
+            f"can't get {name} from the Hub ({error}): --prompts {name}=FILE reads its rows from a file"
+        ) from error
