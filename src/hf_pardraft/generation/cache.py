@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
-from transformers.cache_utils import DummyLayer, LinearAttentionLayer, get_layer_types_and_kwargs
+from transformers.cache_utils import DummyLayer, LinearAttentionLayer
 
 from ..models.cache import GrowingCache, GrowingLayer, HeldColumns
+from .structure import layer_types_of
 
 ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Layers whose state has no entry per token: what they have read can only be forgotten by going back to a snapshot.
@@ -73,7 +74,7 @@ class TargetCache(GrowingCache):
 
     def __init__(self, config: PreTrainedConfig, on_host: bool = False) -> None:
         super().__init__()
-        self.layer_types, layer_kwargs = get_layer_types_and_kwargs(config)
+        self.layer_types, layer_kwargs = layer_types_of(config)
         self.sources = attended_layers(config)
         self.layers = [
             new_layer(layer_type, kwargs, on_host)
@@ -180,7 +181,7 @@ class TargetCache(GrowingCache):
 
 def attended_layers(config: PreTrainedConfig) -> list[int]:
     """For each layer, the one whose entries it attends to: itself, or, if it stores none, the last of its type that does."""
-    stored_types = get_layer_types_and_kwargs(config)[0]
+    stored_types = layer_types_of(config)[0]
     last_of_type = {layer_type: index for index, layer_type in enumerate(stored_types)}
     return [
         last_of_type.get(config.layer_types[index], index) if layer_type == "dummy" else index
@@ -258,7 +259,7 @@ def is_callers(cache: Cache) -> bool:
 
 def is_hybrid(config: PreTrainedConfig) -> bool:
     """Whether a target with this text config has recurrent layers besides attention."""
-    layer_types = set(get_layer_types_and_kwargs(config)[0])
+    layer_types = set(layer_types_of(config)[0])
     return bool(layer_types & RECURRENT_LAYER_TYPES and layer_types & ROLLBACK_LAYER_TYPES)
 
 
@@ -267,13 +268,13 @@ def has_attention_only(config: PreTrainedConfig) -> bool:
 
     Granite 4.0's dense models are of this kind. A config that lists no layers is not believed: RWKV's, say.
     """
-    layer_types = set(get_layer_types_and_kwargs(config)[0])
+    layer_types = set(layer_types_of(config)[0])
     return "layer_types" in config.to_dict() and layer_types <= ROLLBACK_LAYER_TYPES | {"dummy"}
 
 
 def check_can_roll_back(config: PreTrainedConfig) -> None:
     """Raise a `ValueError` if a target with this text config keeps state that a rejected draft can't be removed from."""
-    layer_types = set(get_layer_types_and_kwargs(config)[0])
+    layer_types = set(layer_types_of(config)[0])
     known = ROLLBACK_LAYER_TYPES | (RECURRENT_LAYER_TYPES if is_hybrid(config) else set()) | {"dummy"}
     others = sorted(layer_types - known)
     if others:

@@ -18,6 +18,7 @@ from .probing import check_reads_alike
 from .rope import rope_changes
 from .settings import DraftSettings
 from .step_inputs import StepInputs, step_inputs
+from .structure import modules_of
 from .target import TOKEN_TYPES, first_inputs
 
 logger = logging.get_logger(__name__)
@@ -78,7 +79,7 @@ def check_forwards(target: PreTrainedModel, returns_attentions: bool = False) ->
 
 def told_by_hooks(target: PreTrainedModel) -> set[str]:
     """What PEFT tells the layers in each forward of this call, by name: which adapter is for which item, say."""
-    hooks = (hook for module in target.modules() for hook in module._forward_pre_hooks.values())
+    hooks = (hook for module in modules_of(target) for hook in module._forward_pre_hooks.values())
     return {
         name for hook in hooks if isinstance(hook, partial) for name in hook.keywords if hook.keywords[name] is not None
     }

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.generation.streamers import BaseStreamer
 
 from ..models.inputs import DraftInputs, cached_arange, last_columns
@@ -26,6 +25,7 @@ from .scheduling.schedule import Schedule
 from .sequences import FinishedItems, StopChecks, TokenBuffer
 from .stats import Proposal, Stopwatch, synchronizer
 from .step_inputs import SLICED_INPUTS, StepInputs
+from .structure import layer_types_of
 from .target import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, read_prompt
 from .tree.token_tree import TokenTree, draft_chain
 from .tree.verify import Acceptance, accept, paths_on_host, plain_step
@@ -75,7 +75,7 @@ class SpeculativeDecoding:
         self.finished = FinishedItems(0 if padding is None else int(padding))
         text_config = target.config.get_text_config(decoder=True)
         self.inputs = inputs
-        layer_kwargs = get_layer_types_and_kwargs(text_config)[1]
+        layer_kwargs = layer_types_of(text_config)[1]
         windows = [layer_kwargs[source].get("sliding_window") for source in attended_layers(text_config)]
         self.recorder = OutputRecorder(generation_config, batch, windows)
         self.model_kwargs = model_kwargs

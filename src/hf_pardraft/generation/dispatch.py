@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.utils import logging
 
 from ..models.base import ParallelDrafter
@@ -25,6 +24,7 @@ from .scheduling.plans import NOTHING, Plan, all_plans
 from .scheduling.schedule import Schedule
 from .sequences import StopChecks
 from .settings import DraftSettings, wants_compiled
+from .structure import layer_types_of
 from .target import TOKEN_TYPES
 
 logger = logging.get_logger(__name__)
@@ -139,7 +139,7 @@ def reason_against(
     config = target.config.get_text_config(decoder=True)
     if is_hybrid(config):
         return "the state of recurrent layers can't be held in a static cache"
-    if "dummy" in get_layer_types_and_kwargs(config)[0]:
+    if "dummy" in layer_types_of(config)[0]:
         return "layers of the target share the entries of others"
     if changes_on_the_way(arguments):
         return "the target's rotary frequencies change within this call"

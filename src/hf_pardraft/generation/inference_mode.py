@@ -10,9 +10,10 @@ from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTraine
 
 from .cache import is_callers, is_hybrid
 from .packed_layers import is_replaced
-from .probing import KNOWN_PACKAGES, package_of
+from .probing import KNOWN_PACKAGES, package_of, packages_of
 from .processors import see_the_batch
 from .rope import rope_changes
+from .structure import modules_of
 
 
 def mode_for(
@@ -46,16 +47,15 @@ def mode_for(
 
 def is_untouched(model: nn.Module, *packages: str) -> bool:
     """Whether a model consists of known modules as their packages made them, with plain tensors for weights."""
-    known = KNOWN_PACKAGES.union(packages)
-    for module in model.modules():
-        own = vars(module)
-        hooks = [*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
-        if is_replaced(module) or not all(map(is_transformers_own, hooks)):
-            return False
-        if package_of(type(module)) not in known:
-            return False
-        if any(type(weight) not in (nn.Parameter, type(None)) for weight in own["_parameters"].values()):
-            return False
+    modules = modules_of(model)
+    if not packages_of(modules) <= KNOWN_PACKAGES.union(packages) or any(map(is_replaced, modules)):
+        return False
+    hooks, weight_types = [], set()
+    for module in modules:
+        hooks += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        weight_types.update(map(type, module._parameters.values()))
+    if not (all(map(is_transformers_own, hooks)) and weight_types <= {nn.Parameter, type(None)}):
+        return False
     return getattr(model, "hf_quantizer", None) is None
 
 

@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from .packed_layouts import layouts_for
 from .packed_weights import can_pack, forget, forget_changed, forget_slower, is_packed, packed_product
 from .packing_trials import Trial, is_never_faster, trial_of
+from .structure import modules_of
 
 # Layers that hold their weights as `(out, in)`, and as `(in, out)`.
 IS_TRANSPOSED = {nn.Linear: False, Conv1D: True}
@@ -122,7 +123,7 @@ def packable_layers(model: PreTrainedModel) -> list[nn.Module]:
     None of a model that accelerate hooks, or in which somebody has replaced a forward: what is compiled would be compiled anew
     for our layers. Parametrised, quantised, sharded or offloaded weights are left out.
     """
-    modules = [*model.modules()]
+    modules = modules_of(model)
     if any("_hf_hook" in vars(module) or is_replaced(module) for module in modules):
         return []
     return [module for module in modules if type(module) in IS_TRANSPOSED and _can_pack(module)]

@@ -5,13 +5,16 @@ checkpoint, or a class of a user's own, has not.
 """
 
 import weakref
+from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from .step_inputs import PROBE_ERRORS
+from .structure import modules_of
 from .target import PendingTokens, TargetReader
 from .tree.token_tree import TokenTree, ancestors_of, chain_tree
 
@@ -40,7 +43,7 @@ def check_reads_alike(
         takes_masks: whether it will be given masks and positions (trees, batches).
     """
     tried = _tried.setdefault(target, set())
-    if takes_masks in tried or {package_of(type(module)) for module in target.modules()} <= KNOWN_PACKAGES:
+    if takes_masks in tried or packages_of(modules_of(target)) <= KNOWN_PACKAGES:
         return
     token = input_ids[:1, -1:]
     ids = torch.cat([input_ids[:1, -NUM_TOKENS:], token.expand(-1, NUM_TOKENS)], dim=1)[:, :NUM_TOKENS]
@@ -66,6 +69,11 @@ def _refusal(target: PreTrainedModel, reason: str) -> str:
 def package_of(origin: type | FunctionType) -> str:
     """The package that a class or function is from."""
     return origin.__module__.partition(".")[0]
+
+
+def packages_of(modules: Sequence[nn.Module]) -> set[str]:
+    """The packages that the classes of some modules are from."""
+    return set(map(package_of, set(map(type, modules))))
 
 
 def _one_by_one(target: PreTrainedModel, ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> list[torch.Tensor]:

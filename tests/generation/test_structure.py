@@ -1,0 +1,46 @@
+"""What a model is made of is what torch and transformers say, whenever one asks."""
+
+import gc
+
+import pytest
+from torch import nn
+from transformers import Gemma3TextConfig, Qwen3Config
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+from hf_pardraft.generation import structure
+from hf_pardraft.generation.structure import layer_types_of, modules_of
+
+
+def test_modules_are_those_of_torch_once_each():
+    shared = nn.Linear(2, 2)
+    model = nn.ModuleDict({"a": nn.Sequential(shared, nn.ReLU()), "b": nn.Sequential(nn.Sequential(shared), nn.GELU())})
+    model.register_module("none", None)
+    found = modules_of(model)
+    assert len(found) == len(set(found))
+    assert set(found) == set(model.modules())
+
+
+@pytest.mark.parametrize("config", [Qwen3Config(num_hidden_layers=3), Gemma3TextConfig(num_hidden_layers=7)])
+def test_layer_types_are_those_of_transformers(config):
+    assert layer_types_of(config) == get_layer_types_and_kwargs(config)
+    assert layer_types_of(config) is layer_types_of(config)
+
+
+def test_a_changed_config_is_looked_at_again():
+    config = Gemma3TextConfig(num_hidden_layers=6, sliding_window=8)
+    assert layer_types_of(config)[1][0] == {"sliding_window": 8}
+    config.sliding_window = 4
+    assert layer_types_of(config)[1][0] == {"sliding_window": 4}
+    config.layer_types[0] = "full_attention"
+    assert layer_types_of(config) == get_layer_types_and_kwargs(config)
+    assert layer_types_of(config)[0][0] == "full_attention"
+
+
+def test_configs_that_are_gone_are_forgotten():
+    config = Qwen3Config(num_hidden_layers=1)
+    layer_types_of(config)
+    key = id(config)
+    assert key in structure._known
+    del config
+    gc.collect()
+    assert key not in structure._known
