@@ -1,5 +1,6 @@
 """Trees that hold, beside what was drafted, how the text went on where its last tokens stood before."""
 
+import itertools
 import random
 
 import pytest
@@ -11,7 +12,8 @@ from hf_pardraft.generation.decoder import SpeculativeDecoding
 from hf_pardraft.generation.dispatch import schedule_for
 from hf_pardraft.generation.prompt_lookup import LONGEST_MATCH, Match, NgramIndex, PromptLookup, with_matches
 from hf_pardraft.generation.scheduling.confidence import Calibration, ClaimedTree
-from hf_pardraft.generation.scheduling.plans import NOTHING
+from hf_pardraft.generation.scheduling.knowledge import Knowledge
+from hf_pardraft.generation.scheduling.plans import NOTHING, Plan
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.settings import read_settings
 from hf_pardraft.generation.target import TargetReader
@@ -447,3 +449,73 @@ def test_the_text_alone_is_read_where_that_pays():
     # A round without a draft that is to tell what one costs has none of the text's either.
     schedule.is_a_try = True
     assert schedule.worth_reading_alone(sure) == 0
+
+
+@pytest.mark.parametrize(("tokens", "seconds", "count"), [(2.0, 0.030, 3), (5.0, 0.030, 0), (2.0, 0.012, 0)])
+@pytest.mark.parametrize("budget", [0, 16])
+def test_the_text_alone_is_read_where_it_beats_a_draft(budget, tokens, seconds, count):
+    target = tiny_target("llama")
+    drafter = looking("pard", target, draft_schedule="auto")
+    config = GenerationConfig()
+    schedule = schedule_for(target, drafter, read_settings(drafter, config), config)
+    schedule.reading.costs.note(1, 0.020)
+    schedule.reading.costs.note(11, 0.030)
+    schedule.best = Plan(4, budget)
+    schedule.tokens = {NOTHING: 1.0, Plan(4): 1.5, schedule.best: tokens}
+    schedule.seconds = {NOTHING: 0.021, schedule.best: seconds}
+    assert schedule.worth_reading_alone([0.9, 0.8, 0.7, 0.01]) == count
+
+
+def test_a_tree_holds_what_the_text_suggests_besides_the_draft():
+    target = tiny_target("llama")
+    drafter = looking("pard", target, draft_schedule="auto")
+    config = GenerationConfig()
+    schedule = schedule_for(target, drafter, read_settings(drafter, config), config)
+    schedule.reading.costs.note(1, 0.020)
+    schedule.reading.costs.note(11, 0.030)
+    chain, tree = Plan(4), Plan(4, 16)
+    schedule.tokens, schedule.seconds = (
+        {NOTHING: 1.0, chain: 3.0, tree: 2.0},
+        {NOTHING: 0.021, chain: 0.036, tree: 0.026},
+    )
+    unsure = [0.5, 0.5, 0.5]
+    # 2.5 tokens of the text alone in 25 ms are better than 2 of a tree in 26, but not than the 3.5 that it would have here.
+    schedule.best = tree
+    assert schedule.worth_reading_alone(unsure) == 0
+    schedule.tokens[chain] = 1.0
+    assert schedule.worth_reading_alone(unsure) == 3
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True}])
+@pytest.mark.parametrize("budget", [0, 16])
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+def test_rounds_of_the_text_alone_between_drafts(kind, budget, sampling, monkeypatch, trees):
+    target, call = double_target("llama"), {**quoting(64), **sampling}
+    torch.manual_seed(5)
+    plain = target.generate(**call)
+    rounds = itertools.count()
+
+    def next_plan(self, batch, room):
+        self.plan = Plan(4, budget).within(room)
+        return self.plan
+
+    monkeypatch.setattr(Schedule, "next_plan", next_plan)
+    monkeypatch.setattr(Schedule, "worth_reading_alone", lambda self, found: len(found) if next(rounds) % 2 else 0)
+    drafter = looking(kind, target, draft_schedule="auto")
+    trees.clear()
+    torch.manual_seed(5)
+    assert torch.equal(target.generate(assistant_model=drafter, **call), plain)
+    assert next(rounds) > 3
+    assert any(tree is not None and tree.num_nodes > 4 and tree.is_chain for tree in trees)
+
+
+def test_a_round_of_the_text_alone_says_nothing_of_the_plan(schedules, monkeypatch):
+    target = double_target("llama")
+    noted = []
+    monkeypatch.setattr(Knowledge, "note", lambda self, budget, *outcomes: noted.append(budget))
+    monkeypatch.setattr(Schedule, "worth_reading_alone", lambda self, found: len(found))
+    drafter = looking("pard", target, draft_schedule="auto")
+    target.generate(assistant_model=drafter, **quoting(64))
+    assert drafter.last_stats.tau > 5
+    # The first round, which reads the prompt, is the only one with a draft.
+    assert len(noted) <= 1

@@ -134,10 +134,12 @@ class SpeculativeDecoding:
         if self.prompt is None and self.inputs.rereads(self.sequences.lengths[0]):
             self._read_all_again()
         self.plan = self._plan()
+        with self.stopwatch.part("tree"):
+            tree = self._text_alone()
         with self.stopwatch.part("draft"):
             draft_logits = self.candidates.draft_logits(self.plan.depth)
         with self.stopwatch.part("tree"):
-            tree = self._proposal(draft_logits)
+            tree = tree if draft_logits is None else self._proposal(draft_logits)
         with self.stopwatch.part("verify"):
             start, anchor = self.reader.cache.get_seq_length(), self.pending
             snapshot = self.reader.cache.snapshot() if self.reader.is_hybrid and tree is not None else None
@@ -359,11 +361,17 @@ class SpeculativeDecoding:
         """
         return len(self.items) == 1 and not self.reader.is_hybrid and not (self.prompt and self.prompt.extra)
 
-    def _proposal(self, draft_logits: torch.Tensor | None) -> TokenTree | None:
-        """What to propose, from marginal logits `(batch, depth, columns)`; without them, what the text suggests by itself."""
-        if draft_logits is None:
-            room = self._room_for_matches() if len(self.items) == 1 and not self._reads_text else 0
-            return self.judge.worth_reading_alone(room, self.sequences.device) if room else None
+    def _text_alone(self) -> TokenTree | None:
+        """What the text suggests by itself, where to read that beats this round's plan: then nothing is drafted."""
+        room = self._room_for_matches() if len(self.items) == 1 and not self._reads_text else 0
+        tree = self.judge.worth_reading_alone(self.plan, room, self.sequences.device) if room else None
+        if tree is not None and self.plan != NOTHING:
+            self.plan = NOTHING
+            self.schedule.drop_plan()
+        return tree
+
+    def _proposal(self, draft_logits: torch.Tensor) -> TokenTree | None:
+        """What to propose, from marginal logits `(batch, depth, columns)`."""
         return self.choice.propose(draft_logits.to(self.sequences.device), self._search)
 
     def _search(self, draft_logits: torch.Tensor) -> TokenTree | None:

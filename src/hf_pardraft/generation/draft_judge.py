@@ -7,6 +7,7 @@ import torch
 from .prompt_lookup import PromptLookup, with_matches
 from .scheduling.confidence import ClaimedTree, best_nodes
 from .scheduling.fixed import FixedSchedule
+from .scheduling.plans import Plan
 from .scheduling.schedule import Schedule
 from .tree.columns import tokens_of
 from .tree.token_tree import TokenTree, chain_tree, node_log_probabilities, nodes_of_tree, tree_of_lists
@@ -87,12 +88,13 @@ class DraftJudge:
             return tree_of_lists(tokens, parents, tree.tokens.device)
         return nodes_of_tree(tree, kept, parents) if count < tree.num_nodes else tree
 
-    def worth_reading_alone(self, room: int, device: torch.device) -> TokenTree | None:
-        """What the text suggests by itself, as far as it is worth the target's time; `None` for nothing.
+    def worth_reading_alone(self, plan: Plan, room: int, device: torch.device) -> TokenTree | None:
+        """What the text suggests by itself, as far as to read that is better than to follow a plan; `None` for nothing.
 
         For one item. If nothing of it is read, whether its first token is right is known all the same.
 
         Args:
+            plan: what this round drafts otherwise.
             room: tokens of it at most.
             device: of the text.
         """
@@ -102,6 +104,9 @@ class DraftJudge:
         lengths = range(match.length, match.length + len(match.tokens))
         branch = ClaimedTree(range(len(lengths)), [None] * len(lengths), lengths)
         count = self.schedule.worth_reading_alone(self.schedule.calibration.probabilities(branch))
+        if count == 0 and plan.budget:
+            # The tree will hold it.
+            return None
         if count == 0:
             self.suggested = match.length, match.tokens[0]
             return None

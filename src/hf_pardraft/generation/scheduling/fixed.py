@@ -36,6 +36,9 @@ class FixedSchedule:
         """It drafts wherever there is room."""
         return 0
 
+    def drop_plan(self) -> None:
+        """It never does."""
+
     def note_plain(self, num_rounds: int) -> None:
         """Nothing is learned."""
 

@@ -129,10 +129,35 @@ class Schedule:
             self.is_a_try, self.is_pausing, self.plan = choice != self.best, choice == NOTHING, choice.within(room)
 
     def worth_reading_alone(self, probabilities: Sequence[float]) -> int:
-        """How many tokens that the text alone suggests to read in a round without a draft; 0 where that says little for sure."""
-        if self.is_a_try or self.best != NOTHING or not self.seconds or self.reading.costs.of(1) is None:
+        """How many tokens that the text alone suggests to read instead of a draft; 0 where the best plan is better.
+
+        Args:
+            probabilities: of each token, that it and all before it will be accepted.
+        """
+        if self.is_a_try or not self.seconds or self.reading.costs.of(1) is None:
             return 0
-        return best_count(values_of_reading([probabilities], self._seconds_alone, self._rate(NOTHING)))
+        count = best_count(values_of_reading([probabilities], self._seconds_alone, self._rate(self.best)))
+        if count == 0 or self.best == NOTHING:
+            return count
+        tokens = 1 + sum(probabilities[:count])
+        seconds = self._seconds_alone(count + 1) + max(self.seconds[NOTHING] - self.reading.costs.of(1), 0.0)
+        return (
+            count if tokens / seconds > self._tokens_beside(tokens, probabilities[0]) / self.seconds[self.best] else 0
+        )
+
+    def _tokens_beside(self, of_text: float, probability: float) -> float:
+        """What a round of the best plan commits where the text alone would bring so many tokens, the first so probably.
+
+        A tree holds what the text suggests, and what was drafted where that is wrong.
+        """
+        drafted = self.tokens.get(Plan(self.best.depth), 1.0) - 1
+        in_tree = of_text + (1 - probability) * drafted if self.best.budget else 1.0
+        return max(self.tokens[self.best], in_tree)
+
+    def drop_plan(self) -> None:
+        """Nothing is drafted in this round: what the text suggests is read instead."""
+        self.learn()
+        self.plan = NOTHING
 
     def _seconds_alone(self, slots: int) -> float:
         """Of a forward over tokens that were not drafted."""
