@@ -187,7 +187,7 @@ def test_rounds_without_a_draft_are_as_they_are_uncompiled(monkeypatch, steps, k
     target, batch = tiny_target("qwen3"), batch_of((6,))
     drafter = oracle(kind, target, batch, rates=rates, runner_up=0.0, settings={"tree_budget": budget}, longest=60)
     assert_same(target, batch, drafter, max_new_tokens=60)
-    assert {1, budget + 1 if budget else 5} >= {drafted + 1 for drafted in drafter.last_stats.drafted_per_round[-9:-5]}
+    assert {1, 5, budget + 1} >= {drafted + 1 for drafted in drafter.last_stats.drafted_per_round[-9:-5]}
 
 
 @pytest.mark.parametrize("settings", [{}, {"tree_scoring": "dart"}, {"tree_beam_width": 3}, {"tree_top_k": 2}])

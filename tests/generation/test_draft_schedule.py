@@ -156,13 +156,17 @@ def test_a_target_that_takes_no_trees_gets_chains_unless_trees_were_asked_for(mo
         target.generate(prompt, assistant_model=drafter, max_new_tokens=6, do_sample=False)
 
 
-def test_compiled_rounds_choose_between_two_shapes(monkeypatch):
+@pytest.mark.parametrize(
+    ("settings", "plans"), [({}, [NOTHING, Plan(4), Plan(4, 16)]), ({"tree_budget": 0}, [NOTHING, Plan(4)])]
+)
+def test_compiled_rounds_choose_among_few_shapes(monkeypatch, settings, plans):
     monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
     made, target, batch = schedules_of(monkeypatch), tiny_target("llama"), batch_of((5,))
     drafter = tiny_drafter("pard", target)
-    drafter.generation_config.draft_schedule = "auto"
+    for name, value in {"draft_schedule": "auto", **settings}.items():
+        setattr(drafter.generation_config, name, value)
     target.generate(**options_for(batch, cache_implementation="static"), assistant_model=drafter)
-    assert made[0].plans == [NOTHING, Plan(4)]
+    assert made[0].plans == plans
 
 
 def test_ranks_of_a_split_target_decide_alike(monkeypatch):

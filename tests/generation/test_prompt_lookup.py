@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from compiled_cases import assert_same_stats, leave_uncompiled
 from drawn_plans import draw_plans
 from hf_pardraft.generation.decoder import SpeculativeDecoding
 from hf_pardraft.generation.dispatch import schedule_for
@@ -282,18 +283,15 @@ def lookups_of(monkeypatch, target, drafter, **options) -> list[PromptLookup | N
     return found
 
 
-def test_chains_compiled_rounds_and_drafters_that_say_nothing_look_nothing_up(monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}])
+def test_chains_and_drafters_that_say_nothing_look_nothing_up(monkeypatch, options):
     monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
     target = tiny_target("llama")
-    for settings, options in (
-        ({"prompt_lookup_num_tokens": None}, {}),
-        ({"tree_budget": 0}, {}),
-        ({}, {"cache_implementation": "static"}),
-    ):
+    for settings in ({"prompt_lookup_num_tokens": None}, {"tree_budget": 0}):
         drafter = looking("pard", target.double(), **settings)
         assert lookups_of(monkeypatch, target, drafter, **options) == [None]
     drafter = untrained("pard", target, budget=8).double()
-    (lookup,) = lookups_of(monkeypatch, target, drafter, prompt_lookup_num_tokens=3)
+    (lookup,) = lookups_of(monkeypatch, target, drafter, prompt_lookup_num_tokens=3, **options)
     assert (lookup.num_tokens, lookup.size) == (3, 4)
 
 
@@ -519,3 +517,45 @@ def test_a_round_of_the_text_alone_says_nothing_of_the_plan(schedules, monkeypat
     assert drafter.last_stats.tau > 5
     # The first round, which reads the prompt, is the only one with a draft.
     assert len(noted) <= 1
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"top_k": 0}])
+@pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+def test_compiled_rounds_read_what_uncompiled_ones_do(monkeypatch, kind, lengths, sampling):
+    leave_uncompiled(monkeypatch)
+    target, batch = double_target("qwen3"), batch_of(*lengths)
+    batch["input_ids"][:, -4:-2] = batch["input_ids"][:, -2:]
+    options = {"max_new_tokens": 40, **sampling}
+    plain = seeded(target, batch, **options)
+    texts = unpadded(plain[0], batch["attention_mask"])
+    for drafter in (looking(kind, target), looking(kind, target, texts)):
+        drafter.generation_config.record_drafts = True
+        assert_plain_text(target, batch, drafter, plain, **options)
+        uncompiled = drafter.last_stats
+        assert_plain_text(target, batch, drafter, plain, cache_implementation="static", **options)
+        assert_same_stats(drafter.last_stats, uncompiled)
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True}])
+def test_compiled_rounds_follow_the_text_deeper_than_they_draft(monkeypatch, sampling):
+    leave_uncompiled(monkeypatch)
+    target, call = double_target("llama"), {**quoting(64), **sampling}
+    plain = target.generate(**call)
+    drafter = looking("pard", target, prompt_lookup_num_tokens=8)
+    assert torch.equal(target.generate(assistant_model=drafter, cache_implementation="static", **call), plain)
+    assert drafter.last_stats.tau > 6
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {}])
+def test_whatever_compiled_rounds_draft_the_text_is_plain_generates(monkeypatch, sampling):
+    leave_uncompiled(monkeypatch)
+    target, batch = double_target("llama"), batch_of(8, 5)
+    plain = seeded(target, batch, max_new_tokens=40, **sampling)
+    texts = unpadded(plain[0], batch["attention_mask"])
+    draw_plans(monkeypatch, is_compiled=True)
+    for drafter in (looking("dflash", target), looking("dflash", target, texts)):
+        drafter.generation_config.draft_schedule = "auto"
+        assert_plain_text(
+            target, batch, drafter, plain, max_new_tokens=40, cache_implementation="static", **sampling
+        )

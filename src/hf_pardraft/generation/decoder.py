@@ -377,13 +377,18 @@ class SpeculativeDecoding:
     def _search(self, draft_logits: torch.Tensor) -> TokenTree | None:
         """The chain or tree in logits `(batch, depth, columns)`."""
         # A text is read with the target's own mask, which has no room for branches.
-        if self._reads_text or self.reader.is_hybrid or not self.plan.budget:
-            tree, room = draft_chain(draft_logits, self.token_ids), 0
-        else:
-            tree = self.search.tree(draft_logits, self.sequences, self.plan.budget, self.token_ids)
-            self.judge.remember_chain(draft_logits, self.token_ids)
-            room = self._room_for_matches()
-        return tree if self._reads_text else self.judge.worth_reading(tree, draft_logits, self.token_ids, room)
+        if self._reads_text:
+            return draft_chain(draft_logits, self.token_ids)
+        if self.reader.is_hybrid or not self.plan.budget:
+            return self.judge.worth_reading(draft_chain(draft_logits, self.token_ids), draft_logits, self.token_ids, 0)
+        return self._judged(
+            self.search.tree(draft_logits, self.sequences, self.plan.budget, self.token_ids), draft_logits
+        )
+
+    def _judged(self, tree: TokenTree, draft_logits: torch.Tensor) -> TokenTree | None:
+        """What is worth reading of the tree in logits `(batch, depth, columns)`, and of what the texts suggest."""
+        self.judge.remember_chain(draft_logits, self.token_ids)
+        return self.judge.worth_reading(tree, draft_logits, self.token_ids, self._room_for_matches())
 
     def _room_for_matches(self) -> int:
         """How many tokens of what the texts suggest there is room for after the longest; 0 if they suggest nothing."""

@@ -20,7 +20,7 @@ from .processors import see_the_batch
 from .rope import longest_text
 from .scheduling.fixed import FixedSchedule
 from .scheduling.knowledge import Knowledge
-from .scheduling.plans import NOTHING, Plan, all_plans
+from .scheduling.plans import COMPILED_NODES, NOTHING, Plan, all_plans
 from .scheduling.schedule import Schedule
 from .sequences import StopChecks
 from .settings import DraftSettings, wants_compiled
@@ -45,19 +45,40 @@ def schedule_for(
     if not settings.is_automatic:
         return FixedSchedule(full)
     compiled, sampled = wants_compiled(generation_config), generation_config.do_sample
+    on_a_cpu = {target.device.type, drafter.device.type} == {"cpu"}
     # What trees have over chains is another matter where they hold more than what was drafted.
-    looks_up = bool(settings.prompt_lookup_num_tokens and settings.tree_budget and not compiled)
+    looks_up = bool(settings.prompt_lookup_num_tokens and settings.tree_budget and (on_a_cpu or not compiled))
     kind = (compiled, target.device, sampled and generation_config.temperature, looks_up)
     of_drafter = _known.setdefault(drafter, weakref.WeakKeyDictionary())
     knowledge = of_drafter.setdefault(target, {}).setdefault(kind, Knowledge())
-    looks = not compiled and {target.device.type, drafter.device.type} == {"cpu"}
-    # What is not compiled yet would have to be; and where nobody looks at drafts, trees can't be compared with chains.
-    is_free = looks or not (compiled or settings.tree_budget)
-    plans = all_plans(settings.depth, settings.tree_budget) if is_free else [NOTHING, full]
-    first = Plan(settings.depth) if is_free else full
+    plans = plans_for(settings, compiled, on_a_cpu)
+    first = Plan(settings.depth) if Plan(settings.depth) in plans else full
     reads_again = is_hybrid(target.config.get_text_config(decoder=True))
     clock = clock_for(target, drafter)
-    return Schedule(knowledge, plans, first, lambda: clock() - seconds_spent(), looks, reads_again)
+    return Schedule(
+        knowledge,
+        plans,
+        first,
+        lambda: clock() - seconds_spent(),
+        # What is compiled reads all of a draft.
+        looks=on_a_cpu and not compiled,
+        compares=on_a_cpu,
+        reads_again=reads_again,
+    )
+
+
+def plans_for(settings: DraftSettings, compiled: bool, on_a_cpu: bool) -> list[Plan]:
+    """What rounds choose from.
+
+    Each size that is compiled takes its time, so that there are few. On an accelerator nobody looks at drafts, for which the host
+    would have to wait, so that trees can't be compared with chains.
+    """
+    full = Plan(settings.depth, settings.tree_budget)
+    if compiled and settings.tree_budget and on_a_cpu:
+        return [NOTHING, Plan(settings.depth), full]
+    if compiled or (settings.tree_budget and not on_a_cpu):
+        return [NOTHING, full]
+    return all_plans(settings.depth, settings.tree_budget)
 
 
 def clock_for(target: PreTrainedModel, drafter: ParallelDrafter) -> Callable[[], float]:
@@ -83,7 +104,9 @@ def fit_to(
         return settings
     text_config = target.config.get_text_config(decoder=True)
     on_a_cpu = target.device.type == "cpu"
-    takes_trees = on_a_cpu and not (is_split or is_hybrid(text_config) or wants_compiled(generation_config))
+    takes_trees = on_a_cpu and not (is_split or is_hybrid(text_config))
+    if wants_compiled(generation_config):
+        settings = replace(settings, tree_budget=COMPILED_NODES)
     try:
         check_takes_masks(target, model_kwargs)
         check_scales_by_position(target, generation_config.max_length + settings.depth + settings.tree_budget)

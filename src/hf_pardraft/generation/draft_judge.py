@@ -51,7 +51,7 @@ class DraftJudge:
             draft_logits: `(items, depth, columns)`.
             token_ids: of the columns; `None` if they are the same.
         """
-        if self.schedule.reading.looks:
+        if self.schedule.compares:
             self.likeliest = tokens_of(draft_logits.argmax(dim=-1), token_ids).tolist()
 
     def worth_reading(

@@ -64,7 +64,7 @@ class DraftSettings:
             are extended (DART's code); "ignore", no difference; by default "stop" with an n-gram model, else "ignore".
         prompt_lookup_num_tokens: how deep into a tree, beside the drafter's tokens, those may go that came next where the text's
             last ones, or a drafted prefix, stood before (prompt lookup); by default 10 with a schedule of "auto", else 0.
-            Uncompiled trees only.
+            Trees only, and no compiled ones on an accelerator.
         max_matching_ngram_size: how many last tokens are looked up, at most; by default 4.
         ngram_model: folder or Hub repository of an [`NgramModel`] for trees; `drafter.ngram`, a model itself, is the other way.
         ngram_weight: of the model's log-probabilities in a prefix's score; 0 does without the model; by default 0.5.

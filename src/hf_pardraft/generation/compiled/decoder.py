@@ -43,16 +43,20 @@ class CompiledDecoding(SpeculativeDecoding):
     def __init__(self, target, *, compile_config: CompileConfig | None, **arguments: Any) -> None:
         super().__init__(target, **arguments)
         self.target, self.drafter = target, self.candidates.drafter
-        # What the host would look up, the device would wait for.
-        self.judge.lookup = None
+        # What the host would look up, an accelerator would wait for.
+        if target.device.type != "cpu":
+            self.judge.lookup = None
         # What is compiled is guarded by the mode and the layers that it was compiled with.
         self.mode = self.packing = nullcontext()
         self.packs = packs_weights(target.device, self.settings)
         self.compiler = Compiler(target, compile_config, self.packs)
         self.full_depth = self.schedule.deepest
         # The pending tokens of a round: all that it accepted, and the bonus token.
-        self.width = self.full_depth + 1
-        self.most_slots = (self.settings.tree_budget or self.full_depth) + 1
+        self.width = max(self.full_depth, self.judge.deepest) + 1
+        # Slots of the forwards over chains, and over trees; and which of them rounds make.
+        self.chain_slots, self.tree_slots = self.full_depth + 1, self.settings.tree_budget + 1
+        self.most_slots = max(self.chain_slots, self.tree_slots)
+        self.reads_trees = self.settings.tree_budget > 0
         # Columns that a draft may need after a text as long as the target's: the pending tokens of two rounds, and masks, or a
         # block.
         block_size = getattr(self.drafter.config, "block_size", None) or 0
@@ -76,8 +80,9 @@ class CompiledDecoding(SpeculativeDecoding):
             return
         self.plan = self._plan()
         depth, num_compiled = self.plan.depth, self.compiler.num_compiled
-        # Rounds in one step begin with a draft that the last one has made, unless it made none.
-        self.is_ordinary = self.decode_state is not None and not (self.is_one_step and depth and not self.next_draft)
+        if depth:
+            self.reads_trees = self.plan.budget > 0
+        self.is_ordinary = self.decode_state is not None and not (self.is_one_step and depth and not self._is_drafted)
         with self.stopwatch.part("draft"):
             draft = self._first_draft(depth) if self.decode_state is None else self._draft(depth)
         with self.stopwatch.part("tree"):
@@ -209,10 +214,11 @@ class CompiledDecoding(SpeculativeDecoding):
             return self._proposal(self._of_live(draft.logits)[:, :depth])
         if self.choice.couples:
             draft = self._coupled(draft)
-        tree = self._grown_tree(draft, depth) if self.grows_trees else None
+        tree = self._grown_tree(draft, depth) if self.grows_trees and self.plan.budget else None
         if tree is not None:
-            return tree if self._all_live else items_of_tree(tree, self.live_index)
-        if self.settings.tree_budget:
+            own = tree if self._all_live else items_of_tree(tree, self.live_index)
+            return self._judged(own, self._of_live(draft.logits))
+        if self.plan.budget:
             return self._search(self._of_live(draft.logits)[:, :depth])
         chain = self._of_live(draft.chain)
         return chain_tree(chain if depth == self.full_depth else packed(chain[:, :depth]))
@@ -232,7 +238,7 @@ class CompiledDecoding(SpeculativeDecoding):
         """The tree of the first levels of a draft; `None` if that isn't compiled."""
         logits, search = draft.logits, self.search
         if self._grows_in_step:
-            # That of the first draft is not worth a compilation where all others come from a whole round.
+            # Those of a first draft, or after rounds with chains, are not worth a compilation where others come from a whole round.
             return draft.tree if depth == self.full_depth else None
         if not (depth == self.full_depth or search.fills_any_depth(self.settings.tree_budget)):
             return None
@@ -242,11 +248,13 @@ class CompiledDecoding(SpeculativeDecoding):
         return self.compiler(steps.grow_tree, shape, *tensors)
 
     def _slots(self) -> int:
-        """Slots of this round's forward: two different numbers at most, since each is compiled.
+        """Slots of this round's forward: one number for whole chains and one for whole trees, since each is compiled.
 
         A forward of few tokens takes nearly as long as that of a whole draft. Where the drafter pauses, the anchor is alone.
         """
-        return 1 if self.schedule.is_pausing else self.most_slots
+        if self.schedule.is_pausing:
+            return 1
+        return self.tree_slots if self.reads_trees else self.chain_slots
 
     def _shown(self, tree: TokenTree | None) -> TokenTree:
         """The tree of the compiled forward: of the whole batch, and filled up with nodes that match no token."""
@@ -260,7 +268,7 @@ class CompiledDecoding(SpeculativeDecoding):
         if tree:
             tokens[live, :num_nodes] = tree.tokens
         # Where nothing is proposed, too, the forward is the same as in all other rounds.
-        if not self.settings.tree_budget:
+        if not self.reads_trees:
             return chain_tree(tokens)
         ancestors = torch.eye(slots - 1, dtype=torch.bool, device=device).repeat(batch, 1, 1)
         shown = TokenTree(tokens, torch.zeros_like(tokens), torch.ones_like(tokens), ancestors)
@@ -277,7 +285,7 @@ class CompiledDecoding(SpeculativeDecoding):
         target, inputs = self.target_side, self.draft_inputs
         shape = (shown.num_nodes, shown.is_chain, self.read_shape)
         # Where the drafter pauses, it will hardly have to draft in the next round.
-        if self.is_one_step and shown.num_nodes + 1 == self.most_slots:
+        if self.is_one_step and shown.num_nodes:
             settings = self.tree_arguments if self._grows_in_step else None
             outcome, self.next_draft = self.compiler(
                 steps.read_commit_and_draft,
@@ -306,7 +314,12 @@ class CompiledDecoding(SpeculativeDecoding):
     @property
     def _grows_in_step(self) -> bool:
         """Whether a round in one step ends with the next tree."""
-        return self.is_one_step and self.grows_trees
+        return self.is_one_step and self.grows_trees and self.reads_trees
+
+    @property
+    def _is_drafted(self) -> bool:
+        """Whether the last round has made this one's draft, and the tree that it reads: rounds in one step do, after others."""
+        return self.next_draft is not None and not (self._grows_in_step and self.next_draft.tree is None)
 
     @property
     def _all_live(self) -> bool:

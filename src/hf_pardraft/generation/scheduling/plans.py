@@ -7,6 +7,8 @@ CHAIN_SIZES = (1, 2, 4, 8, 16, 32, 64)
 TREE_SIZES = (16, 32, 64)
 # Nodes that a tree may have where nobody says how many.
 MOST_NODES = 32
+# The same of a compiled tree, which is read whole.
+COMPILED_NODES = 16
 
 
 class Plan(NamedTuple):

@@ -22,7 +22,8 @@ class Schedule:
         plans: what to choose from, the largest last.
         first: the plan to begin with where nothing is known.
         clock: tells seconds.
-        looks: whether a look at the drafter's probabilities is free: on an accelerator the host would have to wait for them.
+        looks: whether drafts are looked at, to read what is worth it of them.
+        compares: whether the chain that a tree took the place of is known for nothing.
         reads_again: whether the target reads the accepted part of a draft again if some was rejected, and writes one token more.
 
     Attributes:
@@ -56,12 +57,13 @@ class Schedule:
         first: Plan,
         clock: Callable[[], float],
         looks: bool = False,
+        compares: bool = False,
         reads_again: bool = False,
     ) -> None:
         self.knowledge, self.plans, self.first, self.clock = knowledge, plans, first, clock
         knowledge.begin_text()
         self.reading, self.calibration = ReadingChoice(clock, looks), knowledge.calibration
-        self.reads_again, self.deepest = reads_again, plans[-1].depth
+        self.compares, self.reads_again, self.deepest = compares, reads_again, plans[-1].depth
         # What is to be tried whenever it was tried last; and what was tried in the last round and shall be again.
         self.due: Plan | None = None
         self.again: Plan | None = None
