@@ -238,7 +238,7 @@ class CompiledDecoding(SpeculativeDecoding):
         """The tree of the first levels of a draft; `None` if that isn't compiled."""
         logits, search = draft.logits, self.search
         if self._grows_in_step:
-            # Those of a first draft, or after rounds with chains, are not worth a compilation where others come from a whole round.
+            # Those of a first draft, and after chains, are not worth a compilation where others come from a whole round.
             return draft.tree if depth == self.full_depth else None
         if not (depth == self.full_depth or search.fills_any_depth(self.settings.tree_budget)):
             return None
