@@ -339,3 +339,18 @@ def test_the_drafter_of_a_training_run_reloads_from_its_own_state_dict():
     drafter = tiny_drafter("dflash", tiny_target("qwen3"))
     again = DFlashDrafter.from_pretrained(None, config=drafter.config, state_dict=drafter.state_dict())
     assert same_weights(again, drafter)
+
+
+@pytest.mark.parametrize(
+    ("kind", "named", "other"),
+    [
+        ("dart", "DartDrafter", DFlashDrafter),
+        ("pard", "PardDrafter", DartDrafter),
+        ("dflash", "DFlashDrafter", PardDrafter),
+    ],
+)
+def test_a_class_that_is_not_the_drafters_is_named(kind, named, other, tmp_path):
+    drafter = tiny_drafter(kind, tiny_target("llama"))
+    drafter.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"holds a {named}, and {other.__name__} was to load it: use {named} or Auto"):
+        other.from_pretrained(tmp_path)

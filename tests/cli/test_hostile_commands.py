@@ -12,6 +12,7 @@ from urllib.parse import quote
 import huggingface_hub
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from conftest import SAMPLE_TEXT
@@ -298,6 +299,53 @@ def test_results_take_no_place_of_a_pipe_or_folder(tmp_path):
         ):
             assert "expected a file to write to" in pardraft(*command).error
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        evaluate("--json", "prompts.txt/r.json"),
+        evaluate("--plots", "prompts.txt/plots"),
+        regenerate(output="prompts.txt/answers.jsonl"),
+        train("--output", "prompts.txt/trained"),
+        ("card", "family/dflash", "--output", "prompts.txt/card.md"),
+    ],
+    ids=["eval", "plots", "regenerate", "train", "card"],
+)
+def test_results_below_a_file_are_refused_before_any_work(command, monkeypatch):
+    monkeypatch.setattr(transformers.PreTrainedModel, "__call__", lambda *rest, **more: pytest.fail("it worked"))
+    assert "prompts.txt is a file, and a folder would have to be there" in pardraft(*command).error
+
+
+def test_a_drafter_is_no_target():
+    for command in (generate("x", target="family/dflash"), evaluate(target="family/dflash")):
+        assert "family/dflash holds a drafter: name the target that it drafts for" in pardraft(*command).error
+
+
+def test_a_data_file_of_another_ending_is_not_looked_for_on_the_hub():
+    assert "expected a file ending in .csv, .json, .jsonl, .parquet" in pardraft(*regenerate(data="prompts.txt")).error
+
+
+def test_stored_states_have_one_folder():
+    command = train("--features-folder", "states", command="cache-features")
+    assert "name the folder for the states as --output" in pardraft(*command).error
+
+
+def test_a_dry_run_tells_that_a_push_would_be_refused(tmp_path):
+    at = tmp_path / "drafter"
+    shutil.copytree("family/dflash", at)
+    (at / "README.md").unlink(missing_ok=True)
+    told = " ".join(pardraft("push", at, "me/x", "--dry-run").out.split())
+    assert "would be refused" in told
+    assert "has no measured numbers" in told
+
+
+def test_results_name_no_folders_of_this_machine(tmp_path):
+    drafter = (Path.cwd() / "family" / "dflash").as_posix()
+    command = evaluate("--drafter", f"DFlash={drafter}", "--json", tmp_path / "r.json")
+    assert pardraft(*command).code == 0
+    told = json.loads((tmp_path / "r.json").read_text())["command"]
+    assert "--drafter DFlash=dflash --json r.json" in told
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

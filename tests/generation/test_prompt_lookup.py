@@ -556,6 +556,4 @@ def test_whatever_compiled_rounds_draft_the_text_is_plain_generates(monkeypatch,
     draw_plans(monkeypatch, is_compiled=True)
     for drafter in (looking("dflash", target), looking("dflash", target, texts)):
         drafter.generation_config.draft_schedule = "auto"
-        assert_plain_text(
-            target, batch, drafter, plain, max_new_tokens=40, cache_implementation="static", **sampling
-        )
+        assert_plain_text(target, batch, drafter, plain, max_new_tokens=40, cache_implementation="static", **sampling)

@@ -178,3 +178,21 @@ def test_attention_without_masks_refuses_trees(attention):
 def test_trees_are_built_in_half_precision_too():
     logits = torch.randn(1, 5, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
     assert build_tree(logits.float(), 12).num_nodes == 12
+
+
+@pytest.mark.parametrize("lookup", [0, 6])
+@pytest.mark.parametrize("schedule", ["fixed", "auto"])
+def test_acceptance_by_position_counts_levels_rather_than_nodes(schedule, lookup):
+    target, prompt = tiny_target("llama"), random_prompt(9)
+    expected = greedy(target, prompt, max_new_tokens=40)
+    settings = {"record_drafts": True, "draft_schedule": schedule, "prompt_lookup_num_tokens": lookup}
+    drafter = make_oracle(tree_drafter("dflash", target, **settings), expected[0], [0.6] * 5, runner_up=0.8)
+    greedy(target, prompt, assistant_model=drafter, max_new_tokens=40)
+    stats = drafter.last_stats
+    reached = [(max(proposal.depths), proposal.num_accepted) for proposal in stats.proposals]
+    rates = []
+    for position in range(1, max(depth for depth, _ in reached) + 1):
+        accepted = [count >= position for depth, count in reached if depth >= position]
+        rates.append(sum(accepted) / len(accepted))
+    assert stats.per_position_acceptance == pytest.approx(rates)
+    assert len(stats.depths_per_round) == len(stats.drafted_per_round)

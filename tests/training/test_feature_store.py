@@ -183,7 +183,7 @@ def test_one_store_serves_every_drafter_whose_taps_are_in_it(target, text, tmp_p
 
 def test_logits_need_the_last_hidden_state(target, text, tmp_path):
     stored("dart", target, text, tmp_path / "states")
-    with pytest.raises(ValueError, match="--with-last"):
+    with pytest.raises(ValueError, match="objective"):
         trainer_for("dart", target, text, tmp_path, features_folder=str(tmp_path / "states"))
 
 

@@ -41,6 +41,16 @@ def write_whole(path: str | Path, text: str, kept: str = AS_BEFORE) -> None:
             beside.unlink(missing_ok=True)
 
 
+def check_place_to_write(path: Path) -> None:
+    """Raise an `OSError` for a file or folder that can't be made: what is no folder is in its way, or there is no permission."""
+    parent = next(parent for parent in path.absolute().parents if parent.exists())
+    if not parent.is_dir():
+        raise NotADirectoryError(f"can't write {path}: {parent} is a file, and a folder would have to be there")
+    place = path if path.is_dir() else parent
+    if not os.access(place, os.W_OK):
+        raise PermissionError(f"can't write {path}: no permission for {place}")
+
+
 @contextmanager
 def explained(path: str | Path, kept: str) -> Iterator[None]:
     """Name what there was no room for, and what is left of it: the system's own message has neither.

@@ -37,7 +37,7 @@ from .projection import (
     with_subfolder,
     without_projection,
 )
-from .published import RENAMED_WEIGHTS
+from .published import RENAMED_WEIGHTS, find_drafter_class
 from .weights import account_for_weights, check_finite, expected_weights
 
 logger = logging.get_logger(__name__)
@@ -81,6 +81,7 @@ def load_pard(model_class: type[PardDrafter], name_or_path, *model_args: Any, **
         fields = config.to_dict()
     else:
         fields, _ = PardConfig.get_config_dict(config or name_or_path, **source)
+    check_kind(model_class, fields, name_or_path)
     if model_class is PardDrafter:
         model_class = PARD_DRAFTERS[config_class_of(fields.get("model_type")).model_type]
     if fields.get("spd_type") != "pard2":
@@ -184,7 +185,9 @@ def load_config(model_class: type[PreTrainedModel], name_or_path, kwargs: dict[s
     if isinstance(config, PreTrainedConfig):
         return config
     place = config or name_or_path
-    check_config_fields(read_config_file(place, **source), f"the config of {place}")
+    fields = read_config_file(place, **source)
+    check_kind(model_class, fields, place)
+    check_config_fields(fields, f"the config of {place}")
     names = {field.name for field in dataclass_fields(model_class.config_class)} - {"dtype"}
     overrides = {name: value for name, value in kwargs.items() if name in names}
     with explaining(model_class, place):
@@ -192,6 +195,15 @@ def load_config(model_class: type[PreTrainedModel], name_or_path, kwargs: dict[s
     # What was not given has its default now, and may not go with what was.
     check_config_fields(config.to_dict(), f"the config of {place}, with defaults where it says nothing,")
     return config
+
+
+def check_kind(model_class: type[PreTrainedModel], fields: dict[str, Any], place: Any) -> None:
+    """Raise a `ValueError` if a config is that of another kind of drafter than a class loads."""
+    found = find_drafter_class(fields)
+    if found is not None and not (issubclass(model_class, found) or issubclass(found, model_class)):
+        raise ValueError(
+            f"{place} holds a {found.__name__}, and {model_class.__name__} was to load it: use {found.__name__} or AutoDrafter"
+        )
 
 
 @contextmanager

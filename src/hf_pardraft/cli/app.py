@@ -24,7 +24,8 @@ from .regenerate import regenerate
 from .serve import serve
 from .train import train
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+# Rich's tables would cut the names of long options off in a narrow terminal.
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.callback()

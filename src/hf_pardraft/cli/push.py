@@ -35,8 +35,13 @@ def push(
     check_repository(repo)
     upload = plan_upload(folder, load_folder)
     facts = {"repository": f"{repo} ({revision})" if revision else repo, **describe_upload(upload)}
-    if not dry_run:
+    try:
         check_publishable(upload, allow_unmeasured)
+    except ValueError as error:
+        if not dry_run:
+            raise
+        facts["would be refused"] = error
+    if not dry_run:
         facts["uploaded"] = push_to_hub(upload, repo, private, revision, token, commit_message, create_pr)
     print_facts(facts)
 

@@ -13,6 +13,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from ..user_input.data import load_data
+from ..user_input.files import check_file_to_write
 from .local_writer import LocalWriter
 from .resumable_jsonl import ResumableJsonl, as_line
 from .rewriting import Rewrite
@@ -147,10 +148,11 @@ def check_output(output: str | Path) -> Path:
     """The file to write.
 
     Raises:
-        ValueError: if it is no .jsonl file.
+        OSError, ValueError: if it is no .jsonl file, or can't be written.
     """
     if Path(output).suffix != ".jsonl":
         raise ValueError(f"expected a .jsonl file to write to, got {str(output)!r}")
+    check_file_to_write(Path(output))
     return Path(output)
 
 

@@ -30,7 +30,7 @@ def facts_of(
         "simulated": False,
         "simulation": None,
         "machine": machine(target.device),
-        "command": shlex.join(["pardraft", *sys.argv[1:]]),
+        "command": shlex.join(["pardraft", *map(public_word, sys.argv[1:])]),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "versions": installed_versions(),
         "target": public_name(target) or Path(plan.target).resolve().name,
@@ -45,6 +45,12 @@ def facts_of(
         "top_p": condition.top_p,
         "generate_arguments": condition.generate_arguments,
     }
+
+
+def public_word(word: str) -> str:
+    """A word of a command line, of a path on this machine its name only: results are published."""
+    before, equals, path = word.rpartition("=")
+    return f"{before}{equals}{Path(path).name}" if Path(path).is_absolute() else word
 
 
 def describe_drafter(source: DrafterSource, drafter: ParallelDrafter) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """What `pardraft eval` is asked to do, understood and checked before a model is loaded."""
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig
 
+from ..checkpoints.atomic_files import check_place_to_write
 from ..generation.settings import DraftSettings
 from ..user_input.files import check_file_to_write, quoted
 from ..user_input.models import check_generation_settings
@@ -110,10 +110,8 @@ class Outputs:
             check_file_to_write(path)
         if self.plots is not None and self.plots.exists() and not self.plots.is_dir():
             raise ValueError(f"expected a folder for the plots, and {self.plots} is a file")
-        for path in filter(None, (self.json, self.markdown, self.plots)):
-            folder = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
-            if not os.access(folder, os.W_OK):
-                raise PermissionError(f"can't write {path}: no permission for {folder}")
+        if self.plots is not None:
+            check_place_to_write(self.plots)
 
 
 @dataclass(frozen=True)

@@ -405,11 +405,22 @@ class SpeculativeDecoding:
         num_drafted, items = tree.num_nodes if tree else 0, self._noted_items()
         accepted = [min(len(path) - 1, count) for path, count in zip(paths, counts, strict=True)]
         noted = [accepted[item] for item in items]
-        self.candidates.stats.add_round([num_drafted] * len(items), noted, [counts[item] for item in items])
+        depths = self._levels_of(tree)
+        self.candidates.stats.add_round(
+            [num_drafted] * len(items), noted, [counts[item] for item in items], [depths[item] for item in items]
+        )
         if tree is not None and self.settings.record_drafts:
             self._record(tree, accepted, counts)
         outcomes = [self._outcome(len(paths[item]), counts[item]) for item in items]
         self.judge.note(tree is not None, outcomes, paths, new_tokens, items)
+
+    def _levels_of(self, tree: TokenTree | None) -> list[int]:
+        """How many levels a proposal has for each item, see [`DecodeStats.depths_per_round`]."""
+        if tree is None or tree.is_chain:
+            return [tree.num_nodes if tree else 0] * len(self.items)
+        if tree.tokens.device.type != "cpu":
+            return [self.plan.depth] * len(self.items)
+        return tree.depths.masked_fill(tree.tokens < 0, 0).amax(dim=1).tolist()
 
     def _outcome(self, num_chosen: int, count: int) -> tuple[int, int]:
         """What a round says of an item's draft, see [`Acceptance.note`], of whose chosen tokens `count` were committed."""

@@ -38,6 +38,8 @@ class DecodeStats:
     Attributes:
         rounds: target forwards.
         drafted_per_round: tokens that were proposed.
+        depths_per_round: how far the proposal reached: the nodes of a chain, the levels of a tree. (On an accelerator the levels
+            that were drafted: the host would have to wait for those of the tree.)
         accepted_per_round: proposed tokens that were committed.
         tokens_per_round: tokens committed, the bonus token counted.
         rows_per_round: for each round, the items that took part in it.
@@ -56,6 +58,7 @@ class DecodeStats:
     seconds: dict[str, float] = field(default_factory=dict)
     seconds_per_round: dict[str, list[float]] = field(default_factory=dict)
     proposals: list[Proposal] = field(default_factory=list)
+    depths_per_round: list[int] = field(default_factory=list)
 
     @property
     def tau(self) -> float:
@@ -64,20 +67,22 @@ class DecodeStats:
 
     @property
     def per_position_acceptance(self) -> list[float]:
-        """For each draft position, the share of rounds that accepted it among those that proposed it."""
-        deepest = max(self.drafted_per_round, default=0)
+        """For each draft position, the share of rounds that accepted it among those whose chain or tree reached it."""
+        rounds = list(zip(self.accepted_per_round, self.depths_per_round, strict=True))
         rates = []
-        for position in range(1, deepest + 1):
-            proposed = [
-                a for a, d in zip(self.accepted_per_round, self.drafted_per_round, strict=True) if d >= position
-            ]
+        for position in range(1, max(self.depths_per_round, default=0) + 1):
+            proposed = [accepted for accepted, depth in rounds if depth >= position]
             rates.append(sum(accepted >= position for accepted in proposed) / len(proposed))
         return rates
 
-    def add_round(self, drafted: list[int], accepted: list[int], committed: list[int]) -> None:
-        """Note a round: for each item, the tokens that were proposed, accepted of them, and committed."""
+    def add_round(
+        self, drafted: list[int], accepted: list[int], committed: list[int], depths: list[int] | None = None
+    ) -> None:
+        """Note a round: for each item, the tokens that were proposed, accepted of them, and committed, and how many levels those
+        proposed had (by default a chain's)."""
         self.rounds += 1
         self.drafted_per_round += drafted
+        self.depths_per_round += drafted if depths is None else depths
         self.accepted_per_round += accepted
         self.tokens_per_round += committed
         self.rows_per_round.append(len(committed))

@@ -210,9 +210,6 @@ class Commands:
             options["base"] = settings.base or self.layout.base
         options |= {"target_dtype": self.dtype, "bf16": self.dtype == "bfloat16", **TAU}
         options |= {"seed": settings.seed, "report_to": "none"}
-        if not self.has_accelerator:
-            # There is nothing to pin it for, and a warning says so.
-            options["dataloader_pin_memory"] = False
         if settings.chat_template_kwargs:
             options["chat_template_kwargs"] = settings.chat_template_kwargs
         if settings.trust_remote_code:

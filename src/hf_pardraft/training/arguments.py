@@ -164,6 +164,9 @@ class DraftTrainingArguments(TrainingArguments):
         # A CPU computes in bfloat16, too; `TrainingArguments` would ask for use_cpu, which there is no choice about.
         if (self.bf16 or self.bf16_full_eval) and not torch.accelerator.is_available() and not is_torch_xla_available():
             self.use_cpu = True
+        if not torch.accelerator.is_available():
+            # There is nothing to pin memory for, and torch would warn of it in every run.
+            self.dataloader_pin_memory = False
         super().__post_init__()
         check_settings(self)
 

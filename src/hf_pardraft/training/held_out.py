@@ -38,20 +38,19 @@ class Drafting:
     accepted: torch.Tensor = field(default_factory=no_counts)
     proposed: torch.Tensor = field(default_factory=no_counts)
 
-    def add(self, stats: Any, seconds: float, depth: int = MOST_POSITIONS) -> None:
+    def add(self, stats: Any, seconds: float) -> None:
         """Count a call of `generate`.
 
         Args:
             stats: its [`DecodeStats`].
             seconds: that it took.
-            depth: tokens that a round drafts; a tree has more nodes than that, of which many share a position.
         """
         self.tokens += sum(stats.tokens_per_round)
         self.rounds += len(stats.tokens_per_round)
         self.seconds += seconds
-        for counted, lengths in ((self.accepted, stats.accepted_per_round), (self.proposed, stats.drafted_per_round)):
+        for counted, lengths in ((self.accepted, stats.accepted_per_round), (self.proposed, stats.depths_per_round)):
             for length in lengths:
-                counted[: min(length, depth)] += 1
+                counted[: min(length, MOST_POSITIONS)] += 1
 
     def over_processes(self, total: Callable[[torch.Tensor], torch.Tensor]) -> "Drafting":
         """All processes' counts as one.
@@ -141,7 +140,7 @@ def draft_from(
                 synced_gpus=False,
                 **sampling,
             )
-            counted.add(drafter.last_stats, time.perf_counter() - started, drafter.draft_depth)
+            counted.add(drafter.last_stats, time.perf_counter() - started)
     return counted
 
 

@@ -199,6 +199,11 @@ def cache_target_features(
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     run = training_run([*words, "--output", folder or ""])
     arguments = run.training_arguments()
+    if arguments.features_folder is not None:
+        raise ValueError(
+            f"cache-features writes to --output, got --features-folder {arguments.features_folder} too: name the folder for the "
+            "states as --output, and pass --features-folder to pardraft train"
+        )
     with writing_folder(folder):
         return store_states(run, arguments, folder, dtype, batch_size)
 

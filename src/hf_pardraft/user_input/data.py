@@ -57,6 +57,10 @@ def load_data(source: Any, config: str | None = None, split: str = "train", stre
     kind = file_kind(path)
     if kind and not glob.glob(str(path)):
         raise FileNotFoundError(f"no data file {str(path)!r}: a name with the ending {path.suffix} is taken for a file")
+    if not kind and path.is_file():
+        raise ValueError(
+            f"can't tell what {str(path)!r} holds: expected a file ending in {', '.join(sorted(FILE_KINDS))}"
+        )
     if kind and config is not None:
         raise ValueError(f"{str(path)!r} is a file, which has no configurations, got {config!r}: leave that out")
     check_json_files(map(Path, glob.glob(str(path)) if kind else path.rglob("*") if path.is_dir() else []))

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.atomic_files import check_place_to_write
+
 # Of a value that is told: a file may hold one of any length.
 LONGEST_QUOTE = 80
 
@@ -88,8 +90,11 @@ def read_json(path: str | Path) -> Any:
 
 
 def check_file_to_write(path: Path | None) -> None:
-    """Raise a `ValueError` for a folder, a device or a pipe: what is written takes its place, and they would be gone."""
+    """Raise a `ValueError` for a folder, a device or a pipe: what is written takes its place, and they would be gone; and an
+    `OSError` where it can't be written."""
     if path is not None and path.is_dir():
         raise ValueError(f"expected a file to write to, and {path} is a folder")
     if path is not None and path.exists() and not path.is_file():
         raise ValueError(f"expected a file to write to, and {path} is a device or pipe: write a file, and read that")
+    if path is not None:
+        check_place_to_write(path)

@@ -17,9 +17,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..auto import AutoDrafter
+from ..auto import AutoDrafter, drafter_class_for, find_drafter_config
 from ..checkpoints.files import check_generation_config, describe_safetensors
 from ..models.base import ParallelDrafter
+from ..models.modeling_pard import PardDrafter
 from .files import read_json
 from .options import checked_device, checked_dtype
 
@@ -44,6 +45,16 @@ UNEXPECTED = (
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """A target's tokenizer.
+
+    Raises:
+        ValueError: for a drafter that is bound to a target, and has none of its own.
+    """
+    fields = find_drafter_config(name)
+    if fields is not None and not issubclass(drafter_class_for(fields), PardDrafter):
+        raise ValueError(
+            f"expected a target or its tokenizer, and {name} holds a drafter: name the target that it drafts for"
+        )
     with naming(name):
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 

@@ -196,7 +196,7 @@ class FeatureStore:
         if with_logits and not found.with_last:
             raise ValueError(
                 f"the drafter learns from the target's logits, and {self.folder} has no last hidden state to make them from: "
-                "write it with pardraft cache-features --with-last"
+                "write it anew with pardraft cache-features and this run's --objective"
             )
         stored = [*found.taps, LAST] if found.with_last else found.taps
         wanted = [*taps, LAST] if with_logits else list(taps)

@@ -217,6 +217,9 @@ def _write_shard(
     table = ShardTable([text_key(text) for text in texts], list(map(len, texts)), list(map(checksum_of, written)))
     part = folder / f"{name}.part"
     columns = {"lengths": torch.tensor(table.lengths), "checksums": torch.tensor(table.checksums)}
+    # As any file here: safetensors gives its own to nobody else.
+    part.touch()
+    mode = part.stat().st_mode
     try:
         save_file(
             {"states": torch.cat(written), **columns}, part, metadata={"format": "pt", "keys": json.dumps(table.keys)}
@@ -227,5 +230,6 @@ def _write_shard(
             f"shard {name} could not be written to {folder}: {error}. Nothing of it was kept, and the shards before it are "
             "intact. Make room, and run it again: it goes on there"
         ) from error
+    part.chmod(mode)
     os.replace(part, folder / f"{name}.safetensors")
     return table.crc32
