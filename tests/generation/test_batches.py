@@ -314,3 +314,15 @@ def test_rows_that_stay_bring_no_padding_of_those_that_left():
     assert (both.new_ids.tolist(), both.new_counts) == ([[9, 10, 11], [1, 2, 3]], [3, 1])
     assert (both.features.tolist(), both.feature_counts) == (features[[2, 0], 1:].tolist(), [3, 1])
     assert items_of(context, [1, 2]).feature_counts is None
+
+
+@pytest.mark.parametrize("seed", [3, 9, 23])
+def test_items_that_are_as_long_again_may_be_held_in_other_columns(seed):
+    # With a window of 13 one item may have dropped 3 entries and the other 4 when both come to the same length.
+    target = tiny_target("mistral", seed=seed, sliding_window=13).double()
+    ids = torch.randint(3, 62, (2, 5), generator=torch.Generator().manual_seed(seed))
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False}
+    plain = target.generate(ids, **options)
+    drafter = make_oracle(tiny_drafter("pard", target).double(), list(plain), [0.6, 0.5, 0.5, 0.5], seed=seed)
+    drafter.generation_config.draft_schedule = "fixed"
+    assert torch.equal(target.generate(ids, assistant_model=drafter, **options), plain)

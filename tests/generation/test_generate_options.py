@@ -310,3 +310,15 @@ def test_stats_add_up(target, drafter):
         assert accepted <= drafted
         assert committed in (accepted, accepted + 1)
     assert all(0 <= rate <= 1 for rate in stats.per_position_acceptance)
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+def test_the_stock_loop_returns_the_hidden_states_of_all_layers(target, kind):
+    options = {**OPTIONS, "return_dict_in_generate": True, "output_hidden_states": True}
+    plain = target.generate(PROMPT, **options)
+    drafter = tiny_drafter(kind, target)
+    drafter.generation_config.decode_loop = "stock"
+    found = target.generate(PROMPT, assistant_model=drafter, **options)
+    assert torch.equal(found.sequences, plain.sequences)
+    for ours, theirs in zip(found.hidden_states, plain.hidden_states, strict=True):
+        torch.testing.assert_close(torch.stack(ours), torch.stack(theirs))

@@ -1,8 +1,11 @@
 """What a model is made of is what torch and transformers say, whenever one asks."""
 
 import gc
+import threading
 
+import numpy
 import pytest
+import torch
 from torch import nn
 from transformers import Gemma3TextConfig, Qwen3Config
 from transformers.cache_utils import get_layer_types_and_kwargs
@@ -44,3 +47,19 @@ def test_configs_that_are_gone_are_forgotten():
     del config
     gc.collect()
     assert key not in structure._known
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), numpy.ones(2), nn.Linear(1, 1), threading.Lock()])
+def test_a_config_may_hold_what_can_not_be_compared_or_copied(value):
+    config = Gemma3TextConfig(num_hidden_layers=3, sliding_window=8)
+    config.class_weights, config.more = value, [{"a": value}]
+    assert layer_types_of(config) is layer_types_of(config)
+    config.sliding_window = 4
+    assert layer_types_of(config) == get_layer_types_and_kwargs(config)
+
+
+def test_a_config_may_hold_a_list_that_holds_itself():
+    config = Qwen3Config(num_hidden_layers=1)
+    config.loop = []
+    config.loop.append(config.loop)
+    assert layer_types_of(config) is layer_types_of(config)

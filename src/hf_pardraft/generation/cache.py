@@ -89,6 +89,13 @@ class TargetCache(GrowingCache):
             if isinstance(layer, GrowingLayer) and layer.is_initialized
         }
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all items are known to have one length, and to be held alike: a layer with a window that has dropped more of one
+        than of another holds them in other columns, even once they are as long again."""
+        lengths = [self.item_lengths, *(layer.dropped for layer in self.growing_layers())]
+        return self.item_lengths is not None and all(min(items) == max(items) for items in lengths if items)
+
     def dropped(self, item: int) -> list[int]:
         """For each layer, how many of an item's first entries it no longer attends to."""
         dropped = [getattr(self.layers[source], "dropped", None) for source in self.sources]

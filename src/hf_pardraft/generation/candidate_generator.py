@@ -40,7 +40,10 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self.depth = self.settings.depth
         self.device = drafter.device
         self.taps = drafter.taps_for(target, self.settings.use_target_features)
-        self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": self.taps} if self.taps else {}
+        returns_states = generation_config.return_dict_in_generate and generation_config.output_hidden_states
+        # Of all layers, if the caller is to have them.
+        wanted = True if returns_states else self.taps
+        self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": wanted} if self.taps else {}
         self.max_length = generation_config.max_length
         self.target_config = target.config.get_text_config(decoder=True)
         self.state = drafter.new_draft_state(target)

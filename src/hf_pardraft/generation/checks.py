@@ -217,6 +217,13 @@ def check_request(
                 "the prompt in one forward."
             )
     text_config = target.config.get_text_config(decoder=True)
+    cache = model_kwargs.get("past_key_values")
+    if settings.decode_loop == "stock" and is_hybrid(text_config) and cache is not None and cache.get_seq_length():
+        raise ValueError(
+            "transformers' own loop (decode_loop='stock') does not put the recurrent layers of a cache that it goes on from back "
+            f"after a rejected draft, and this {type(target).__name__} has such layers: use decode_loop='native', or begin with "
+            "an empty cache"
+        )
     rope = rope_changes(text_config)
     limits = {*rope.switches, vars(text_config).get("original_max_position_embeddings")}
     reached = [limit for limit in limits if limit is not None and limit < generation_config.max_length]

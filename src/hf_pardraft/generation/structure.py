@@ -1,6 +1,5 @@
 """What a model is made of, found out fast: each call asks several times before its first forward."""
 
-import copy
 import weakref
 from typing import Any
 
@@ -9,7 +8,11 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 # By id, since configs have no hash: a config, what it was like, and what was found then.
-_known: dict[int, tuple[weakref.ref, dict[str, Any], tuple[list[str], list[dict[str, Any]]]]] = {}
+_known: dict[int, tuple[weakref.ref, Any, tuple[list[str], list[dict[str, Any]]]]] = {}
+# Values that say themselves whether they are as before. What else a config may hold (a tensor, a function), layers don't follow from.
+PLAIN = (str, int, float, bool, type(None))
+# Lists and dicts in a config are as deep as this at most, if they count.
+DEEPEST = 4
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -30,9 +33,22 @@ def layer_types_of(config: PreTrainedConfig) -> tuple[list[str], list[dict[str, 
     What was found is kept until something in the config changes.
     """
     ref, as_it_was, found = _known.get(id(config), (None, None, None))
-    if ref is None or ref() is not config or vars(config) != as_it_was:
+    as_it_is = plain_values(vars(config))
+    if ref is None or ref() is not config or as_it_is != as_it_was:
         found = get_layer_types_and_kwargs(config)
         key = id(config)
         ref = weakref.ref(config, lambda gone: _known.pop(key) if _known.get(key, (None,))[0] is gone else None)
-        _known[key] = ref, copy.deepcopy(vars(config)), found
+        _known[key] = ref, as_it_is, found
     return found
+
+
+def plain_values(value: Any, depth: int = DEEPEST) -> Any:
+    """A copy of a value in which numbers, texts, lists and dicts count, and all else stands for its type."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if depth and kind in (list, tuple):
+        return [plain_values(item, depth - 1) for item in value]
+    if depth and kind is dict:
+        return {name: plain_values(item, depth - 1) for name, item in value.items()}
+    return kind

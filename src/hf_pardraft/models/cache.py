@@ -266,11 +266,6 @@ class ItemEntries:
 
     item_lengths: list[int] | None = None
 
-    @property
-    def is_even(self) -> bool:
-        """Whether all items are known to have one length."""
-        return self.item_lengths is not None and min(self.item_lengths) == max(self.item_lengths)
-
     def keep(self, start: int, kept: list[list[int]]) -> None:
         """Of the columns from `start` on, keep some in each item, and forget the rest.
 
