@@ -51,7 +51,7 @@ def looped_split(proposals, texts):
     """Slot by slot, as the caption of Table 1 says it."""
     slots = accepted = correct = 0
     for proposal in proposals:
-        text, still_right = texts[proposal.row], True
+        text, still_right = texts[proposal.item], True
         for k, token in enumerate(proposal.tokens):
             if proposal.num_before + k >= len(text):
                 break
@@ -126,7 +126,7 @@ def test_items_of_a_batch_are_told_apart():
     target.generate(prompts, assistant_model=drafter, **options)
     texts = plain[:, 6:].tolist()
     proposals = drafter.last_stats.proposals
-    assert {p.row for p in proposals} == {0, 1}
+    assert {p.item for p in proposals} == {0, 1}
     assert utilisation(proposals, texts) == looped_split(proposals, texts)
 
 

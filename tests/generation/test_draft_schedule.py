@@ -195,7 +195,7 @@ def test_a_call_that_is_left_to_plain_generate_is_just_that(monkeypatch, samplin
     stats, rows = drafter.last_stats, plain.sequences[:, 5:].tolist()
     lengths = [row.index(end) + 1 if end in row else len(row) for row in rows]
     assert (stats.rounds, sum(stats.tokens_per_round), stats.tau) == (len(rows[0]), sum(lengths), 1.0)
-    assert stats.rows_per_round == [sum(length > step for length in lengths) for step in range(len(rows[0]))]
+    assert stats.items_per_round == [sum(length > step for length in lengths) for step in range(len(rows[0]))]
 
 
 def test_rounds_on_a_cpu_are_timed_by_this_threads_own_time(monkeypatch):

@@ -43,10 +43,10 @@ def test_the_shortest_row_decides_how_deep_a_batch_is_drafted():
     drafter = make_oracle(tiny_drafter("pard", target), [texts[0], wrong], rates=[1.0] * 4)
     drafter.generation_config.record_drafts = True
     assert torch.equal(written(target, prompts, max_new_tokens=20, assistant_model=drafter), texts)
-    ends = [proposal for proposal in drafter.last_stats.proposals if proposal.row == 0 and proposal.num_before > 15]
+    ends = [proposal for proposal in drafter.last_stats.proposals if proposal.item == 0 and proposal.num_before > 15]
     assert ends
     depths = {
-        proposal.num_before: len(proposal.tokens) for proposal in drafter.last_stats.proposals if proposal.row == 1
+        proposal.num_before: len(proposal.tokens) for proposal in drafter.last_stats.proposals if proposal.item == 1
     }
     # A round commits one token more than it drafts, so after 16 of 20 tokens there is room for three.
     assert depths == {before: min(4, 19 - before) for before in depths}

@@ -112,7 +112,7 @@ def test_ends_of_text_and_the_statistics_of_all_tokens(leave):
     lengths = [row.index(end) + 1 if end in row else len(row) for row in rows]
     assert sum(stats.tokens_per_round) == sum(lengths)
     assert all(0 <= a <= t for a, t in zip(stats.accepted_per_round, stats.tokens_per_round, strict=True))
-    assert stats.rounds == len(stats.rows_per_round)
+    assert stats.rounds == len(stats.items_per_round)
     assert left
 
 

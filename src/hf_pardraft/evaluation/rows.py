@@ -197,7 +197,7 @@ def drafting_figures(measured: Measured) -> dict[str, Any]:
     for watched in measured.watched:
         split += utilisation(watched.proposals, watched.texts)
         proposals += watched.proposals
-        texts += [watched.texts[proposal.row] for proposal in watched.proposals]
+        texts += [watched.texts[proposal.item] for proposal in watched.proposals]
     if not proposals:
         names = ("acceptance_by_position", "correct_by_position", "accept", "correct", "waste")
         return dict.fromkeys(names)

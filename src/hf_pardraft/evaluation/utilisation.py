@@ -6,9 +6,9 @@ from typing import Protocol
 
 
 class Proposal(Protocol):
-    """What one round proposed to one batch item (`row`); see `Proposal` of the decode statistics, which has all of this."""
+    """What one round proposed to one batch item (`item`); see `Proposal` of the decode statistics, which has all of this."""
 
-    row: int
+    item: int
     num_before: int
     tokens: Sequence[int]
     depths: Sequence[int]
@@ -64,7 +64,7 @@ def utilisation(proposals: Sequence[Proposal], texts: Sequence[Sequence[int]]) -
     """
     total = Utilisation()
     for proposal in proposals:
-        text = texts[proposal.row]
+        text = texts[proposal.item]
         known, correct = judged(proposal, text)
         # The text may have ended inside the accepted tokens, and then there is no bonus token.
         committed = min(proposal.num_committed, len(text) - proposal.num_before)

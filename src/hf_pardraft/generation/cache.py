@@ -91,8 +91,10 @@ class TargetCache(GrowingCache):
 
     @property
     def is_even(self) -> bool:
-        """Whether all items are known to have one length, and to be held alike: a layer with a window that has dropped more of one
-        than of another holds them in other columns, even once they are as long again."""
+        """Whether all items are known to have one length, and to be held in the same columns.
+
+        A layer with a window that has dropped more of one item than of another does not, even once they are as long again.
+        """
         lengths = [self.item_lengths, *(layer.dropped for layer in self.growing_layers())]
         return self.item_lengths is not None and all(min(items) == max(items) for items in lengths if items)
 

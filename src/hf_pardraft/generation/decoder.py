@@ -26,7 +26,7 @@ from .sequences import FinishedItems, StopChecks, TokenBuffer
 from .stats import Proposal, Stopwatch, synchronizer
 from .step_inputs import SLICED_INPUTS, StepInputs
 from .structure import layer_types_of
-from .target import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, read_prompt
+from .target import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, prompt_without_padding
 from .tree.token_tree import TokenTree, draft_chain
 from .tree.verify import Acceptance, accept, paths_on_host, plain_step
 from .tree_search import TreeSearch
@@ -114,7 +114,7 @@ class SpeculativeDecoding:
             # Tokens of the columns of the drafter's logits; `None` if they are the same.
             self.token_ids = self.candidates.token_ids(self.sequences.device)
             self.choice = self._choice()
-            self._read_prompt(input_ids)
+            self._lay_out_prompt(input_ids)
             while self.items and not (self.schedule.leaves_rest_to_plain() and self._rest_is_like_plain()):
                 self.round()
             self.schedule.learn()
@@ -258,9 +258,9 @@ class SpeculativeDecoding:
         self.candidates.observe(context)
         self.pending = PendingTokens(new_ids[:, -1:], new_positions[:, -1:])
 
-    def _read_prompt(self, input_ids: torch.LongTensor) -> None:
+    def _lay_out_prompt(self, input_ids: torch.LongTensor) -> None:
         """Set out what the target and the drafter have to read, and what an earlier call's cache spares the target."""
-        prompt = read_prompt(input_ids, self.model_kwargs)
+        prompt = prompt_without_padding(input_ids, self.model_kwargs)
         types = prompt.extra.get(TOKEN_TYPES)
         if types is not None and not self.inputs.types_in_first:
             del prompt.extra[TOKEN_TYPES]
@@ -331,7 +331,7 @@ class SpeculativeDecoding:
         if self.reader.is_hybrid and self.pending.num_reread:
             return NOTHING
         reads_text = self._reads_text
-        room = self._room(self.schedule.deepest) if not reads_text or self._drafts_behind_a_prompt() else 0
+        room = self._room(self.schedule.deepest) if not reads_text or self._drafts_after_a_prompt() else 0
         plan = self.schedule.next_plan(len(self.items), room)
         # A drafter that was left out for long has more to read than in other rounds.
         has_caught_up = plan.depth == 0 or self.candidates.num_pending <= self.schedule.deepest + 1
@@ -353,7 +353,7 @@ class SpeculativeDecoding:
             depth = self.inputs.rope.room(max(self.sequences.lengths) - self.columns_before, depth)
         return self.inputs.room(max(self.sequences.lengths), depth)
 
-    def _drafts_behind_a_prompt(self) -> bool:
+    def _drafts_after_a_prompt(self) -> bool:
         """Whether the target can read a draft together with a longer text.
 
         Several items are read with the target's own mask, which has no room for drafts. A snapshot has to be of the state

@@ -13,7 +13,7 @@ class Proposal:
     """What one round proposed to one item, a chain or a tree.
 
     Attributes:
-        row: of the caller's batch.
+        item: of the caller's batch.
         num_before: new tokens that the item had before the round.
         tokens: the proposed ones, `nodes` of them.
         depths: how many tokens after the text each of them stands, 1 or more.
@@ -21,7 +21,7 @@ class Proposal:
         num_committed: tokens that the item got, the bonus token counted; as many as were accepted where the text ended in them.
     """
 
-    row: int
+    item: int
     num_before: int
     tokens: tuple[int, ...]
     depths: tuple[int, ...]
@@ -42,7 +42,7 @@ class DecodeStats:
             that were drafted: the host would have to wait for those of the tree.)
         accepted_per_round: proposed tokens that were committed.
         tokens_per_round: tokens committed, the bonus token counted.
-        rows_per_round: for each round, the items that took part in it.
+        items_per_round: for each round, the items that took part in it.
         seconds: wall time spent in "draft", "tree", "verify" and "commit", if
             `drafter.generation_config.time_rounds` asked for it. On an accelerator this waits for the device.
         seconds_per_round: the same, by round.
@@ -54,7 +54,7 @@ class DecodeStats:
     drafted_per_round: list[int] = field(default_factory=list)
     accepted_per_round: list[int] = field(default_factory=list)
     tokens_per_round: list[int] = field(default_factory=list)
-    rows_per_round: list[int] = field(default_factory=list)
+    items_per_round: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     seconds_per_round: dict[str, list[float]] = field(default_factory=dict)
     proposals: list[Proposal] = field(default_factory=list)
@@ -85,7 +85,7 @@ class DecodeStats:
         self.depths_per_round += drafted if depths is None else depths
         self.accepted_per_round += accepted
         self.tokens_per_round += committed
-        self.rows_per_round.append(len(committed))
+        self.items_per_round.append(len(committed))
 
     def take_back(self, counts: list[int]) -> None:
         """Forget the last tokens of each item, so many, which others are going to write again. All items are still there."""

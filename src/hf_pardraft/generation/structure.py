@@ -9,7 +9,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 # By id, since configs have no hash: a config, what it was like, and what was found then.
 _known: dict[int, tuple[weakref.ref, Any, tuple[list[str], list[dict[str, Any]]]]] = {}
-# Values that say themselves whether they are as before. What else a config may hold (a tensor, a function), layers don't follow from.
+# Values that say themselves whether they are as before; layers do not follow from others (a tensor, a function).
 PLAIN = (str, int, float, bool, type(None))
 # Lists and dicts in a config are as deep as this at most, if they count.
 DEEPEST = 4

@@ -90,7 +90,7 @@ class Prompt:
         return Prompt(text, self.columns, axes, extra)
 
 
-def read_prompt(input_ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> Prompt:
+def prompt_without_padding(input_ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> Prompt:
     """Drop masked-out columns: no token attends to them, so an item decodes the same without them."""
     batch, length = input_ids.shape
     attention_mask = model_kwargs.get("attention_mask")

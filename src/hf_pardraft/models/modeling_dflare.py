@@ -72,7 +72,7 @@ class DFlareDrafter(DFlashDrafter):
                 )
         if config.fusion == "fc" and config.fusion_fc:
             raise ValueError(
-                "fusion_fc puts a linear map behind a weighted sum of the taps, and fusion='fc' is a linear map already: set "
+                "fusion_fc puts a linear map after a weighted sum of the taps, and fusion='fc' is a linear map already: set "
                 "fusion to 'softmax' or 'linear', or fusion_fc to false"
             )
         if config.fusion != "fc" and config.target_hidden_size != config.hidden_size:

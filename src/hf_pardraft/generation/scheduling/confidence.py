@@ -95,7 +95,7 @@ class Calibration:
     def probability(self, is_later: bool, claim: float) -> float:
         """How probably a token of this log-probability is accepted if all before it are."""
         at = self._bin(claim)
-        own = math.exp(min(claim, 0.0)) if claim == claim else 0.0
+        own = math.exp(min(claim, 0.0)) if not math.isnan(claim) else 0.0
         return (self.accepted[is_later][at] + self.PRIOR_WEIGHT * own) / (self.tried[is_later][at] + self.PRIOR_WEIGHT)
 
     def match_probability(self, match: int) -> float:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from .costs import Costs
 from .knowledge import Knowledge
@@ -287,8 +286,9 @@ class Schedule:
         depth, has_chains = self.plans[-1].depth, any(plan.depth and not plan.budget for plan in self.plans)
         of_chain = self.knowledge.expected_tokens(depth)
         if self.reads_again:
-            # Unless the last token is accepted too, what is read again is followed by one token more.
-            of_chain = [1.0, *(after + 1 - (after - before) for before, after in pairwise(of_chain))]
+            # What is read again is followed by one token more, unless all were accepted: a chain's last token, if it is, comes
+            # in the place of that one.
+            of_chain = [1.0, *(shorter + 1 for shorter in of_chain[:-1])]
         tokens = {plan: of_chain[plan.depth] for plan in self.plans}
         if has_chains:
             trees = [plan for plan in self.plans if plan.budget]

@@ -29,7 +29,7 @@ from .reading import STATES
 INDEX = "index.json"
 # Stores up to this size are read whole, and so checked, before training begins.
 CHECKED_BYTES = 1 << 28
-# The last hidden state, which stands behind the tapped ones.
+# The last hidden state, which comes after the tapped ones.
 LAST = -1
 DAMAGED = "write it anew with pardraft cache-features, into another folder or after deleting this one"
 
