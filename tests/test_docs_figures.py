@@ -340,18 +340,26 @@ def test_smollm2():
     assert renewed(page, result) == page
 
 
-def test_smollm2_on_another_machine():
-    result = results("smollm2_xeon")
-    cells = cells_of(result, "speed", dtype="float32", temperature=0.0, batch_size=1)
+@pytest.mark.parametrize(
+    ("name", "dtype", "heading", "texts"),
+    [
+        ("smollm2_xeon", "float32", "over plain `generate` compiled", (168, 0, 0)),
+        ("smollm2_compiled", "bfloat16", "over plain `generate` compiled, bfloat16", (84, 38, 38)),
+    ],
+)
+def test_compiled_rounds_of_smollm2(name, dtype, heading, texts):
+    result = results(name)
+    cells = cells_of(result, "speed", dtype=dtype, temperature=0.0, batch_size=1)
     rows = rows_named(cells)
-    shown = table_of("smollm2.md", "over plain `generate` compiled")
+    shown = table_of("smollm2.md", heading)
     ways = ("chain", "tree", "auto", "chain, compiled", "tree, compiled", "auto, compiled")
-    for name, values in shown.items():
-        expected = [average(speedups(cells, rows[f"{name}, {way}"])) for way in ways]
+    for drafter, values in shown.items():
+        expected = [average(speedups(cells, rows[f"{drafter}, {way}"])) for way in ways]
         assert numbers(values) == pytest.approx(expected, abs=0.0051)
     assert {*shown} == {*KINDS}
-    texts = [row for cell in result["cells"] if cell["batch_size"] == 1 for row in cell["rows"]]
-    assert (sum(row["texts"] for row in texts), sum(row["different"] for row in texts)) == (168, 0)
+    found = [row for cell in result["cells"] if cell["batch_size"] == 1 for row in cell["rows"]]
+    counts = tuple(sum(row[count] or 0 for row in found) for count in ("texts", "different", "near_ties"))
+    assert counts == texts
 
 
 def test_batches_of_smollm2_on_another_machine():

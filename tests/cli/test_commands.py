@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import warnings
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,8 @@ def test_an_error_is_one_line_that_helps(arguments, tmp_path, monkeypatch):
     assert done.code == 1
     assert "nowhere" in done.error
     assert "Traceback" not in done.err
+
+
+def test_the_version_is_told():
+    ended = in_process.pardraft("--version")
+    assert (ended.code, ended.out) == (0, f"pardraft {metadata.version('hf-pardraft')}\n")

@@ -219,6 +219,7 @@ def test_a_trigram_takes_twelve_bytes_at_most(exponent, vocab_size, num_tokens):
         ([[1]], {"min_count": 0}, "min_count"),
         ([[1]], {"num_proc": 0}, "num_proc"),
         ([[1]], {"max_memory": "1KB"}, "max_memory"),
+        ([[1]], {"max_memory": "lots"}, "max_memory must be a size such as 1GB"),
         ([[1], [3, 10]], {}, "token id 10 is not in a vocabulary of 10"),
         ([[1, -100]], {}, "token id -100"),
         ([[[1, 2]]], {}, "one-dimensional"),

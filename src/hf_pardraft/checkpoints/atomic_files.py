@@ -45,10 +45,12 @@ def check_place_to_write(path: Path) -> None:
     """Raise an `OSError` for a file or folder that can't be made: what is no folder is in its way, or there is no permission."""
     parent = next(parent for parent in path.absolute().parents if parent.exists())
     if not parent.is_dir():
-        raise NotADirectoryError(f"can't write {path}: {parent} is a file, and a folder would have to be there")
+        raise NotADirectoryError(
+            f"can't write {path}: {parent} is a file, and a folder would have to be there; nothing was changed there"
+        )
     place = path if path.is_dir() else parent
     if not os.access(place, os.W_OK):
-        raise PermissionError(f"can't write {path}: no permission for {place}")
+        raise PermissionError(f"can't write {path}: no permission for {place}; nothing was changed there")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib import metadata
 from typing import Annotated
 
 import transformers
@@ -28,10 +29,19 @@ from .train import train
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
+def tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pardraft {metadata.version('hf-pardraft')}")
+        raise typer.Exit
+
+
 @app.callback()
 def pardraft(
     debug: Annotated[
         bool, typer.Option("--debug", help=f"Show the traceback of an error, as {DEBUG_VARIABLE}=1 does.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=tell_version)
     ] = False,
 ) -> None:
     """Parallel drafters for speculative decoding: the same text, sooner."""

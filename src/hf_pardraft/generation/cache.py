@@ -100,7 +100,8 @@ class TargetCache(GrowingCache):
 
     def dropped(self, item: int) -> list[int]:
         """For each layer, how many of an item's first entries it no longer attends to."""
-        dropped = [getattr(self.layers[source], "dropped", None) for source in self.sources]
+        layers = (self.layers[source] for source in self.sources)
+        dropped = (layer.dropped if isinstance(layer, GrowingLayer) else None for layer in layers)
         return [0 if items is None else items[item] for items in dropped]
 
     def snapshot(self) -> Snapshot:

@@ -97,6 +97,8 @@ class SpeculativeDecoding:
         self.judge = DraftJudge(schedule, self._prompt_lookup())
         self.stopwatch = Stopwatch(candidates.stats, self.settings.time_rounds, synchronizer(target.device))
         self.items = list(range(batch))
+        # Of rounds with trees: where the statistics have them, the items that they were about, and how many levels each had.
+        self.levels: list[tuple[int, list[int], torch.LongTensor]] = []
         cache = model_kwargs["past_key_values"]
         self.mode = mode_for(target, generation_config, logits_processor, stopping_criteria, cache, candidates.drafter)
         self.packing = packed_layers(target, candidates.drafter, wanted=self.settings.pack_weights)
@@ -118,6 +120,7 @@ class SpeculativeDecoding:
             while self.items and not (self.schedule.leaves_rest_to_plain() and self._rest_is_like_plain()):
                 self.round()
             self.schedule.learn()
+            self._tell_levels()
             if self.items:
                 self._set_texts_aside()
         if self.items:
@@ -405,22 +408,25 @@ class SpeculativeDecoding:
         num_drafted, items = tree.num_nodes if tree else 0, self._noted_items()
         accepted = [min(len(path) - 1, count) for path, count in zip(paths, counts, strict=True)]
         noted = [accepted[item] for item in items]
-        depths = self._levels_of(tree)
-        self.candidates.stats.add_round(
-            [num_drafted] * len(items), noted, [counts[item] for item in items], [depths[item] for item in items]
-        )
+        if tree is not None and not tree.is_chain:
+            # On the device, which is not waited for before the end of the call.
+            self.levels.append((len(self.candidates.stats.depths_per_round), items, tree.depths[:, -1].clone()))
+        self.candidates.stats.add_round([num_drafted] * len(items), noted, [counts[item] for item in items])
         if tree is not None and self.settings.record_drafts:
             self._record(tree, accepted, counts)
         outcomes = [self._outcome(len(paths[item]), counts[item]) for item in items]
         self.judge.note(tree is not None, outcomes, paths, new_tokens, items)
 
-    def _levels_of(self, tree: TokenTree | None) -> list[int]:
-        """How many levels a proposal has for each item, see [`DecodeStats.depths_per_round`]."""
-        if tree is None or tree.is_chain:
-            return [tree.num_nodes if tree else 0] * len(self.items)
-        if tree.tokens.device.type != "cpu":
-            return [self.plan.depth] * len(self.items)
-        return tree.depths.masked_fill(tree.tokens < 0, 0).amax(dim=1).tolist()
+    def _tell_levels(self) -> None:
+        """Note of each round's tree how many levels it had."""
+        if not self.levels:
+            return
+        firsts, items, levels = zip(*self.levels, strict=True)
+        told, known = torch.cat(levels).tolist(), self.candidates.stats.depths_per_round
+        for first, noted, size in zip(firsts, items, map(len, levels), strict=True):
+            of_round, told = told[:size], told[size:]
+            known[first : first + len(noted)] = [of_round[item] for item in noted]
+        self.levels.clear()
 
     def _outcome(self, num_chosen: int, count: int) -> tuple[int, int]:
         """What a round says of an item's draft, see [`Acceptance.note`], of whose chosen tokens `count` were committed."""

@@ -38,8 +38,7 @@ class DecodeStats:
     Attributes:
         rounds: target forwards.
         drafted_per_round: tokens that were proposed.
-        depths_per_round: how far the proposal reached: the nodes of a chain, the levels of a tree. (On an accelerator the levels
-            that were drafted: the host would have to wait for those of the tree.)
+        depths_per_round: how far the proposal reached: the nodes of a chain, the levels of a tree.
         accepted_per_round: proposed tokens that were committed.
         tokens_per_round: tokens committed, the bonus token counted.
         items_per_round: for each round, the items that took part in it.
@@ -75,14 +74,11 @@ class DecodeStats:
             rates.append(sum(accepted >= position for accepted in proposed) / len(proposed))
         return rates
 
-    def add_round(
-        self, drafted: list[int], accepted: list[int], committed: list[int], depths: list[int] | None = None
-    ) -> None:
-        """Note a round: for each item, the tokens that were proposed, accepted of them, and committed, and how many levels those
-        proposed had (by default a chain's)."""
+    def add_round(self, drafted: list[int], accepted: list[int], committed: list[int]) -> None:
+        """Note a round: for each item, the tokens that were proposed (as levels: of a chain), accepted of them, and committed."""
         self.rounds += 1
         self.drafted_per_round += drafted
-        self.depths_per_round += drafted if depths is None else depths
+        self.depths_per_round += drafted
         self.accepted_per_round += accepted
         self.tokens_per_round += committed
         self.items_per_round.append(len(committed))
@@ -99,7 +95,7 @@ class DecodeStats:
                 left[item] -= taken
 
 
-NOTHING = nullcontext()
+NOT_TIMED = nullcontext()
 
 
 class Stopwatch:
@@ -111,7 +107,7 @@ class Stopwatch:
         self.synchronize = synchronize
 
     def part(self, name: str) -> AbstractContextManager[None]:
-        return self._timed(name) if self.enabled else NOTHING
+        return self._timed(name) if self.enabled else NOT_TIMED
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

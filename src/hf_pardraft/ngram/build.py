@@ -51,7 +51,10 @@ class BuildOptions:
     @property
     def memory(self) -> int:
         """Bytes to count with."""
-        return convert_file_size_to_int(self.max_memory)
+        try:
+            return convert_file_size_to_int(self.max_memory)
+        except ValueError as error:
+            raise ValueError(f"max_memory must be a size such as 1GB or 500MiB, got {self.max_memory!r}") from error
 
     @property
     def chunk_tokens(self) -> int:
