@@ -162,7 +162,7 @@ def _let_accelerate_use_deepspeed_on_the_cpu() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def _take_own_progress_lock() -> None:
+def take_own_progress_lock() -> None:
     """Progress bars share a lock with forked processes: one that is killed while it holds it would stop its parent for good."""
     lock, classes = threading.RLock(), [tqdm]
     for bar in classes:
@@ -174,7 +174,7 @@ def _run(work: Callable[[], Any]) -> None:
     """Run `work` and leave the process without what pytest does when one ends."""
     code = 1
     try:
-        _take_own_progress_lock()
+        take_own_progress_lock()
         work()
         code = 0
     except BaseException:  # noqa: BLE001 - whatever it is, the parent's test run must not go on in here

@@ -22,7 +22,7 @@ from hf_pardraft.datagen.regenerate import regenerate
 from hf_pardraft.training.checkpointing import checkpoints_in, incompleteness
 from hf_pardraft.training.target.feature_store import FeatureStore
 from hf_pardraft.training.target.feature_writing import cache_features
-from processes import in_a_process, kill_before_change, num_changes
+from processes import in_a_process, kill_before_change, num_changes, take_own_progress_lock
 from published_checkpoints import LAYOUTS
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
@@ -229,6 +229,7 @@ def test_a_kill_at_any_time_loses_nothing_and_mixes_nothing(name, operations, tm
         process = os.fork()
         if process == 0:
             try:
+                take_own_progress_lock()
                 operation.work(folder)
             finally:
                 os._exit(0)
