@@ -108,9 +108,9 @@ class Outputs:
             check_matplotlib()
         for path in (self.json, self.markdown):
             check_file_to_write(path)
-        if self.plots is not None and self.plots.exists() and not self.plots.is_dir():
-            raise ValueError(f"expected a folder for the plots, and {self.plots} is a file")
         if self.plots is not None:
+            if self.plots.exists() and not self.plots.is_dir():
+                raise ValueError(f"expected a folder for the plots, and {self.plots} is a file")
             check_place_to_write(self.plots)
 
 

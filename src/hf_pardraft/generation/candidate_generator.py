@@ -43,7 +43,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         returns_states = generation_config.return_dict_in_generate and generation_config.output_hidden_states
         # Of all layers, if the caller is to have them.
         wanted = True if returns_states else self.taps
-        self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": wanted} if self.taps else {}
+        self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": wanted} if wanted else {}
         self.max_length = generation_config.max_length
         self.target_config = target.config.get_text_config(decoder=True)
         self.state = drafter.new_draft_state(target)

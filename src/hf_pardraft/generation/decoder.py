@@ -1,6 +1,7 @@
 """The loop: draft, verify, commit, until generation is over. One host synchronisation a round."""
 
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -80,8 +81,6 @@ class SpeculativeDecoding:
         self.recorder = OutputRecorder(generation_config, batch, windows)
         self.model_kwargs = model_kwargs
         requested = dict(candidates.model_kwargs_overrides)
-        if self.recorder.hidden_states is not None:
-            requested["output_hidden_states"] = True
         if self.recorder.attentions is not None:
             requested["output_attentions"] = True
         self.reader = TargetReader(target, model_kwargs, requested)
@@ -421,12 +420,10 @@ class SpeculativeDecoding:
         """Note of each round's tree how many levels it had."""
         if not self.levels:
             return
-        firsts, items, levels = zip(*self.levels, strict=True)
-        told, known = torch.cat(levels).tolist(), self.candidates.stats.depths_per_round
-        for first, noted, size in zip(firsts, items, map(len, levels), strict=True):
-            of_round, told = told[:size], told[size:]
-            known[first : first + len(noted)] = [of_round[item] for item in noted]
-        self.levels.clear()
+        told, known = iter(torch.cat([levels for *_, levels in self.levels]).tolist()), self.candidates.stats
+        for first, items, levels in self.levels:
+            of_round = list(islice(told, len(levels)))
+            known.depths_per_round[first : first + len(items)] = [of_round[item] for item in items]
 
     def _outcome(self, num_chosen: int, count: int) -> tuple[int, int]:
         """What a round says of an item's draft, see [`Acceptance.note`], of whose chosen tokens `count` were committed."""
