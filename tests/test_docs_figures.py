@@ -362,6 +362,36 @@ def test_compiled_rounds_of_smollm2(name, dtype, heading, texts):
     assert counts == texts
 
 
+def test_compiled_drafters_of_smollm2_as_they_come():
+    result, page = results("smollm2_compiled_auto"), (ROOT / "docs" / "smollm2.md").read_text(encoding="utf-8")
+    shown, single = table_of("smollm2.md", "as it comes, over plain `generate` compiled"), []
+    for drafter, values in shown.items():
+        expected = []
+        for temperature in (0.0, 1.0):
+            cells = cells_of(result, "speed", dtype="bfloat16", temperature=temperature, batch_size=1)
+            assert len(cells) == 6
+            rows = rows_named(cells)
+            # The best plain way.
+            assert set(speedups(cells, rows["plain, compiled"])) == {1.0}
+            for way in ("auto", "auto, compiled"):
+                single += speedups(cells, rows[f"{drafter}, {way}"])
+                expected.append(average(speedups(cells, rows[f"{drafter}, {way}"])))
+        assert numbers(values) == pytest.approx(expected, abs=0.0051)
+    assert {*shown} == {*KINDS}
+    assert f"({min(single):.2f}x is the least)" in page
+    greedy = [
+        row for cell in result["cells"] if cell["temperature"] == 0 and cell["batch_size"] == 1 for row in cell["rows"]
+    ]
+    counts = [sum(row[count] or 0 for row in greedy) for count in ("texts", "different", "near_ties")]
+    assert counts == [66, 45, 45]
+    (batch,) = (cell for cell in result["cells"] if cell["batch_size"] == 4)
+    speeds = {row["name"]: row["over_eager_plain"] for row in batch["rows"]}
+    assert f"`generate` compiled has {speeds['plain, compiled']:.2f}x of its uncompiled speed" in page
+    for ending, told in ((", auto, compiled", "Compiled rounds have"), (", auto", "and uncompiled ones")):
+        found = [speed for name, speed in speeds.items() if name.endswith(ending)]
+        assert f"{told} {min(found):.2f}x to {max(found):.2f}x" in page
+
+
 def test_batches_of_smollm2_on_another_machine():
     cells = [cell for cell in results("smollm2_xeon")["cells"] if cell["batch_size"] == 4]
     rows = [row for cell in cells for row in cell["rows"] if row["name"] != "plain"]
