@@ -164,7 +164,8 @@ def target_side(target: PreTrainedModel) -> steps.TargetSide:
     shape = (1, config.num_key_value_heads, NUM_CACHED, config.hidden_size // config.num_attention_heads)
     entries = [(torch.randn(shape).to(target.dtype), torch.randn(shape).to(target.dtype)) for _ in target.model.layers]
     length, anchor = torch.tensor([NUM_CACHED]), torch.tensor([[5]])
-    decode_state = steps.DecodeState(length, length.clone(), anchor, length[None].clone(), torch.ones_like(length))
+    places = length[None].clone(), torch.ones_like(length), length[None] + CAPACITY
+    decode_state = steps.DecodeState(length, length.clone(), anchor, *places)
     cache = new_static_cache(entries, CAPACITY)
     return steps.TargetSide(target, {}, {"full_attention": None}, [], cache, decode_state)
 

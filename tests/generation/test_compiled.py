@@ -4,9 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GPT2Config, StaticCache, StoppingCriteria
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    GPT2Config,
+    LogitsProcessorList,
+    StaticCache,
+    StoppingCriteria,
+)
 
 from compiled_cases import (
+    GREEDY,
     RATES,
     assert_same,
     assert_same_stats,
@@ -19,10 +28,12 @@ from compiled_cases import (
 )
 from drawn_plans import draw_plans
 from hf_pardraft import NgramModel
+from hf_pardraft.generation import dispatch
 from hf_pardraft.generation.compiled import static_cache as buffers
 from hf_pardraft.generation.compiled.steps import Draft
+from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.tree.token_tree import TokenTree
-from tiny_models import random_prompt, tiny_drafter, tiny_target
+from tiny_models import make_lasting_oracle, random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 LENGTHS = (9, 3, 6, 1)
@@ -328,6 +339,55 @@ def test_a_target_may_write_to_its_last_position():
         batch = batch_of((6,))
         drafter = oracle("pard", target, batch, settings={"tree_budget": budget}, longest=24)
         assert_same(target, batch, drafter, max_new_tokens=24)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("budget", [0, 8])
+def test_the_longest_item_of_a_batch_is_read_at_positions_that_there_are(budget, compiled, monkeypatch):
+    """The shortest item has room for a draft, and the longest none: what is proposed to that one is never committed."""
+    leave_uncompiled(monkeypatch)
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 27, "vocab_size": 64}
+    config = GPT2Config(**sizes, initializer_range=0.2, bos_token_id=1, eos_token_id=None, pad_token_id=0)
+    target, batch = AutoModelForCausalLM.from_config(config).eval(), batch_of((9, 4))
+    plain = target.generate(**batch, do_sample=False, max_new_tokens=18)
+    longer, shorter = texts_of(target, batch, 18)
+    # One item gets all that is drafted for it, the other nothing.
+    drafter = make_lasting_oracle(tiny_drafter("pard", target), [longer, (shorter + 1) % 64], [1.0] * 4)
+    drafter.generation_config.draft_schedule, drafter.generation_config.tree_budget = "fixed", budget
+    options = {"cache_implementation": "static"} if compiled else {}
+    written = target.generate(**batch, do_sample=False, max_new_tokens=18, assistant_model=drafter, **options)
+    assert torch.equal(written, plain)
+
+
+def test_a_call_that_plain_generate_would_not_compile_is_not_left_to_it(monkeypatch):
+    names = leave_uncompiled(monkeypatch)
+    target, batch = tiny_target("llama"), batch_of((6,))
+    drafter = tiny_drafter("dflash", target)
+    drafter.generation_config.draft_schedule = "auto"
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch: True)
+    target.generate(**batch, assistant_model=drafter, cache_implementation="static", **GREEDY)
+    assert names
+    names.clear()
+    target.generate(**batch, assistant_model=drafter, **GREEDY)
+    assert drafter.last_stats.rounds == GREEDY["max_new_tokens"]
+    assert not names
+
+
+def test_rounds_that_are_not_compiled_say_why(monkeypatch, caplog):
+    names = leave_uncompiled(monkeypatch)
+    told = []
+    monkeypatch.setattr(dispatch.logger, "warning_once", told.append)
+    target, batch = tiny_target("llama"), batch_of((6, 4))
+    drafter = tiny_drafter("dflash", target)
+    own = LogitsProcessorList([lambda ids, scores: scores])
+    options = {"assistant_model": drafter, "cache_implementation": "static", **GREEDY}
+    written = target.generate(**batch, logits_processor=own, **options)
+    assert torch.equal(written, target.generate(**batch, **GREEDY))
+    assert not names
+    (message,) = told
+    assert "Rounds are not compiled" in message
+    assert "may look at all items of a batch" in message
 
 
 def test_calls_under_inference_mode_and_without_may_alternate():

@@ -167,7 +167,7 @@ def grow_at_once(decode_state, by):
 
 
 def small_standing():
-    return DecodeState(*(torch.full((2,), value) for value in range(5)))
+    return DecodeState(*(torch.full((2,), value) for value in range(6)))
 
 
 def test_a_piece_that_fails_behind_a_graph_break_begins_again(warnings):
@@ -262,8 +262,11 @@ def test_a_drafter_on_another_device_runs_eager():
     drafter = tiny_drafter("pard", target).to("meta")
     arguments = {"candidates": type("Candidates", (), {"drafter": drafter}), "model_kwargs": {}}
     arguments["inputs"] = SLICED_INPUTS
-    reason = loops.reason_against(target, target.generation_config, arguments)
+    reason = loops.reason_against(target, target.device, target.generation_config, arguments)
     assert "several devices (cpu, meta)" in reason
+    arguments["candidates"].drafter = tiny_drafter("pard", target)
+    reason = loops.reason_against(target, torch.device("meta"), target.generation_config, arguments)
+    assert reason == "the prompt is on meta, and the target on cpu"
 
 
 def test_what_was_compiled_does_not_keep_a_target_alive():

@@ -322,3 +322,38 @@ def test_the_stock_loop_returns_the_hidden_states_of_all_layers(target, kind):
     assert torch.equal(found.sequences, plain.sequences)
     for ours, theirs in zip(found.hidden_states, plain.hidden_states, strict=True):
         torch.testing.assert_close(torch.stack(ours), torch.stack(theirs))
+
+
+@pytest.mark.parametrize("budget", [0, 12])
+@pytest.mark.parametrize("name", ["scores", "logits"])
+def test_what_is_returned_of_a_token_holds_that_tokens_numbers_alone(name, budget):
+    target, prompt = tiny_target("llama"), random_prompt(6)
+    drafter = tiny_drafter("dflash", target)
+    drafter.generation_config.tree_budget, drafter.generation_config.draft_schedule = budget, "fixed"
+    options = {"max_new_tokens": 10, "do_sample": False, "return_dict_in_generate": True, f"output_{name}": True}
+    options["attention_mask"] = torch.ones_like(prompt)
+    returned = target.generate(prompt, assistant_model=drafter, **options)[name]
+    held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in returned}
+    assert sum(held.values()) == len(returned) * 4 * returned[0].shape[-1]
+
+
+def test_a_mixture_with_the_assistant_is_refused():
+    target, prompt = tiny_target("llama"), random_prompt(6)
+    with pytest.raises(ValueError, match="assistant_ensemble_weight asks for a mixture"):
+        target.generate(prompt, assistant_model=tiny_drafter("dflash", target), assistant_ensemble_weight=0.5)
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+def test_the_stock_loop_goes_on_from_no_cache(kind):
+    """Transformers' own reads the whole text again, behind what the cache holds of it."""
+    target, prompt = tiny_target("llama"), random_prompt(6)
+    drafter = tiny_drafter(kind, target)
+    drafter.generation_config.decode_loop = "stock"
+    options = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
+    first = target.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+    longer = torch.cat([first.sequences, random_prompt(3, seed=2)], dim=1)
+    options |= {"attention_mask": torch.ones_like(longer), "past_key_values": first.past_key_values}
+    before = first.past_key_values.get_seq_length()
+    with pytest.raises(ValueError, match="does not go on from a cache that holds a text"):
+        target.generate(longer, assistant_model=drafter, **options)
+    assert first.past_key_values.get_seq_length() == before

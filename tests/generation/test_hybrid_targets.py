@@ -197,14 +197,14 @@ def test_a_family_with_recurrent_layers_may_have_models_without_any(lengths, bud
     assert drafter.last_stats.tau > 1.2
 
 
-def test_the_stock_loop_goes_on_from_no_cache_of_recurrent_layers():
+def test_the_stock_loop_begins_with_an_empty_cache_of_recurrent_layers():
     target, prompt = hybrid_target("lfm2"), random_prompt(7)
     drafter = tiny_drafter("pard", target)
     drafter.generation_config.decode_loop = "stock"
     cache = DynamicCache(config=target.config)
     text = greedy(target, prompt, max_new_tokens=6, past_key_values=cache)
     follow_up = torch.cat([text, random_prompt(4, seed=3)], dim=1)
-    with pytest.raises(ValueError, match="use decode_loop='native', or begin with an empty cache"):
+    with pytest.raises(ValueError, match="Use decode_loop='native', or begin with an empty cache"):
         greedy(target, follow_up, max_new_tokens=6, past_key_values=cache, assistant_model=drafter)
     expected = greedy(target, follow_up, max_new_tokens=6)
     empty = DynamicCache(config=target.config)

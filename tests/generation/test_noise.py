@@ -175,3 +175,25 @@ def test_a_chain_of_the_targets_own_laws_is_always_right(law):
     assert_plain_text(target, batch, drafter, plain, **law)
     # The prompts are read in a round of their own.
     assert drafter.last_stats.rounds == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_has_no_part_in_the_noise(dtype):
+    expected, _ = plain_noise(2, 64, 3)
+    before = torch.get_default_dtype()
+    torch.manual_seed(0)
+    expected, _ = plain_noise(2, 64, 3)
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    try:
+        found = StepNoise(2, CPU, 3).ahead(3, 64)
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(found, expected.transpose(0, 1))
+
+
+def test_rounds_may_be_as_deep_as_drafts_may_be():
+    torch.manual_seed(0)
+    expected, _ = plain_noise(1, 8, 4097)
+    torch.manual_seed(0)
+    assert torch.equal(StepNoise(1, CPU, 4097).ahead(4097, 8), expected.transpose(0, 1))

@@ -337,3 +337,16 @@ def test_items_of_a_batch_go_their_own_ways(products):
     texts = [target.generate(ids, **options, **more) for more in ({}, {"assistant_model": drafter})]
     assert torch.equal(*texts)
     assert products
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_copies_of_weights_that_have_become_of_another_dtype_go(wanted):
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dflash", target)
+    write(target, drafter)
+    assert packed_weights._packed
+    # Those of float64 are not packed.
+    target.double()
+    drafter.double()
+    write(target, drafter, pack_weights=wanted)
+    assert not packed_weights._packed

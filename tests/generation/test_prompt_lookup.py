@@ -146,9 +146,9 @@ def trees(monkeypatch):
     """The trees that the target reads."""
     read, real = [], TargetReader.read
 
-    def noted(self, pending, tree, *others):
+    def noted(self, pending, tree, *others, **more):
         read.append(tree)
-        return real(self, pending, tree, *others)
+        return real(self, pending, tree, *others, **more)
 
     monkeypatch.setattr(TargetReader, "read", noted)
     return read

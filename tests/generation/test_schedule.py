@@ -16,6 +16,7 @@ from hf_pardraft.generation.scheduling.knowledge import Knowledge
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from simulated_rounds import World, random_world
+from threads import in_threads
 
 PLANS = all_plans(8, 32)
 
@@ -327,3 +328,31 @@ def test_costs_between_measured_sizes_are_interpolated():
     assert interpolated([(0, 1.0), (4, 2.0)], 9) == 2.0
     assert interpolated([(0, 1.0), (4, 2.0), (8, 3.0)], 12) == 4.0
     assert interpolated([(0, 1.0), (4, 2.0), (8, 1.5)], 12) == 1.5
+
+
+def test_calls_in_several_threads_may_teach_the_same_knowledge():
+    knowledge, generator = Knowledge(), random.Random(0)
+
+    def teach():
+        for number in range(3000):
+            batch = generator.choice((1, 3, 4))
+            depth = generator.choice((2, 5, 9))
+            counts = [generator.randint(0, depth) for _ in range(batch)]
+            knowledge.note(0, [(count, min(count + 1, depth)) for count in counts])
+            knowledge.expected_tokens(9)
+            knowledge.costs_for(batch).note(Plan(depth), 1e-3 * depth)
+            reading = knowledge.reading_for(batch)
+            reading.note(generator.randint(1, 9), 1e-3)
+            reading.of(5)
+            if number % 100 == 0:
+                knowledge.begin_text()
+        return True
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        # One that fails returns nothing.
+        assert in_threads(4, teach) == [True] * 4
+    finally:
+        sys.setswitchinterval(before)
+    assert all(0 <= rate <= 1 for rate in knowledge.chain.rates(9))

@@ -240,3 +240,13 @@ class CountedNgram:
             ],
             dtype=torch.float64,
         )
+
+
+@pytest.mark.parametrize("nodes", [3, 17, 64, 65, 128, 300])
+def test_the_ancestors_of_a_deep_chain_are_all_nodes_before(nodes):
+    """There are more paths between nodes that far apart than a float can count."""
+    parents, expected = torch.arange(nodes)[None], torch.ones(nodes, nodes, dtype=torch.bool).tril()
+    for depth in (nodes, nodes + 1, 4096):
+        assert torch.equal(ancestors_of(parents, depth)[0], expected)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert torch.equal(ancestors_of(parents, nodes)[0], expected)

@@ -177,6 +177,11 @@ def check_mode(
             "drafters write the target's own text, and dola_layers asks for another: leave it out, or call generate "
             "without assistant_model"
         )
+    if generation_config.assistant_ensemble_weight is not None:
+        raise ValueError(
+            "drafters write the target's own text, and assistant_ensemble_weight asks for a mixture with the assistant's: leave "
+            "it out"
+        )
     text_config = target.config.get_text_config(decoder=True)
     if target._is_stateful and not (is_hybrid(text_config) or has_attention_only(text_config)):
         raise ValueError(
@@ -218,11 +223,10 @@ def check_request(
             )
     text_config = target.config.get_text_config(decoder=True)
     cache = model_kwargs.get("past_key_values")
-    if settings.decode_loop == "stock" and is_hybrid(text_config) and cache is not None and cache.get_seq_length():
+    if settings.decode_loop == "stock" and cache is not None and cache.get_seq_length():
         raise ValueError(
-            "transformers' own loop (decode_loop='stock') does not put the recurrent layers of a cache that it goes on from back "
-            f"after a rejected draft, and this {type(target).__name__} has such layers: use decode_loop='native', or begin with "
-            "an empty cache"
+            "transformers' own loop (decode_loop='stock') does not go on from a cache that holds a text: it reads all of "
+            "that again, after what is there. Use decode_loop='native', or begin with an empty cache"
         )
     rope = rope_changes(text_config)
     limits = {*rope.switches, vars(text_config).get("original_max_position_embeddings")}

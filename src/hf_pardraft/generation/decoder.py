@@ -69,7 +69,7 @@ class SpeculativeDecoding:
         self.processors = logits_processor
         self.process_item = ItemProcessors(logits_processor, batch)
         self.processes_in_bulk = is_prefix_free(logits_processor)
-        self.batch = batch
+        self.batch, self.max_length = batch, generation_config.max_length
         self.stop = StopChecks(stopping_criteria, batch)
         self.streamer = streamer
         padding = generation_config._pad_token_tensor
@@ -295,9 +295,21 @@ class SpeculativeDecoding:
     def _read(self, tree: TokenTree | None) -> Any:
         """The target's forward of this round."""
         if self.prompt is None:
-            return self.reader.read(self.pending, tree)
+            return self.reader.read(self.pending, tree, last_positions=self._last_positions(tree))
         prompt, self.prompt = self.prompt, None
         return self.reader.read_prompt(prompt, tree)
+
+    def _last_positions(self, tree: TokenTree | None) -> torch.LongTensor | None:
+        """The last positions that the items' texts may get to, see [`TargetReader.read`]; `None` if no node is beyond them.
+
+        There is as much room for a draft as the shortest text leaves, and more than the longest one has.
+        """
+        is_near = tree is not None and max(self.sequences.lengths) + tree.num_nodes >= self.max_length
+        return self.ends_of_items()[self.items] if is_near and len(self.items) > 1 else None
+
+    def ends_of_items(self) -> torch.LongTensor:
+        """`(batch, 1)`, the last position that is read of each item's text, if that grows as long as it may."""
+        return self.prompt_text.positions[:, -1:] + self.max_length - self.prompt_length - 1
 
     def _read_all_again(self) -> None:
         """Forget what was read of all texts, since plain `generate` reads them again from here. They have one length."""
@@ -537,6 +549,10 @@ class SpeculativeDecoding:
         """Let plain `generate` write what is left; returns what `generate` returns."""
         given, num_new = self.model_kwargs["past_key_values"], self.rest_from - self.prompt_length
         self.finished.fill(given, self.reader.cache, self.columns, self.prompt_length, self.rest_from)
+        # From here on only the caller's cache is read.
+        self.finished.entries.clear()
+        self.reader.forget_all()
+        self.candidates.state = None
         rest = self.rest.write(self.finished.text(self.rest_from), num_new, self.candidates.stats)
         if isinstance(rest, torch.Tensor):
             return rest

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -116,18 +117,19 @@ def fit_to(
 
 
 def decoding_for(
-    target: PreTrainedModel, *, generation_config: GenerationConfig, **arguments: Any
+    target: PreTrainedModel, *, device: torch.device, generation_config: GenerationConfig, **arguments: Any
 ) -> SpeculativeDecoding:
-    """The loop for a call of `generate`: with compiled rounds, if the call asks for them and they can be had."""
+    """The loop for a call of `generate`: with compiled rounds, if the call asks for them and they can be had.
+
+    Args:
+        target: of the call.
+        device: of its `input_ids`.
+        generation_config, arguments: of [`SpeculativeDecoding`].
+    """
     arguments["generation_config"] = generation_config
-    if arguments["batch"] > 1 and (
-        see_the_batch(arguments["logits_processor"], arguments["stopping_criteria"])
-        or changes_on_the_way(arguments)
-        or "adapter_names" in told_by_hooks(target)
-    ):
-        return AlignedDecoding(target, **arguments)
+    aligned = reason_to_align(target, arguments) if arguments["batch"] > 1 else None
     if wants_compiled(generation_config):
-        reason = reason_against(target, generation_config, arguments)
+        reason = aligned or reason_against(target, device, generation_config, arguments)
         if reason is None:
             return CompiledDecoding(target, compile_config=generation_config.compile_config, **arguments)
         logger.warning_once(f"Rounds are not compiled, but run as without cache_implementation='static': {reason}")
@@ -136,7 +138,18 @@ def decoding_for(
             "You have set `compile_config`, but rounds are compiled with cache_implementation='static' only, got "
             f"{generation_config.cache_implementation!r}. Compilation will be skipped."
         )
-    return SpeculativeDecoding(target, **arguments)
+    return (AlignedDecoding if aligned else SpeculativeDecoding)(target, **arguments)
+
+
+def reason_to_align(target: PreTrainedModel, arguments: dict[str, Any]) -> str | None:
+    """Why a batch's texts have to be of one length at each step, as plain `generate` has them; `None` if they need not."""
+    if names := see_the_batch(arguments["logits_processor"], arguments["stopping_criteria"]):
+        return f"{', '.join(names)} may look at all items of a batch"
+    if changes_on_the_way(arguments):
+        return "the target's rotary frequencies change within this call"
+    if "adapter_names" in told_by_hooks(target):
+        return "items of the batch have adapters of their own"
+    return None
 
 
 def changes_on_the_way(arguments: dict[str, Any]) -> bool:
@@ -155,7 +168,7 @@ def changes_on_the_way(arguments: dict[str, Any]) -> bool:
 
 
 def reason_against(
-    target: PreTrainedModel, generation_config: GenerationConfig, arguments: dict[str, Any]
+    target: PreTrainedModel, device: torch.device, generation_config: GenerationConfig, arguments: dict[str, Any]
 ) -> str | None:
     """Why a call's rounds can't be compiled; `None` if they can."""
     drafter, model_kwargs = arguments["candidates"].drafter, arguments["model_kwargs"]
@@ -173,6 +186,8 @@ def reason_against(
     if getattr(target, "hf_quantizer", None) is not None and not target.hf_quantizer.is_compileable:
         return "the target's quantization can't be compiled"
     devices = {parameter.device for model in (target, drafter) for parameter in model.parameters()}
+    if len(devices) == 1 and device not in devices:
+        return f"the prompt is on {device}, and the target on {', '.join(map(str, devices))}"
     if len(devices) > 1:
         return f"target and drafter are on several devices ({', '.join(sorted(map(str, devices)))})"
     if generation_config.return_dict_in_generate and (

@@ -17,7 +17,7 @@ from .checks import check_mode, check_request
 from .dispatch import decoding_for, fit_to, schedule_for
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
 from .tree_search import check_ngram_model
-from .undrafted import write_undrafted
+from .undrafted import is_compiled_alike, write_undrafted
 
 logger = logging.get_logger(__name__)
 
@@ -178,7 +178,7 @@ def _assisted_decoding(
         inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
         if settings.decode_loop == "native":
             schedule = schedule_for(self, assistant_model, settings, generation_config)
-            if schedule.leaves_to_plain(len(input_ids)):
+            if is_compiled_alike(self, generation_config) and schedule.leaves_to_plain(len(input_ids)):
                 result = write_undrafted(
                     self, assistant_model, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs
                 )
@@ -215,6 +215,7 @@ def _decode(target, input_ids, drafter, inputs, model_kwargs, *, generation_conf
         logits_processor=logits_processor,
         model_kwargs=model_kwargs,
         batch=input_ids.shape[0],
+        device=input_ids.device,
         inputs=inputs,
         **prepared,
     )

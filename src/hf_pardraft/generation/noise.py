@@ -2,8 +2,10 @@
 
 import torch
 
-# Noise is held for items that are behind the others as long as it takes no more than this.
+# Noise is held for items that are slower than others as long as it takes no more than this.
 MOST_BYTES = 1 << 26
+# More than the steps of a round are held for so many, at most.
+MOST_STEPS = 1 << 12
 
 
 def generator_state(device: torch.device) -> torch.Tensor:
@@ -32,8 +34,8 @@ class StepNoise:
     `q = torch.empty_like(p).exponential_(1)` (the Gumbel trick). So q of step t, `(batch, vocab)`, doesn't depend on any text: it
     is drawn here in plain `generate`'s order, and used wherever the t-th new token of an item is chosen, or guessed.
 
-    An item holds noise for its next steps in a window of its own. What doesn't fit into the window of an item that is behind
-    the others is drawn again, from the state that the generator had before that step, when the item gets there. The window
+    An item holds noise for its next steps in a window of its own. What doesn't fit into the window of an item that is slower
+    than the others is drawn again, from the state that the generator had before that step, when the item gets there. The window
     takes the round's own steps, and more if the batch's windows together stay below `MOST_BYTES`: so what is held is at most
     the larger of 64 MiB and `steps of a round x batch x vocab x 4` bytes, which is what the logits of a chain take; and for
     every step from the slowest item's to the fastest's a state, 5 kB on a CPU and 16 bytes on a GPU.
@@ -57,7 +59,8 @@ class StepNoise:
         """The noise of the next `count` steps of each item that is left, `(items, count, vocab)` in float32."""
         if self.window is None:
             size = max(self.most, MOST_BYTES // (4 * self.batch * vocab)) if self.batch > 1 else self.most
-            self.window = torch.empty(min(size, 1 << 12), self.batch, vocab, device=self.device)
+            size = max(self.most, min(size, MOST_STEPS))
+            self.window = torch.empty(size, self.batch, vocab, dtype=torch.float32, device=self.device)
         self._forget_old_states()
         while True:
             short = [item for item in self.live if self.held_until[item] < self.steps[item] + count]

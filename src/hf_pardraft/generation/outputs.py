@@ -69,7 +69,8 @@ class OutputRecorder:
         """Take the processed `scores` and raw `logits`, `(batch, slots, vocab)`, of the slots on an item's accepted path."""
         for collected, values in ((self.scores, scores), (self.logits, logits)):
             if collected is not None:
-                collected[item] += [values[index : index + 1, slot] for slot in path]
+                # Copied: a view would hold the values of all slots.
+                collected[item] += torch.stack([values[index, slot] for slot in path]).split(1)
 
     def add_states(self, outputs: Any, read: ItemRead) -> None:
         """Take an item's hidden states and attentions: one entry for the anchor, and one for each accepted node."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from .packed_layouts import layouts_for
-from .packed_weights import can_pack, forget, forget_changed, forget_slower, is_packed, packed_product
+from .packed_weights import can_pack, forget, forget_changed, forget_slower, has_copies, is_packed, packed_product
 from .packing_trials import Trial, is_never_faster, trial_of
 from .structure import modules_of
 
@@ -82,12 +82,13 @@ def packed_layers(*models: PreTrainedModel, wanted: bool) -> Iterator[None]:
         wanted: whether the call's settings allow it; if not, the copies that there are go.
     """
     layers = [layer for model in models for layer in packable_layers(model)]
-    if not wanted:
-        forget(layer.weight for layer in layers)
+    if not (wanted and layers) and has_copies():
+        # Of layers, too, that can't be packed any more: they have moved, or become of another dtype.
+        forget(weight for model in models for weight in model.parameters())
     if not (wanted and layers and _fit(layers)):
         yield
         return
-    forget_changed(layer.weight for layer in layers)
+    forget_changed(weight for model in models for weight in model.parameters())
     with _lock:
         for layer in layers:
             vars(layer).setdefault("forward", PackedForward(layer)).num_calls += 1

@@ -111,6 +111,11 @@ def forget_slower(parameters: Iterable[torch.nn.Parameter]) -> None:
                 _packed.pop((id(parameter), transposed), None)
 
 
+def has_copies() -> bool:
+    """Whether there are any."""
+    return bool(_packed)
+
+
 def is_packed(parameter: torch.nn.Parameter, transposed: bool) -> bool:
     """Whether there is a copy."""
     return (id(parameter), transposed) in _packed

@@ -173,13 +173,14 @@ class ItemProcessors:
     """
 
     def __init__(self, processors: LogitsProcessorList, batch: int) -> None:
-        self.processors = processors
-        self.batch = batch
-        self.sees_copies = batch > 1 and any(type(processor) in BY_ITEM for processor in processors)
+        self.processors, self.batch = processors, batch
 
     def __call__(self, item: int, text: torch.LongTensor, logits: torch.Tensor) -> torch.Tensor:
         """Processed scores `(1, vocab)` after the text `(1, length)` of an item of the caller's batch."""
-        if not self.sees_copies:
-            return self.processors(text, logits)
-        copies = logits.expand(self.batch, -1).clone()
-        return self.processors(text.expand(self.batch, -1), copies)[item : item + 1]
+        for processor in self.processors:
+            if self.batch > 1 and type(processor) in BY_ITEM:
+                copies = logits.expand(self.batch, -1).clone()
+                logits = processor(text.expand(self.batch, -1), copies)[item : item + 1]
+            else:
+                logits = processor(text, logits)
+        return logits

@@ -179,6 +179,7 @@ class TargetReader:
         tree: TokenTree | None,
         axes: torch.LongTensor | None = None,
         extra: dict[str, Any] | None = None,
+        last_positions: torch.LongTensor | None = None,
     ) -> Any:
         """Forward over the pending tokens, whose last is the anchor, and the nodes after it.
 
@@ -186,6 +187,8 @@ class TargetReader:
             pending, tree: what to read.
             axes: `(axes, batch, length)`, the positions of pending tokens that are not their index.
             extra: other inputs of the forward.
+            last_positions: `(batch, 1)`, the last that plain `generate` would read of each item: there may be none after it, and
+                no node there is ever committed.
 
         Returns:
             The target's outputs; `logits` are `(batch, slots, vocab)`, one item for the anchor and each node.
@@ -195,6 +198,8 @@ class TargetReader:
             ids = torch.cat([ids, tree.tokens], dim=1)
             positions = pending.with_slots(tree.slot_depths)
             num_slots += tree.num_nodes
+            if last_positions is not None:
+                positions = torch.minimum(positions, last_positions)
         self.positions = positions
         arguments = {**self.arguments, **(extra or {})}
         if self.axis_shift is not None:

@@ -39,6 +39,13 @@ def write_undrafted(
     return result
 
 
+def is_compiled_alike(target: PreTrainedModel, generation_config: GenerationConfig) -> bool:
+    """Whether plain `generate` compiles its steps where our rounds are compiled: by itself it does so on accelerators alone."""
+    compile_config = generation_config.compile_config
+    compiles_everywhere = compile_config is not None and compile_config._compile_all_devices
+    return not wants_compiled(generation_config) or target.device.type != "cpu" or bool(compiles_everywhere)
+
+
 class PlainRest:
     """Plain `generate`, for the rest of a call.
 

@@ -1,5 +1,6 @@
 """Compiling the steps of a round, once for each shape, and doing without where that fails."""
 
+import threading
 import types
 import warnings
 import weakref
@@ -153,7 +154,7 @@ class Compiler:
         try:
             # Older torch can't enter one patch twice, as calls in two threads would.
             hooks, cats = torch._dynamo.config.patch(HOOKS_ARE_SEEN), torch._inductor.config.patch(self.inductor)
-            with hooks, cats, warnings.catch_warnings():
+            with hooks, cats, _warnings_lock, warnings.catch_warnings():
                 # That caches of constants are looked through, and the like.
                 warnings.simplefilter("ignore")
                 result = compiled.function(*arguments)
@@ -176,6 +177,8 @@ class Compiler:
         return result
 
 
+# What is caught is caught for all threads: of two that catch at once, one would put the other's state back for good.
+_warnings_lock = threading.RLock()
 # Those of backends are among them.
 COMPILE_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit)
 

@@ -147,7 +147,8 @@ class CompiledDecoding(SpeculativeDecoding):
         cache, self.lengths = to_static_cache(self.reader.cache, batch, self.most_slots)
         state.cache, draft_lengths = to_static_cache(state.cache, batch, self.draft_room)
         self.draft_inputs, self.num_pending = to_static_inputs(context, self.width)
-        self.decode_state = first_decode_state(self.lengths, draft_lengths, self.pending, self.reader.axis_shift)
+        ends = self.ends_of_items()[self.items]
+        self.decode_state = first_decode_state(self.lengths, draft_lengths, self.pending, ends, self.reader.axis_shift)
         self._go_on_with(list(range(batch)))
         arguments = {name: value for name, value in self.reader.arguments.items() if name not in OWN_ARGUMENTS}
         self.target_side = TargetSide(

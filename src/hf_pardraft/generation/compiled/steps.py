@@ -29,6 +29,7 @@ class DecodeState:
         draft_lengths: `(batch,)`, in the drafter's.
         anchors, anchor_positions: `(batch, 1)`, the last committed token, which the target has not read, and its position.
         growing: `(batch,)`, 1 for items that go on, 0 for items that are over, which stay as they are.
+        last_positions: `(batch, 1)`, the last position that is read of each item's text, if that grows as long as it may.
         axis_shift: `(axes, batch, 1)` or `None`, how far a target's positions on each axis are ahead.
     """
 
@@ -37,6 +38,7 @@ class DecodeState:
     anchors: torch.LongTensor
     anchor_positions: torch.LongTensor
     growing: torch.LongTensor
+    last_positions: torch.LongTensor
     axis_shift: torch.LongTensor | None = None
 
     def reset(self, item: int) -> None:
@@ -49,6 +51,7 @@ def first_decode_state(
     lengths: list[int],
     draft_lengths: list[int],
     pending: PendingTokens,
+    last_positions: torch.LongTensor,
     axis_shift: torch.LongTensor | None,
 ) -> DecodeState:
     """Where batch items stand that have `lengths` entries in the target's cache, and the anchors to be read."""
@@ -59,6 +62,7 @@ def first_decode_state(
         packed(pending.ids),
         packed(pending.anchor_positions),
         torch.ones(len(lengths), dtype=torch.long, device=device),
+        packed(last_positions),
         None if axis_shift is None else packed(axis_shift),
     )
     return DecodeState(*(None if tensor is None else static(tensor) for tensor in tensors))
@@ -171,9 +175,8 @@ def read(target: TargetSide, tree: TokenTree) -> tuple[torch.Tensor, torch.Tenso
         depths, within = slots, slots[:, None] <= slots[:, :, None]
     else:
         depths, within = tree.slot_depths, anchor_and_nodes(tree, len(ids), ids.device)
-    # After the longest text that a target has positions for, there may be none for slots without a node.
-    is_empty = torch.nn.functional.pad(tree.tokens < 0, (1, 0))
-    positions = decode_state.anchor_positions + depths.masked_fill(is_empty, 0)
+    # After the longest text that a target has positions for, there may be none for slots that are never committed.
+    positions = torch.minimum(decode_state.anchor_positions + depths, decode_state.last_positions)
     if decode_state.axis_shift is not None:
         positions = positions + decode_state.axis_shift
     cache.columns = decode_state.lengths[:, None] + slots

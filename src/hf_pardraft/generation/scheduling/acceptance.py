@@ -66,13 +66,16 @@ class Acceptance:
     def _count(self) -> None:
         """Count what is not counted yet."""
         uncounted, self.uncounted = self.uncounted, []
+        # Calls in other threads may read them: what is worked on is a copy.
+        accepted, tried = [*self.accepted], [*self.tried]
         for num_accepted, num_tried in uncounted:
-            new = num_tried - len(self.tried)
-            self.tried += [0.0] * new
-            self.accepted += [0.0] * new
+            new = num_tried - len(tried)
+            tried += [0.0] * new
+            accepted += [0.0] * new
             for position in range(num_tried):
-                self.tried[position] += 1
-                self.accepted[position] += position < num_accepted
+                tried[position] += 1
+                accepted[position] += position < num_accepted
+        self.accepted, self.tried = accepted, tried
 
     def weaken(self, keep: float) -> None:
         """Believe what was found with this share of its weight."""
@@ -96,10 +99,11 @@ class Acceptance:
         """What was believed of a position, with the weight of so many tries, and what was found together; and their weight."""
         if self.uncounted:
             self._count()
-        if position >= len(self.tried):
+        accepted, tried = self.accepted, self.tried
+        if position >= min(len(accepted), len(tried)):
             return rate, weight
-        tried = self.tried[position] + weight
-        return (self.accepted[position] + weight * rate) / tried, tried
+        tries = tried[position] + weight
+        return (accepted[position] + weight * rate) / tries, tries
 
     @property
     def num_judged(self) -> float:
@@ -111,9 +115,10 @@ class Acceptance:
         if self.weight < self.KNOWN:
             return False
         depth = max(num_tried for _, num_tried in outcomes)
-        if depth not in self.believed:
-            self.believed[depth] = self._belief(depth)
-        mean, deviation = self.believed[depth]
+        believed = self.believed
+        if depth not in believed:
+            believed[depth] = self._belief(depth)
+        mean, deviation = believed[depth]
         found = (sum(num_accepted for num_accepted, _ in outcomes) / len(outcomes) - mean) * math.sqrt(len(outcomes))
         found /= deviation
         self.too_many = max(0.0, self.too_many + found - self.TOLERATED)
@@ -189,15 +194,16 @@ class Slowest:
 
     def note(self, counts: Sequence[int]) -> None:
         """Learn how many tokens of a round's drafts each item accepted."""
-        if len(counts) != len(self.accepted):
+        accepted, num_rounds = self.accepted, self.num_rounds
+        if len(counts) != len(accepted):
             # Another call, or an item is over: which, is not known.
-            self.before, self.accepted, self.num_rounds = self.share, [0] * len(counts), 0
-        self.num_rounds += 1
-        self.accepted = [total + count for total, count in zip(self.accepted, counts, strict=True)]
-        mean = sum(self.accepted) / len(self.accepted)
+            self.before, accepted, num_rounds = self.share, [0] * len(counts), 0
+        accepted = [total + count for total, count in zip(accepted, counts, strict=True)]
+        self.accepted, self.num_rounds = accepted, num_rounds + 1
+        mean = sum(accepted) / len(accepted)
         if mean:
-            prior = self.PRIOR_WEIGHT * mean / self.num_rounds
-            self.share = (min(self.accepted) + self.before * prior) / (mean + prior)
+            prior = self.PRIOR_WEIGHT * mean / (num_rounds + 1)
+            self.share = (min(accepted) + self.before * prior) / (mean + prior)
 
     def slowed(self, tokens: float) -> float:
         """What a round that commits so many tokens to an item is worth to the batch.

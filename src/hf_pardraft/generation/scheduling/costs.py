@@ -77,7 +77,7 @@ class Costs:
         self.last: dict[Plan, int] = {}
         self.guesses: dict[Plan, float] = {}
         if like is not None:
-            self.guesses = {**like.guesses, **{plan: like.of(plan) for plan in like.counts}}
+            self.guesses = {**like.guesses, **{plan: like.of(plan) for plan in [*like.counts]}}
         # Logarithms of seconds: of the rounds of the block that has begun; and of earlier blocks, by plan, the median and how
         # many there were. Calls in other threads may add to it: what is worked on is a copy, and replaced as a whole.
         self.block: list[tuple[Plan, float]] = []

@@ -60,7 +60,7 @@ class Knowledge:
         """The costs at a batch size; where they are new, those of the nearest one are believed at first."""
         size = size_class(batch)
         if size not in self.costs:
-            near = min(self.costs, key=lambda known: max(known, size) / min(known, size), default=None)
+            near = min([*self.costs], key=lambda known: max(known, size) / min(known, size), default=None)
             self.costs[size] = Costs(like=self.costs.get(near))
         return self.costs[size]
 

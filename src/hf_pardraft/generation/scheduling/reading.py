@@ -37,14 +37,16 @@ class ReadingCosts:
         self.measured.setdefault(slots, deque(maxlen=self.REMEMBERED)).append(seconds)
         self.num_notes += 1
         if is_new or self.num_notes % self.RENEWED == 0:
-            self._known.clear()
+            self._known = {}
 
     def of(self, slots: int) -> float | None:
         """The cost of a forward; `None` of fewer than two sizes."""
-        if slots not in self._known:
-            points = sorted((size, lower_median(seconds)) for size, seconds in [*self.measured.items()])
-            self._known[slots] = interpolated(points, slots)
-        return self._known[slots]
+        # Calls in other threads may forget what is known meanwhile.
+        known = self._known
+        if slots not in known:
+            points = sorted((size, lower_median([*seconds])) for size, seconds in [*self.measured.items()])
+            known[slots] = interpolated(points, slots)
+        return known[slots]
 
     def whole(self, seconds: float, read: int, drafted: int) -> float:
         """What a round that took so many seconds would have taken if all slots of the draft had been read."""

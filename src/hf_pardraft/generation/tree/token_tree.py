@@ -16,6 +16,10 @@ from .beam_search import (
 from .columns import columns_of, tokens_of
 from .scoring import LOG_PROBABILITY, ContinuityModel, TreeScoring, WalkingModel, candidate_gains, walk_of
 
+# Levels of a tree in which paths may be counted: there are 70 at most between two nodes 8 levels apart, 12,870 with 16, and with
+# 30 or so more than a half-precision float, which autocast makes of them, can hold.
+MOST_COUNTED = 16
+
 
 @dataclass(frozen=True)
 class TokenTree:
@@ -245,11 +249,14 @@ def ancestors_of(parents: torch.LongTensor, depth: int) -> torch.BoolTensor:
     Returns:
         `(batch, nodes, nodes)`.
     """
-    # Floats, for matmul; they count paths, and stay far below infinity.
     num_nodes, device = parents.shape[1], parents.device
+    depth = min(depth, num_nodes)
+    # Floats, for matmul; they count paths, of which there are too many for a float in a deep tree.
     reach = (parents[:, :, None] == node_slots(num_nodes, device)) + _identity(num_nodes, device)
     for _ in range(math.ceil(math.log2(depth)) if depth > 1 else 0):
         reach = reach @ reach
+        if depth > MOST_COUNTED:
+            reach = reach.clamp(max=1)
     return reach > 0
 
 
@@ -276,4 +283,4 @@ def number_of_levels(number: int, device: torch.device) -> torch.LongTensor:
 @lru_cache(maxsize=64)
 def _identity(num_nodes: int, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):
-        return torch.eye(num_nodes, device=device)
+        return torch.eye(num_nodes, dtype=torch.float32, device=device)
