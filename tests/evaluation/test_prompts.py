@@ -216,3 +216,37 @@ def test_a_real_chat_template():
     ids = encode(asked("Hi"), tokenizer, Chat(True))
     assert ids.dtype == torch.long
     assert tokenizer.decode(ids[0]).endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_conversation_may_call_tools_and_come_in_parts(tmp_path):
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    parts = [{"type": "text", "text": "and 3 + 3?"}]
+    row = {
+        "messages": [
+            {"role": "user", "content": "2 + 2?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "4"},
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": "6"},
+        ],
+        "tools": json.dumps([{"type": "function", "function": {"name": "add"}}]),
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    (question,) = load_questions(read_source(str(file)))
+    assert question.messages[1] == {"role": "assistant", "tool_calls": [call]}
+    assert question.messages[3] == {"role": "user", "content": parts}
+    assert len(question.messages) == 4
+    assert question.completion == "2 + 2?\n\n4\n\nand 3 + 3?"
+
+    class Tokenizer:
+        def apply_chat_template(self, messages, **given):
+            self.given = given
+            return {"input_ids": torch.ones(1, 3, dtype=torch.long)}
+
+    tokenizer = Tokenizer()
+    encode(question, tokenizer, Chat(True, {"enable_thinking": True, "other": 1}))
+    assert tokenizer.given["tools"] == json.loads(row["tools"])
+    # A row's own arguments come on top, as in training.
+    assert (tokenizer.given["enable_thinking"], tokenizer.given["other"]) == (False, 1)

@@ -10,6 +10,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,10 +24,12 @@ from hf_pardraft.datagen.rewriting import ROWS_MISSING
 from hf_pardraft.making import runner
 from hf_pardraft.making.commands import Commands, Layout
 from hf_pardraft.making.plan import PROBE_STEPS, TrainingPlan
-from hf_pardraft.making.run import make_drafter
+from hf_pardraft.making.run import Making, make_drafter
 from hf_pardraft.making.runner import run_command
 from hf_pardraft.making.settings import Machine, MakeSettings
-from hf_pardraft.making.summary import make_command
+from hf_pardraft.making.state import MakeState
+from hf_pardraft.making.summary import inside, make_command, public_command
+from hf_pardraft.making.text import Text, written_texts
 from hf_pardraft.training.recipe import training_run
 from tiny_tokenizers import tiny_chat_tokenizer
 
@@ -381,7 +384,12 @@ def test_given_prompts_are_answered_from_all_over(target, tmp_path):
     assert first != [f"what is {n}" for n in range(8)]
     rows = [json.loads(line) for name in ("train", "held-out") for line in (text / f"{name}.jsonl").open()]
     assert sorted(row["prompt"] for row in rows) == sorted(f"what is {n}" for n in range(20))
-    assert all(row.keys() == {"prompt", "completion"} for row in rows)
+    # Of texts that were cut off it is said, since nobody wrote their ends.
+    assert all(row.keys() - {"truncated"} == {"prompt", "completion"} for row in rows)
+    assert all(row.get("truncated", True) is True for row in rows)
+    # Prompts that are texts are gone on with as they are, in training, and so when it is measured.
+    (measuring,) = (words for words in shell.commands if words[0] == "eval")
+    assert "--no-chat-template" in measuring
 
 
 def test_bfloat16_is_asked_of_every_command(target, tmp_path):
@@ -511,3 +519,104 @@ def test_the_time_of_a_command_is_noted_while_it_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "HEARTBEAT", 0.01)
     assert run_command(["demo"], lambda: beats.append((tmp_path / "told").touch())) == 3
     assert beats
+
+
+def making_of(folder, rows=(), settings=None, **decided) -> Making:
+    """A run whose target has written these rows, in answer to prompts, and whose commands do nothing."""
+    settings = settings or MakeSettings("tiny", kind="dflash", dataset="prompts.jsonl")
+    commands = Commands(settings, Layout(folder, "tiny", "DFlash"), True, False, "float32", 304)
+    chunks = [{"upto": len(rows), "rows": len(rows), "seconds": 1.0}]
+    state = MakeState(folder / "make.json", settings.as_json(), "float32", chunks=chunks, decided=decided)
+    commands.layout.text.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"index": index, **row}) + "\n" for index, row in enumerate(rows)]
+    (commands.layout.text / "answers-000.jsonl").write_text("".join(lines))
+    ran = []
+    making = Making(commands, state, lambda words, tick: ran.append(words) or 0, lambda: 0.0, lambda line: None)
+    making.ran = ran
+    return making
+
+
+def asked(text, answer="a", **columns):
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+    return {"messages": messages, **columns}
+
+
+def parts_of(making) -> tuple[list[dict], list[dict]]:
+    """What is learned and what is held out."""
+    Text(making.commands, making.state).split()
+    files = making.layout.train, making.layout.held_out
+    return tuple([json.loads(line) for line in file.open()] for file in files)
+
+
+def test_what_training_has_to_know_of_a_row_gets_there(tmp_path):
+    given = {"truncated": True, "chat_template_kwargs": {"enable_thinking": False}, "tools": [{"type": "function"}]}
+    making = making_of(tmp_path, [asked(f"what is {n}", **given, level=3) for n in range(8)])
+    for row in (row for part in parts_of(making) for row in part):
+        assert {name: row[name] for name in given} == given
+        assert "level" not in row
+    whole = making_of(tmp_path / "whole", [asked(f"what is {n}", truncated=False) for n in range(8)])
+    assert all(row.keys() == {"messages"} for part in parts_of(whole) for row in part)
+
+
+def test_no_prompt_is_learned_from_that_is_held_out(tmp_path):
+    making = making_of(tmp_path, [asked(f"what is {n % 10}", f"answer {n}") for n in range(40)])
+    learned, held_out = parts_of(making)
+    prompts = [[row["messages"][0]["content"] for row in part] for part in (learned, held_out)]
+    assert len(held_out) == 5
+    assert len({*prompts[1]}) == 5
+    assert not {*prompts[0]} & {*prompts[1]}
+    assert len(learned) == 20
+    # Where there is one prompt alone, answers to it are all that can be held out.
+    learned, held_out = parts_of(making_of(tmp_path / "one", [asked("hi", f"answer {n}") for n in range(8)]))
+    assert (len(learned), len(held_out)) == (4, 4)
+
+
+def test_calls_of_tools_are_counted_and_asked(tmp_path):
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+    answered = [{"role": "tool", "content": "4"}, {"role": "assistant", "content": "four"}]
+    row = {"messages": [{"role": "user", "content": "2 + 2"}, call, *answered]}
+    assert written_texts(row, prompts_too=False) == ["four"]
+    assert written_texts({"messages": [{**call, "content": None}]}, prompts_too=True) == []
+
+
+def test_whether_states_are_stored_is_decided_once(tmp_path, monkeypatch):
+    free = [100e9, 65e9]
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free.pop(0)))
+    making = making_of(tmp_path, bytes_per_token=40e3, text={"tokens": 1_000_000})
+    making.store_states()
+    # A kill later, half of the states are there, and the disk is fuller for that.
+    making.store_states()
+    assert [words[0] for words in making.ran] == ["cache-features"] * 2
+    assert making.state.decided["stored_states"]
+
+
+def test_without_room_for_states_steps_are_tried_without_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1e6))
+    making = making_of(tmp_path, bytes_per_token=40e3, text={"tokens": 1_000_000})
+
+    def run(words, tick):
+        making.ran.append(words)
+        making.layout.probe.mkdir()
+        history = {"log_history": [{"train_runtime": 20.0}]}
+        (making.layout.probe / "trainer_state.json").write_text(json.dumps(history))
+        (making.layout.probe / "eval_results.json").write_text(json.dumps({"eval_runtime": 4.0}))
+        return 0
+
+    making.run = run
+    making.store_states()
+    (words,) = making.ran
+    assert words[0] == "train"
+    assert "--features-folder" not in words
+    assert not making.state.decided["stored_states"]
+    assert making.state.decided["costs"]["step"] == 16.0 / PROBE_STEPS
+
+
+def test_a_published_command_names_no_folder_of_this_machine(tmp_path):
+    settings = MakeSettings(str(tmp_path / "t"), kind="pard", base=str(tmp_path / "homes" / "base"))
+    (tmp_path / "homes" / "base").mkdir(parents=True)
+    making = making_of(tmp_path / "made", settings=settings)
+    typed = public_command(making.commands, making.commands.train(TrainingPlan(4, 2, 1.0, False), resume=False))
+    assert str(tmp_path) not in typed
+    assert "--base base" in typed
+    assert inside("made/", "other/homemade/x") == "other/homemade/x"
+    assert inside("made/", "DFlash=made/x") == "DFlash=x"

@@ -67,12 +67,16 @@ class Rewrite:
         if isinstance(row.get("messages"), list) or isinstance(row.get("conversations"), list):
             turns = row["messages"] if isinstance(row.get("messages"), list) else from_sharegpt(row["conversations"])
             self._ahead = [without_nones(message) for message in turns]
-            if not all(isinstance(message, dict) for message in self._ahead):
+            if not all(isinstance(message, dict) and "role" in message for message in self._ahead):
                 raise ValueError(f"expected a list of messages, dicts with role and content, got {str(turns)[:200]}")
         elif isinstance(row.get("prompt"), str):
             self.prompt_text, self._ahead = row["prompt"], []
         elif isinstance(row.get("prompt"), list):
             self._given = [without_nones(message) for message in row["prompt"]]
+            if not all(isinstance(message, dict) and "role" in message for message in self._given):
+                raise ValueError(
+                    f"expected a list of messages, dicts with role and content, got {str(row['prompt'])[:200]}"
+                )
             # What follows a first answer of a completion followed the old one.
             self._ahead = []
         else:

@@ -37,7 +37,7 @@ def encode(question: Question, tokenizer: PreTrainedTokenizerBase, chat: Chat) -
             add_generation_prompt=True,
             return_tensors="pt",
             return_dict=True,
-            **chat.template_arguments,
+            **(chat.template_arguments | question.template_arguments),
         )
     return encoded["input_ids"]
 
@@ -81,7 +81,8 @@ def answered(question: Question, answer: str) -> Question:
     """The next turn of a question."""
     turn, *later = question.later_turns
     messages = (*question.messages, {"role": "assistant", "content": answer}, {"role": "user", "content": turn})
-    return Question(messages, f"{question.completion}\n\n{answer}\n\n{turn}", tuple(later))
+    completion = f"{question.completion}\n\n{answer}\n\n{turn}"
+    return Question(messages, completion, tuple(later), question.template_arguments)
 
 
 def room_for_prompts(config: PreTrainedConfig, max_new_tokens: int) -> int | None:

@@ -109,7 +109,7 @@ def own_question(row: dict[str, Any], where: str) -> Question:
     """
     conversation = row.get("messages", row.get("prompt"))
     if isinstance(conversation, list) and conversation and all(isinstance(part, dict) for part in conversation):
-        return conversation_question(conversation, where)
+        return conversation_question(conversation, where, template_arguments_of(row, where))
     if "turns" in row or isinstance(row.get("prompt"), list):
         said = row.get("turns", row.get("prompt"))
         if not isinstance(said, list) or not said or not all(isinstance(turn, str) and turn for turn in said):
@@ -123,15 +123,38 @@ def own_question(row: dict[str, Any], where: str) -> Question:
     return alpaca(row) if column == "instruction" else asked(row[column])
 
 
-def conversation_question(messages: list[dict[str, Any]], where: str) -> Question:
+def template_arguments_of(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """What a row says to the chat template besides its messages: its `tools` (perhaps as JSON), and `chat_template_kwargs`."""
+    tools, own = row.get("tools"), row.get("chat_template_kwargs") or {}
+    if isinstance(tools, str) and tools:
+        tools = parse_json(tools, f"{where}: the column tools")
+    if not isinstance(own, dict):
+        raise ValueError(f"{where}: expected chat_template_kwargs to be an object, got {own!r:.80}")
+    return {**({"tools": tools} if tools else {}), **own}
+
+
+def conversation_question(messages: list[dict[str, Any]], where: str, template_arguments: dict[str, Any]) -> Question:
     """A conversation up to its last user message, which is what is to be answered."""
-    if not all({"role", "content"} <= message.keys() and isinstance(message["content"], str) for message in messages):
-        raise ValueError(f"{where}: expected each message to have a role and a content that is a text")
+    messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    if not all(isinstance(message.get("role"), str) for message in messages):
+        raise ValueError(f"{where}: expected each message to have a role")
     last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)
     if last is None:
         raise ValueError(f"{where}: expected a message of the role 'user', got {[m['role'] for m in messages]}")
-    kept = tuple({"role": message["role"], "content": message["content"]} for message in messages[: last + 1])
-    return Question(kept, "\n\n".join(message["content"] for message in kept))
+    kept = tuple(messages[: last + 1])
+    for message in kept:
+        # A call of a tool needs no text, and the chat template has a say in the rest.
+        if not isinstance(message.get("content", [] if "tool_calls" in message else None), str | list):
+            raise ValueError(f"{where}: expected each message to have a role and a content that is a text")
+    texts = [text for message in kept for text in texts_of(message.get("content", []))]
+    return Question(kept, "\n\n".join(texts), template_arguments=template_arguments)
+
+
+def texts_of(content: str | list[Any]) -> list[str]:
+    """The texts of a message's content, which may come in parts."""
+    if isinstance(content, str):
+        return [content]
+    return [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
 
 
 def read_rows(file: Path) -> list[Any]:

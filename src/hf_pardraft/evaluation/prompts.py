@@ -1,7 +1,7 @@
 """The benchmarks that speculative decoding is measured on: where they are, and how a row becomes a question."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 STEP_BY_STEP = "Reason step by step, and put the final answer in \\boxed{}."
@@ -15,11 +15,13 @@ class Question:
         messages: the conversation for chat models, as `apply_chat_template` takes it: roles and contents, the user's last.
         completion: the text for models without a chat template.
         later_turns: what the user says next, after the answer, and after the answer to that.
+        template_arguments: what the chat template takes besides for this question, `tools` among them.
     """
 
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
     completion: str
     later_turns: tuple[str, ...] = ()
+    template_arguments: dict[str, Any] = field(default_factory=dict)
 
 
 def asked(text: str, completion: str | None = None) -> Question:

@@ -26,7 +26,7 @@ SMALL = {
 CPU_STEP, SMALL_STEP = 1, 4
 # What a small drafter proposes from, where the target's vocabulary is twice as large or more.
 SMALL_VOCABULARY = 8192
-# Answers are cut off where training would cut them.
+# Answers are cut off about where training would cut them.
 SMALL_ANSWER, ANSWER = 384, 2048
 BATCH = 32
 TAU = {"tau_prompts": 4, "tau_new_tokens": 64}
@@ -130,24 +130,25 @@ class Commands:
         """The target's hidden states of all text."""
         return ["cache-features", *as_options({"output": output, **self._training_options()})]
 
-    def probe(self) -> list[str]:
-        """A few steps and an evaluation, to see what they cost."""
+    def probe(self, stored_states: bool = True) -> list[str]:
+        """A few steps and an evaluation, to see what they cost, from stored states where they may be."""
         limits = {"max_steps": PROBE_STEPS, "save_strategy": "no", "eval_strategy": "no"}
-        return self._train(self.layout.probe, self.layout.probe_states if self.may_store_states else None, limits)
+        has_states = stored_states and self.may_store_states
+        return self._train(self.layout.probe, self.layout.probe_states if has_states else None, limits)
 
     def train(self, plan: TrainingPlan, resume: bool, stored_states: bool = False) -> list[str]:
         """The training itself, evaluated by tau, of which the best checkpoint is kept; from stored states or a live target."""
         limits = {"max_steps": plan.steps}
         for name in ("eval", "save"):
             limits |= {f"{name}_strategy": "steps", f"{name}_steps": plan.eval_steps}
-        limits |= {"load_best_model_at_end": True, "metric_for_best_model": "tau", "save_total_limit": 1}
+        limits |= {"load_best_model_at_end": True, "metric_for_best_model": "tau", "save_total_limit": 2}
         limits["logging_steps"] = max(1, min(50, plan.eval_steps // 4))
         if resume:
             limits["resume_from_checkpoint"] = "last"
         return self._train(self.layout.drafter, self.layout.states if stored_states else None, limits)
 
-    def eval(self, plan: EvaluationPlan) -> list[str]:
-        """Tau and speed on held-out prompts, beside plain `generate`."""
+    def eval(self, plan: EvaluationPlan, has_plain_prompts: bool = False) -> list[str]:
+        """Tau and speed on held-out prompts, beside plain `generate`; `has_plain_prompts`: they are no conversations."""
         options = {
             "target": self.settings.target,
             "drafter": f"{self.settings.kind_name}={self.layout.drafter}",
@@ -157,11 +158,10 @@ class Commands:
             "dtype": self.dtype,
             "json": self.layout.results,
         }
-        arguments = [
-            word
-            for name, value in self.settings.chat_template_kwargs.items()
-            for word in ("--chat-argument", f"{name}={json.dumps(value)}")
-        ]
+        template_kwargs = {} if has_plain_prompts else self.settings.chat_template_kwargs
+        arguments = ["--no-chat-template"] if has_plain_prompts else []
+        for name, value in template_kwargs.items():
+            arguments += ["--chat-argument", f"{name}={json.dumps(value)}"]
         return ["eval", *as_options(options), *arguments, *self._trust()]
 
     def card(self) -> list[str]:

@@ -84,7 +84,11 @@ class Making:
             "card": self.write_card,
         }
         layout = self.layout
-        leftovers = {"probe": (layout.probe, layout.probe_states), "training": (layout.states,)}
+        leftovers = {
+            "probe": (layout.probe, layout.probe_states),
+            "states": (layout.probe,),
+            "training": (layout.states,),
+        }
         for name, stage in stages.items():
             if name not in self.state.done:
                 stage()
@@ -120,7 +124,8 @@ class Making:
         num_train, num_held_out = text.split()
         settings = self.commands.settings
         num_tokens = text.count_tokens(load_tokenizer(settings.target, settings.trust_remote_code))
-        state.decided["text"] = {"train": num_train, "held_out": num_held_out, "tokens": num_tokens}
+        counts = {"train": num_train, "held_out": num_held_out, "tokens": num_tokens}
+        state.decided["text"] = {**counts, "has_plain_prompts": text.has_plain_prompts()}
         state.save()
         self.tell(f"{num_train} dialogues to learn from and {num_held_out} held out, {num_tokens} tokens")
 
@@ -169,12 +174,12 @@ class Making:
             stored = sum(path.stat().st_size for path in folder.iterdir())
             self.state.decided["bytes_per_token"] = stored / max(1, self.state.decided["text"]["tokens"])
 
-    def probe(self) -> None:
-        """A few steps on the first text, which show what does not work while hours can be saved, and what a step costs."""
+    def probe(self, stored_states: bool = True) -> None:
+        """A few steps, which show what does not work while hours can be saved, and what a step costs."""
         folder = self.layout.probe
         shutil.rmtree(folder, ignore_errors=True)
         before = self.state.seconds.get("probe", 0.0)
-        if ended := self._run("probe", self.commands.probe()):
+        if ended := self._run("probe", self.commands.probe(stored_states)):
             raise failure("the first steps of training", ended)
         history = read_json(folder / "trainer_state.json")["log_history"]
         # The evaluation at the end is a part of it.
@@ -190,12 +195,17 @@ class Making:
         decided = self.state.decided
         if not self.commands.may_store_states:
             return
-        needed = decided["bytes_per_token"] * decided["text"]["tokens"]
-        decided["stored_states"] = needed <= ROOM_SHARE * shutil.disk_usage(self.layout.folder).free
+        if "stored_states" not in decided:
+            needed = decided["bytes_per_token"] * decided["text"]["tokens"]
+            has_room = needed <= ROOM_SHARE * shutil.disk_usage(self.layout.folder).free
+            if not has_room:
+                self.tell(f"no room for {needed / 1e9:.1f} GB of hidden states, so that every step runs the target")
+                # What a step costs was tried with stored states.
+                self.probe(stored_states=False)
+            decided["stored_states"] = has_room
+            self.state.save()
         if decided["stored_states"]:
             self._cache_features("states", self.layout.states)
-        else:
-            self.tell(f"no room for {needed / 1e9:.1f} GB of hidden states, so that every step runs the target")
 
     def _cache_features(self, stage: str, folder: Path) -> None:
         if ended := self._run(stage, self.commands.cache_features(folder)):
@@ -229,7 +239,9 @@ class Making:
             left = evaluation_seconds(self.total, state.spent)
             decided["evaluation"] = vars(evaluation_plan(left, speed, decided["text"]["held_out"]))
             state.save()
-        words = self.commands.eval(EvaluationPlan(**decided["evaluation"]))
+        # A run that began with an earlier version has not written that down.
+        has_plain_prompts = decided["text"].get("has_plain_prompts", False)
+        words = self.commands.eval(EvaluationPlan(**decided["evaluation"]), has_plain_prompts)
         if ended := self._run("evaluation", words):
             raise failure("measuring", ended)
         # Results are published with the card, and local folders are nobody's business.

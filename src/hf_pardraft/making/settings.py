@@ -24,6 +24,11 @@ LEAST_PROMPTS = 8
 PROMPT_COLUMNS = ("messages", "conversations", "prompt")
 
 
+def own_name(model: str) -> str:
+    """What a model is called: of a folder or a repository the last part."""
+    return Path(model).resolve().name if Path(model).is_dir() else model.rstrip("/").split("/")[-1]
+
+
 @dataclass(frozen=True)
 class MakeSettings:
     """What a user asks for. A run that goes on must ask for the same.
@@ -68,10 +73,7 @@ class MakeSettings:
 
     @property
     def target_name(self) -> str:
-        """The target's own name: of a folder or a repository the last part."""
-        return (
-            Path(self.target).resolve().name if Path(self.target).is_dir() else self.target.rstrip("/").split("/")[-1]
-        )
+        return own_name(self.target)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -7,7 +7,7 @@ from typing import Any
 from .commands import Commands
 from .plan import TEXT_SHARE, EvaluationPlan, TrainingPlan
 from .runner import as_typed
-from .settings import MakeSettings
+from .settings import MakeSettings, own_name
 from .state import MakeState
 from .text import Text
 
@@ -116,7 +116,7 @@ def recipe_text(commands: Commands, state: MakeState) -> str:
         *Text(commands, state).all_commands(),
         *([commands.cache_features(commands.layout.states)] if stored else []),
         commands.train(TrainingPlan(**training), resume=False, stored_states=stored),
-        commands.eval(EvaluationPlan(**decided["evaluation"])),
+        commands.eval(EvaluationPlan(**decided["evaluation"]), text.get("has_plain_prompts", False)),
     ]
     typed = "\n".join(public_command(commands, words) for words in run)
     return (
@@ -128,7 +128,15 @@ def recipe_text(commands: Commands, state: MakeState) -> str:
 
 
 def public_command(commands: Commands, words: list[str]) -> str:
-    """A command as others may read it: the target by its own name, files from the run's folder on."""
-    target, folder = commands.settings.target, f"{commands.layout.folder}/"
-    names = [commands.settings.target_name if word == target else word.replace(folder, "") for word in words]
-    return as_typed(names)
+    """A command as others may read it: models by their own names, files from the run's folder on."""
+    settings, folder = commands.settings, f"{commands.layout.folder}/"
+    names = {settings.target: settings.target_name}
+    if settings.base is not None:
+        names.setdefault(settings.base, own_name(settings.base))
+    return as_typed([names.get(word) or inside(folder, word) for word in words])
+
+
+def inside(folder: str, word: str) -> str:
+    """A word of a command, `name=path` perhaps, with the path from a folder on."""
+    name, has_name, path = word.rpartition("=")
+    return f"{name}{has_name}{path.removeprefix(folder)}"

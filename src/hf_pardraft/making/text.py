@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from .plan import held_out
 from .state import MakeState
 
 # What training and measuring read; columns of a user's own may differ from row to row.
-COLUMNS = ("messages", "prompt", "completion", "tools")
+COLUMNS = ("messages", "prompt", "completion", "tools", "chat_template_kwargs", "truncated")
 
 
 class Text:
@@ -68,18 +69,29 @@ class Text:
         return found
 
     def split(self) -> tuple[int, int]:
-        """Write what is learned and what is held out: numbers of dialogues."""
-        rows = [{name: row[name] for name in COLUMNS if row.get(name) is not None} for row in self.rows()]
+        """Write what is learned and what is held out: numbers of dialogues. Nothing is learned of a prompt that is held out."""
+        rows = [learned_from(row) for row in self.rows()]
         if len(rows) < 2:
             raise ValueError(
                 f"the target wrote {len(rows)} dialogues, and at least 2 are needed, one to learn and one to measure with: give "
                 "it more --hours, or prompts with --dataset"
             )
-        chosen = set(held_out(len(rows)))
+        places: dict[str, list[int]] = {}
+        for place, row in enumerate(rows):
+            places.setdefault(prompt_of(row), []).append(place)
+        # Where all have one prompt, their answers are all that can be apart.
+        groups = [*places.values()] if len(places) > 1 else [[place] for place in range(len(rows))]
+        chosen = held_out(len(groups))
+        kept = [groups[number][0] for number in chosen]
+        learned = sorted(place for number, group in enumerate(groups) if number not in {*chosen} for place in group)
         layout = self.commands.layout
-        write_whole(layout.held_out, as_lines([row for place, row in enumerate(rows) if place in chosen]))
-        write_whole(layout.train, as_lines([row for place, row in enumerate(rows) if place not in chosen]))
-        return len(rows) - len(chosen), len(chosen)
+        write_whole(layout.held_out, as_lines([rows[place] for place in kept]))
+        write_whole(layout.train, as_lines([rows[place] for place in learned]))
+        return len(learned), len(kept)
+
+    def has_plain_prompts(self) -> bool:
+        """Whether prompts are texts, which the target goes on from as they are, without a chat template."""
+        return self.dataset is not None and all(isinstance(row.get("prompt"), str) for row in self.rows())
 
     def count_tokens(self, tokenizer: PreTrainedTokenizerBase) -> int:
         """Tokens that the target wrote, prompts of its own included."""
@@ -105,7 +117,23 @@ def written_texts(row: dict[str, Any], prompts_too: bool) -> list[str]:
     messages = row.get("messages") or row.get("completion") or []
     if isinstance(messages, str):
         return [messages]
-    return [message["content"] for message in messages if prompts_too or message["role"] == "assistant"]
+    contents = [message.get("content") for message in messages if prompts_too or message.get("role") == "assistant"]
+    # A call of a tool may have none, or parts.
+    return [content for content in contents if isinstance(content, str)]
+
+
+def learned_from(row: dict[str, Any]) -> dict[str, Any]:
+    """What training and measuring read of a row."""
+    return {name: row[name] for name in COLUMNS if row.get(name) is not None and row[name] is not False}
+
+
+def prompt_of(row: dict[str, Any]) -> str:
+    """What the target was asked first, in a form that can be compared."""
+    messages = row.get("messages")
+    if messages is None:
+        return json.dumps(row.get("prompt"), sort_keys=True, default=str)
+    asked = list(takewhile(lambda message: message.get("role") != "assistant", messages))
+    return json.dumps(asked, sort_keys=True, default=str)
 
 
 def as_lines(rows: list[dict[str, Any]]) -> str:

@@ -55,7 +55,9 @@ def load_data(source: Any, config: str | None = None, split: str = "train", stre
         return one_split(source, split)
     path = Path(source)
     kind = file_kind(path)
-    if kind and not glob.glob(str(path)):
+    # A name may hold what stands for other characters in a pattern.
+    pattern = glob.escape(str(path)) if path.exists() else str(path)
+    if kind and not glob.glob(pattern):
         raise FileNotFoundError(f"no data file {str(path)!r}: a name with the ending {path.suffix} is taken for a file")
     if not kind and path.is_file():
         raise ValueError(
@@ -63,10 +65,10 @@ def load_data(source: Any, config: str | None = None, split: str = "train", stre
         )
     if kind and config is not None:
         raise ValueError(f"{str(path)!r} is a file, which has no configurations, got {config!r}: leave that out")
-    check_json_files(map(Path, glob.glob(str(path)) if kind else path.rglob("*") if path.is_dir() else []))
+    check_json_files(map(Path, glob.glob(pattern) if kind else path.rglob("*") if path.is_dir() else []))
     with reading_data(source):
         if kind:
-            return load_dataset(kind, data_files=str(path), split=split, streaming=streaming)
+            return load_dataset(kind, data_files=pattern, split=split, streaming=streaming)
         if path.is_dir() and any(
             (path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json", "state.json")
         ):
