@@ -97,6 +97,8 @@ class Hub:
                 self.put_file(repo, branch, value["path"], base64.b64decode(value["content"]))
             elif line["key"] == "lfsFile":
                 self.put_file(repo, branch, value["path"], self.objects[value["oid"]])
+            elif line["key"] == "deletedFile":
+                del self.files[repo, branch, value["path"]]
         return 200, {
             "success": True,
             "commitOid": COMMIT,
@@ -110,6 +112,14 @@ class Hub:
             return 404, {"error": "no such revision"}
         siblings = [{"rfilename": name} for name in names]
         return 200, {"id": repo, "modelId": repo, "sha": COMMIT, "private": False, "siblings": siblings, "tags": []}
+
+    def tree(self, body: bytes, repo: str, branch: str) -> tuple[int, Any]:
+        if repo not in self.repositories:
+            return 404, {"error": "no such repository"}
+        files = {path: content for (name, rev, path), content in self.files.items() if (name, rev) == (repo, branch)}
+        return 200, [
+            {"type": "file", "path": path, "size": len(content), "oid": "0" * 40} for path, content in files.items()
+        ]
 
     def whoami(self, body: bytes) -> tuple[int, Any]:
         return 200, {"type": "user", "name": "someone", "orgs": [], "auth": {"type": "access_token"}}
@@ -126,6 +136,7 @@ ROUTES = [
     ("POST", rf"/{NAME}\.git/info/lfs/objects/batch", "lfs_batch"),
     ("PUT", r"/objects/(\w+)", "put_object"),
     ("POST", rf"/api/models/{NAME}/commit/([^/]+)", "commit"),
+    ("GET", rf"/api/models/{NAME}/tree/([^/]+)", "tree"),
     ("GET", rf"/api/models/{NAME}/revision/([^/]+)", "info"),
     ("GET", rf"/api/models/{NAME}", "info"),
     ("GET", r"/api/whoami-v2", "whoami"),

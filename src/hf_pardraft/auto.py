@@ -15,7 +15,7 @@ from .checkpoints.files import check_beside, check_place, read_config_file, read
 from .checkpoints.loading import with_resolved_revision
 from .checkpoints.projection import check_tensors, find_separate, with_subfolder
 from .checkpoints.published import drafter_class_for, find_drafter_class, native_fields
-from .models.base import ParallelDrafter, find_file, hub_arguments, load_generation_config
+from .models.base import PairedConfig, ParallelDrafter, find_file, hub_arguments, load_generation_config
 from .models.modeling_pard import VOCABULARY_FILE, PardDrafter
 
 __all__ = ["AutoDrafter", "drafter_class_for"]
@@ -184,6 +184,8 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()
     if vocabulary is not None:
         check_tensors(vocabulary)
         merged.set_draft_vocabulary(load_file(vocabulary)["t2d"].nonzero().flatten())
-    for name in config.keys() & {"target_name_or_path", "target_model_type", "target_fingerprint"}:
-        setattr(merged.config, name, config[name])
+    if config.keys() & PairedConfig.__annotations__.keys():
+        # What the base was trained with is not what the adapter was; a field without a value is not written.
+        for name in PairedConfig.__annotations__:
+            setattr(merged.config, name, config.get(name))
     return merged.eval()

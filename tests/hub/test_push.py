@@ -17,6 +17,7 @@ from hub_stand_in import Hub, serve
 from in_process import pardraft
 from tiny_models import tiny_drafter, tiny_target
 
+EARLIER = ("adapter_config.json", "adapter_model.safetensors", "model-00001-of-00002.safetensors")
 RESULTS = {
     "rows": [{"name": "drafter", "tokens_per_second": 50.0, "speedup": 2.5, "tau": 3.25}],
     "machine": "one H200",
@@ -59,6 +60,11 @@ def published(tmp_path_factory):
     card.write_text(card.read_text() + "\nOur own words.\n")
     measure(save_drafter(work / "measured"))
     before = {name: files_in(work / name) for name in ("drafter", "measured")}
+    for repository in ("someone/earlier", "someone/earlier-too"):
+        # What an adapter, and a drafter in shards, have left.
+        hub.repositories[repository] = {}
+        for name in (*EARLIER, "README.md", "notes.txt"):
+            hub.put_file(repository, "main", name, b"---\nlicense: mit\n---\nearlier")
     server = serve(hub)
     environment = {
         **os.environ,
@@ -160,6 +166,20 @@ def test_saving_and_pushing_at_once_uploads_the_folders_card(published):
     assert hub.files["someone/third", "main", "README.md"] == before["measured"]["README.md"]
 
 
+def test_what_is_saved_and_pushed_at_once_is_the_same(published):
+    hub, _, before = published
+    averaged = {name: hub.files["someone/averaged", "main", name] for name in hub.names("someone/averaged")}
+    assert averaged["model.safetensors"] != before["drafter"]["model.safetensors"]
+    assert not [name for name in averaged if name.endswith(".py")]
+
+
+def test_weights_of_an_earlier_drafter_do_not_stay_in_its_repository(published):
+    hub, found, before = published
+    assert found["over"]["code"] == 0, found["over"]["error"]
+    assert hub.names("someone/earlier") == sorted([*before["measured"], "notes.txt"])
+    assert hub.names("someone/earlier-too") == sorted([*before["drafter"], "notes.txt"])
+
+
 def test_the_stand_in_knew_every_request(published):
     hub, _, _ = published
     # Loading looks for the repository's discussions and the like, and does without.
@@ -172,7 +192,10 @@ def test_the_stand_in_knew_every_request(published):
 def test_a_dry_run_lists_files_gaps_and_what_is_left_out(tmp_path):
     folder = save_drafter(tmp_path / "drafter", "pard2")
     expected = {name: len(content) for name, content in files_in(folder).items()}
-    for name in ("optimizer.pt", "training_args.bin", ".cache/x", "checkpoint-5/model.safetensors", "runs/log"):
+    left_out = ["optimizer.pt", "training_args.bin", ".cache/x", "checkpoint-5/model.safetensors", "runs/log"]
+    # They name the folders in which it was trained.
+    left_out += ["train_settings.yaml", "trainer_state.json"]
+    for name in left_out:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("x")
     done = pardraft("push", folder, "someone/drafter", "--dry-run")
@@ -180,7 +203,7 @@ def test_a_dry_run_lists_files_gaps_and_what_is_left_out(tmp_path):
     assert announced(done.out) == expected
     assert "target_projection/model.safetensors" in expected
     assert f"total: {len(expected)} files, {sum(expected.values())} bytes" in done.out
-    for name in ("optimizer.pt", "training_args.bin", ".cache", "checkpoint-5", "runs"):
+    for name in (name.split("/")[0] for name in left_out):
         assert f"left out {name}: " in done.out
     assert "gap 1: no measured numbers" in done.out
     assert "uploaded" not in done.out
@@ -249,6 +272,9 @@ class Failing:
         if "create_repo" in self.errors:
             raise self.errors["create_repo"]
         return SimpleNamespace(repo_id=repo_id)
+
+    def list_repo_files(self, repo_id, **options):
+        return [".gitattributes"]
 
     def create_commit(self, *args, **options):
         raise self.errors["create_commit"]

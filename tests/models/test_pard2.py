@@ -412,7 +412,8 @@ def test_pushing_uploads_the_projection_too(target, tmp_path, monkeypatch):
     monkeypatch.setattr(PardDrafter, "push_to_hub", push_to_hub)
     tiny_drafter("pard2", target).save_pretrained(tmp_path / "mine", push_to_hub=True, private=True)
     card = tmp_path / "mine" / "README.md"
-    assert pushed == {"repo_id": "mine", "private": True, "token": None, "card": card}
+    saved = {"state_dict": None, "with_code": True}
+    assert pushed == {"repo_id": "mine", "private": True, "card": card, **saved}
     assert (tmp_path / "uploaded" / "target_projection" / "model.safetensors").exists()
 
 

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,18 @@ Stale = Callable[[Path, set[str]], Iterable[str]]
 
 
 def stale_weights(folder: Path, files: set[str]) -> list[str]:
-    """Weights of an earlier save, say in other shards, that would be loaded instead of, or beside, those among `files`."""
+    """Weights of an earlier save, see [`stale_among`], in a folder."""
+    return stale_among(
+        (path.relative_to(folder).as_posix() for pattern in WEIGHTS for path in folder.glob(pattern)), files
+    )
+
+
+def stale_among(found: Iterable[str], files: set[str]) -> list[str]:
+    """Of the names that are `found`, weights of an earlier save, say in other shards or as an adapter, that would be loaded
+    instead of, or beside, those among `files`."""
     if not any(MAIN_WEIGHTS.fullmatch(name) for name in files):
         return []
-    found = {path.relative_to(folder).as_posix() for pattern in WEIGHTS for path in folder.glob(pattern)}
-    return sorted(found - files)
+    return sorted(name for name in {*found} - files if any(fnmatchcase(name, pattern) for pattern in WEIGHTS))
 
 
 @contextmanager

@@ -65,7 +65,9 @@ def save_drafter(
             if not (folder / CARD).exists():
                 write_card(drafter, workspace, pushed.get("repo_id") or folder.resolve().name)
     if push_to_hub:
-        drafter.push_to_hub(pushed.pop("repo_id", folder.name), card=folder / CARD, token=kwargs.get("token"), **pushed)
+        # It is saved as it was saved here.
+        options = {**kwargs, **pushed, "card": folder / CARD, "with_code": with_code}
+        drafter.push_to_hub(options.pop("repo_id", folder.name), **options)
 
 
 def own_class(model: PreTrainedModel) -> type[PreTrainedModel]:

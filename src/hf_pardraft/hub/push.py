@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils.hub import create_and_tag_model_card, hf_api
 
+from ..checkpoints.atomic_folders import stale_among
 from ..checkpoints.files import check_beside
 from ..checkpoints.locks import LOCK
 from ..checkpoints.saving import own_class
@@ -21,11 +22,15 @@ from ..user_input.files import read_json
 from ..user_input.redaction import redacted
 from .cards import FILE_NAME, card_gaps, has_measured_numbers
 
-# Folders and files that lie beside a drafter and are no part of it.
+# What lies beside a drafter and is no part of it.
 LEFT_OUT_FOLDERS = {
     "checkpoint-*": "a checkpoint of training",
     "runs": "logs of training",
     "__pycache__": "compiled code",
+}
+LEFT_OUT_FILES = {
+    "train_settings.yaml": "settings of training, which name local folders",
+    "trainer_state.json": "a log of training, which names local folders",
 }
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "warp_model.bin")
@@ -135,7 +140,7 @@ def reason_to_leave_out(path: Path) -> str | None:
         return next((why for pattern, why in LEFT_OUT_FOLDERS.items() if path.match(pattern)), None)
     if any(path.match(pattern) for pattern in PICKLES):
         return "a pickle, which can run code where it is loaded"
-    return None if path.is_file() else "no file"
+    return LEFT_OUT_FILES.get(path.name) if path.is_file() else "no file"
 
 
 def auto_map_of(folder: Path) -> dict[str, str]:
@@ -200,7 +205,7 @@ def push(
     commit_message: str | None = None,
     create_pr: bool = False,
 ) -> str:
-    """Upload, in one commit, exactly the files of an [`Upload`].
+    """Upload, in one commit, exactly the files of an [`Upload`]; weights of an earlier drafter in the repository go.
 
     Args:
         upload: what [`plan_upload`] found.
@@ -223,14 +228,15 @@ def push(
         # Once more, since time has passed: a file may have become a link.
         for path in [upload.folder / name, *(upload.folder / name).parents][: len(Path(name).parts)]:
             check_link(path, upload.folder)
-    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=upload.folder / name) for name in upload.files]
+    added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=upload.folder / name) for name in upload.files]
     try:
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not create_pr:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
+        stale = stale_among(api.list_repo_files(repo_id, revision=revision), {*upload.files})
         commit = api.create_commit(
             repo_id,
-            operations=operations,
+            operations=[*added, *map(CommitOperationDelete, stale)],
             commit_message=commit_message or "Upload drafter",
             revision=revision,
             create_pr=create_pr,
@@ -264,7 +270,7 @@ def push_drafter(
     create_pr: bool = False,
     **save_arguments: Any,
 ) -> Any:
-    """Save a drafter to a temporary folder and upload that.
+    """Save a drafter to a temporary folder and upload that; weights of an earlier drafter in the repository go.
 
     Args:
         model: the drafter.
@@ -282,6 +288,8 @@ def push_drafter(
         folder = Path(workspace)
         model.save_pretrained(folder, repo_id=repo_id, **save_arguments)
         place_card(folder / FILE_NAME, repo_id, card, tags, token)
+        files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        stale = stale_among(api.list_repo_files(repo_id, revision=revision, token=token), files)
         return api.upload_folder(
             repo_id=repo_id,
             folder_path=folder,
@@ -290,6 +298,7 @@ def push_drafter(
             create_pr=create_pr,
             commit_message=commit_message or f"Upload {own_class(model).__name__}",
             commit_description=commit_description,
+            delete_patterns=stale or None,
         )
 
 
