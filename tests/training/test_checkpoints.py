@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import resource
@@ -18,6 +19,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from hf_pardraft import AutoDrafter
 from hf_pardraft.training import run_identity
 from hf_pardraft.training.checkpointing import UNFINISHED, checkpoint_to_resume, publish, tidy
+from hf_pardraft.training.run import last_evaluation
 from processes import in_a_process
 from tiny_models import tiny_drafter, tiny_target
 from training.tiny_training import losses, trainer_for
@@ -186,6 +188,47 @@ def test_the_limit_on_checkpoints_counts_whole_ones_and_spares_the_best(target, 
     assert checkpoints(tmp_path) == ["checkpoint-1", "checkpoint-4"]
     state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
     assert state["best_model_checkpoint"] == str(tmp_path / "checkpoint-1")
+
+
+def test_the_best_checkpoint_is_found_where_the_run_has_moved_to(target, text, tmp_path):
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "greater_is_better": True}
+    begun = trainer_for(
+        "dflash", target, text, tmp_path / "begun", save_total_limit=2, max_steps=2, **SAVING, **settings
+    )
+    begun.train()
+    assert begun.state.best_global_step == 1
+    (tmp_path / "begun").rename(tmp_path / "moved")
+    moved = trainer_for(
+        "dflash", target, text, tmp_path / "moved", save_total_limit=2, max_steps=4, **SAVING, **settings
+    )
+    moved.args.resume_changed = True
+    moved.train(resume_from_checkpoint=True)
+    assert moved.state.best_model_checkpoint == str(tmp_path / "moved" / "checkpoint-1")
+    assert checkpoints(tmp_path / "moved") == ["checkpoint-1", "checkpoint-4"]
+    best = AutoDrafter.from_pretrained(tmp_path / "moved" / "checkpoint-1").state_dict()
+    assert all(torch.equal(weight, best[name]) for name, weight in moved.drafter.state_dict().items())
+
+
+def test_what_is_told_of_a_run_is_of_the_weights_that_are_saved(target, text, tmp_path):
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "greater_is_better": True}
+    trainer = trainer_for(
+        "dflash", target, text, tmp_path, max_steps=4, save_strategy="steps", save_steps=2, **settings
+    )
+    trainer.train()
+    # The first evaluation was the best by this measure, and nothing was saved then.
+    assert trainer.state.best_global_step == 1
+    told = last_evaluation(trainer.args, trainer.state)
+    assert told["eval_loss"] == pytest.approx(trainer.evaluate()["eval_loss"], rel=1e-5)
+
+
+def test_a_gradient_that_is_not_a_number_in_the_last_step_is_noticed_too(target, text, tmp_path):
+    trainer = trainer_for("dflash", target, text, tmp_path, max_steps=2, logging_steps=100)
+    trainer.saves_before_last_evaluation = True
+    weight = next(weight for weight in trainer.drafter.parameters() if weight.requires_grad)
+    weight.register_hook(lambda gradient: gradient * math.nan if trainer.state.global_step == 1 else gradient)
+    with pytest.raises(FloatingPointError, match="gradient's norm became nan at step 2"):
+        trainer.train()
+    assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):

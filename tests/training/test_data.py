@@ -7,14 +7,16 @@ import random
 import pytest
 import torch
 from datasets import Dataset, DatasetDict, load_dataset
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
-from hf_pardraft.training.data.dataset import prepare_data
+from hf_pardraft.training.data.dataset import chat_arguments, prepare_data
 from hf_pardraft.training.data.documents import checked, pack
 from hf_pardraft.training.layouts import AnchoredBlocks, DroppedMasks, SharedPrefixes
 from hf_pardraft.user_input.data import load_data
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
+from training.tiny_training import trainer_for
 
 CHAT = {"messages": [{"role": "user", "content": "two and three"}, {"role": "assistant", "content": "is five"}]}
 UNANSWERED = {"messages": [{"role": "user", "content": "two and three"}]}
@@ -336,3 +338,72 @@ def test_data_settings_out_of_range_are_refused(tmp_path, setting, value, match)
         DraftTrainingArguments(tmp_path, use_cpu=True, **{setting: value})
     with pytest.raises(ValueError, match="max_length"):
         DraftTrainingArguments(tmp_path, use_cpu=True, packing=True, max_length=None)
+
+
+@pytest.mark.parametrize("form", ["rows", "arrow", "stream"])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"labels": [1, 2, 3]}, "labels has 3 entries, and there are 4 tokens"),
+        ({"labels": [1, 2, 3, 4, 5]}, "labels has 5 entries, and there are 4 tokens"),
+        ({"attention_mask": [1, 1, 1]}, "attention_mask has 3 entries, and there are 4 tokens"),
+        ({"document_ids": [0]}, "document_ids has 1 entries, and there are 4 tokens"),
+        ({"attention_mask": [0, 0, 0, 0]}, "padding alone"),
+    ],
+)
+def test_rows_whose_columns_have_other_lengths_are_refused_by_number(wrong, message, form):
+    right = {name: [0, 1, 1, 1] for name in wrong}
+    rows = [{"input_ids": [1, 2, 3, 4], **columns} for columns in (right, wrong, right)]
+    data = rows if form == "rows" else Dataset.from_list(rows)
+    with pytest.raises(ValueError, match=f"example 1: {message}|example 1: attention_mask .*{message}"):  # noqa: PT012
+        prepared = prepare_data(data.to_iterable_dataset() if form == "stream" else data)
+        list(prepared)
+
+
+def test_texts_end_where_the_targets_context_does(tokenizer, caplog):
+    words = {"text": " ".join(["two and three"] * 30)}
+    whole = len(prepare_data([words], tokenizer)[0]["input_ids"])
+    assert whole > 40
+    with caplog.at_level(logging.WARNING):
+        (row,) = prepare_data([words], tokenizer, max_length=50, context=20)
+    assert len(row["input_ids"]) == len(row["labels"]) == 20
+    assert "the target reads 20 tokens" in caplog.text
+    assert len(prepare_data([words], tokenizer, max_length=20, context=50)[0]["input_ids"]) == 20
+    tokens = [{"input_ids": [*range(3, 33)], "labels": [*range(3, 33)]}, {"input_ids": [3, 4, 5], "labels": [3, 4, 5]}]
+    for data in (tokens, Dataset.from_list(tokens), Dataset.from_list(tokens).to_iterable_dataset()):
+        rows = list(prepare_data(data, context=20))
+        assert [len(row["input_ids"]) for row in rows] == [len(row["labels"]) for row in rows] == [20, 3]
+    assert "1 of 2 examples are longer" in caplog.text
+    # Each text of a pack begins at position 0.
+    packed = [{**tokens[0], "document_ids": [0] * 15 + [1] * 15}]
+    assert len(prepare_data(packed, context=20)[0]["input_ids"]) == 30
+
+
+def test_a_target_with_a_table_of_positions_is_trained_for_and_drafted_for_within_it(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 32, "vocab_size": 64}
+    target = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=None, pad_token_id=0)).eval()
+    rows = [{"input_ids": [3 + n % 50] * 40, "labels": [-100] * 28 + [3 + n % 50] * 12} for n in range(4)]
+    settings = {"tau_prompts": 2, "tau_new_tokens": 64, "max_steps": 1}
+    trainer = trainer_for("pard", target, rows, tmp_path, drafter=tiny_drafter("pard", target), **settings)
+    trainer.train()
+    assert trainer.evaluate()["eval_tau"] >= 1
+
+
+def test_a_drafter_remembers_what_rows_say_to_the_chat_template(tmp_path):
+    args = DraftTrainingArguments(tmp_path, chat_template_kwargs={"a": 1}, use_cpu=True, report_to=[])
+    own = {**CHAT, "chat_template_kwargs": {"enable_thinking": False}}
+    assert chat_arguments([own] * 3, args) == {"a": 1, "enable_thinking": False}
+    assert chat_arguments(Dataset.from_list([CHAT] * 3), args) == {"a": 1}
+    # Of several modes none is remembered.
+    assert chat_arguments([own, CHAT], args) is None
+    assert chat_arguments([{"text": "two"}], args) is None
+
+
+def test_a_file_whose_name_is_a_pattern_is_read(tmp_path):
+    folder = tmp_path / "runs[v2]"
+    folder.mkdir()
+    for name in ("train.jsonl", "a*.jsonl"):
+        (folder / name).write_text(json.dumps({"text": name}) + "\n")
+    for name in ("train.jsonl", "a*.jsonl"):
+        assert [row["text"] for row in load_data(str(folder / name))] == [name]

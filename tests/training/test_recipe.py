@@ -20,8 +20,8 @@ from hf_pardraft.training.losses.objectives import (
 from hf_pardraft.training.losses.sums import mean_of
 from hf_pardraft.training.recipe import RECIPES, read_recipe, recipe_names, training_run
 from hf_pardraft.training.recipe_help import help_text
-from hf_pardraft.training.run import new_drafter
-from tiny_models import random_prompt, tiny_target
+from hf_pardraft.training.run import new_drafter, tell_of_another_kind
+from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 NEEDED = ["--target", "t", "--dataset", "d", "--output", "o"]
 # From arXiv 2504.18583 (table 4), arXiv 2606.11552 (section 5), arXiv 2606.02091 (A.1) and arXiv 2601.19278 (B.2).
@@ -329,6 +329,22 @@ def test_a_setting_whose_package_is_missing_says_which():
 def test_a_recipes_drafter_gives_way_to_one_to_go_on_with():
     run = run_of("dflare", "--drafter", "mine")
     assert (run.drafter.drafter, run.drafter.num_layers, run.arguments["learning_rate"]) == ("mine", None, 6e-4)
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dflare", "dart"])
+def test_a_drafter_to_go_on_with_that_is_none_of_the_recipes_kind_is_told(kind, recwarn):
+    target = tiny_target()
+    drafter = tiny_drafter(kind, target)
+    for recipe in recipe_names():
+        recwarn.clear()
+        tell_of_another_kind(drafter, read_recipe(recipe)["kind"], recipe)
+        told = [str(warning.message) for warning in recwarn]
+        if read_recipe(recipe)["kind"] == kind:
+            assert not told
+        else:
+            assert len(told) == 1
+            assert f"--recipe {recipe} is for" in told[0]
+            assert f"--drafter is a {kind} one" in told[0]
 
 
 @pytest.mark.parametrize("width", [70, 80, 100])

@@ -134,6 +134,27 @@ def test_gamma_grows_while_training_and_not_for_evaluation(schedule, target, tex
     assert gammas == [settings["loss_gamma"]]
 
 
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+def test_the_same_weights_are_evaluated_alike_in_every_epoch(kind, target, text, tmp_path):
+    """Masks that are dropped, and anchors that are chosen, are others in each epoch of training."""
+    settings = {
+        "learning_rate": 0.0,
+        "eval_strategy": "epoch",
+        "max_steps": -1,
+        "num_train_epochs": 3,
+        "num_anchors": 3,
+    }
+    trainer = trainer_for(kind, target, text, tmp_path, **settings)
+    trainer.train()
+    evaluated = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(evaluated) == 3
+    assert len({entry["eval_loss"] for entry in evaluated}) == 1
+    assert len({entry["eval_accuracy_2"] for entry in evaluated}) == 1
+    assert trainer.data_collator.epoch == 2
+    assert trainer.eval_collator.epoch == 0
+    assert len(set(losses(trainer))) > 1
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_gamma_grows_with_optimiser_steps_not_with_accumulated_batches(schedule, target, text, tmp_path):
     settings, expected = SCHEDULES[schedule]

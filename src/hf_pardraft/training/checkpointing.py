@@ -1,5 +1,6 @@
 """Checkpoints that are there in full or not at all: written beside their place, and moved to it when they are complete."""
 
+import inspect
 import re
 import shutil
 from contextlib import nullcontext
@@ -200,8 +201,11 @@ class WholeCheckpointTrainer(Trainer):
 
     Attributes:
         identity: of the run, noted in its checkpoints; see [`identity_of`].
+        saves_before_last_evaluation: whether the model is saved after the last step, so that an evaluation that fails loses
+            nothing.
     """
 
+    saves_before_last_evaluation = False
     identity: dict[str, Any] | None = None
     _stages_checkpoint = False
 
@@ -243,6 +247,16 @@ class WholeCheckpointTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         return checkpoint
 
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """As in `Trainer`, but the best checkpoint is known by its step: since the run began, its folder may have moved."""
+        counts = inspect.signature(super()._init_training_state).bind(*args, **kwargs).arguments
+        found, resumed = super()._init_training_state(*args, **kwargs), counts["resume_from_checkpoint"]
+        if resumed is not None and self.state.best_global_step:
+            best = Path(resumed).parent / f"checkpoint-{self.state.best_global_step}"
+            if best.is_dir():
+                self.state.best_model_checkpoint = str(best)
+        return found
+
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """As in `Trainer`, but a run that is resumed where it ended has no step to do; Trainer looks only after one."""
         if self.state.global_step >= self.state.max_steps:
@@ -260,11 +274,14 @@ class WholeCheckpointTrainer(Trainer):
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args: Any, **kwargs: Any) -> None:
         """As in `Trainer`, but weights that a gradient has spoilt are not saved."""
         # With a gradient scaler, such a step is left out.
-        is_due = self.control.should_log or self.control.should_save or self.control.should_evaluate
+        is_last = self.state.global_step >= self.state.max_steps
+        is_due = is_last or self.control.should_log or self.control.should_save or self.control.should_evaluate
         if is_due and grad_norm is not None and self.accelerator.scaler is None:
             grad_norm = torch.as_tensor(grad_norm)
             if not torch.isfinite(grad_norm):
                 raise not_finite("gradient's norm", grad_norm, self.state.global_step, self.args.output_dir)
+        if is_last and self.saves_before_last_evaluation:
+            self.save_model()
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
     def _get_output_dir(self, trial):

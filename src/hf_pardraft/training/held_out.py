@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..models.base import ParallelDrafter
+from ..user_input.models import context_length
 from .data.documents import IGNORED, checked
 from .metrics import MOST_POSITIONS
 
@@ -117,23 +118,26 @@ def draft_from(
     Args:
         target, drafter: in evaluation mode.
         prompts: `(length,)` each.
-        max_new_tokens: tokens to write per prompt; fewer if the target ends its text.
+        max_new_tokens: tokens to write per prompt; fewer if the target ends its text, or its context does.
         temperature: 0 is greedy.
         seed: of the sampling, so that one evaluation compares with the next.
     """
     sampling = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     if temperature:
         sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
-    counted = Drafting()
+    counted, context = Drafting(), context_length(target.config)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for prompt in prompts:
+            room = max_new_tokens if context is None else min(max_new_tokens, context - len(prompt))
+            if room < 1:
+                continue
             ids, started = prompt[None].to(target.device), time.perf_counter()
             target.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 assistant_model=drafter,
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=room,
                 # Each round at full depth, whatever the clock says.
                 generation_config=GenerationConfig(draft_schedule="fixed"),
                 # Under ZeRO's stage 3 generate takes every model for a part of one, and this target is whole.

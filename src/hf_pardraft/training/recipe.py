@@ -27,13 +27,14 @@ RECIPES = Path(__file__).parent / "recipes"
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run's settings: where from, which drafter, which part of it, and how."""
+    """A run's settings: where from, which drafter, which part of it, and how; and the kind that the recipe would begin with."""
 
     options: RunOptions
     drafter: DrafterOptions
     adapter: AdapterOptions
     arguments: dict[str, Any]
     given: dict[str, Any]
+    recipe_kind: str | None = None
 
     def training_arguments(self) -> DraftTrainingArguments:
         """The settings of the Trainer; raises a `ValueError` for those that can't be, an `ImportError` without their package."""
@@ -201,6 +202,7 @@ def training_run(words: list[str]) -> TrainingRun:
     settings = typed(as_words(read_recipe(recipe)), f"recipe {recipe}") if recipe else {}
     if "recipe" in settings:
         raise ValueError(f"recipe {recipe} names another recipe, {settings['recipe']}: copy its settings instead")
+    recipe_kind = settings.get("kind")
     if "drafter" in said:
         # A recipe's drafter is a fresh one.
         settings = {name: value for name, value in settings.items() if name not in names_of(DrafterOptions)}
@@ -217,7 +219,7 @@ def training_run(words: list[str]) -> TrainingRun:
     check_adapter(adapter, bool(given.get("keep_adapter")))
     known = {name for one in OWN_SETTINGS for name in names_of(one)}
     arguments = {name: value for name, value in given.items() if name not in known}
-    return TrainingRun(options, drafter, adapter, arguments, given)
+    return TrainingRun(options, drafter, adapter, arguments, given, recipe_kind)
 
 
 def masks_of_dart(drafter: DrafterOptions, draft_tokens: int) -> int:

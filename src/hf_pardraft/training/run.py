@@ -1,8 +1,10 @@
 """A run from its words on: its models and data, training with all that is saved, or the states that it would read."""
 
 import sys
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from ..user_input.models import load_drafter, load_model, load_tokenizer
 from ..user_input.options import checked_dtype
 from .adapters import lora_config
 from .arguments import DraftTrainingArguments
-from .checkpointing import check_no_other_run, checkpoint_to_resume, tidy
+from .checkpointing import check_no_other_run, checkpoint_to_resume, step_of, tidy
 from .checks import check_reporting
 from .data.dataset import prepare_for_training
 from .data.sources import split_off
@@ -81,7 +83,10 @@ def load_run(run: TrainingRun) -> Loaded:
     # With DeepSpeed's stage 3, a process would load a part of each model. The trainer spreads the drafter, and only that.
     unset_hf_deepspeed_config()
     target = load_model(options.target, options.trust_remote_code, dtype=options.target_dtype)
-    return Loaded(run, target, tokenizer, new_drafter(run.drafter, target, tokenizer), train, held_out)
+    drafter = new_drafter(run.drafter, target, tokenizer)
+    if run.drafter.drafter is not None and run.recipe_kind is not None:
+        tell_of_another_kind(drafter, run.recipe_kind, options.recipe)
+    return Loaded(run, target, tokenizer, drafter, train, held_out)
 
 
 def new_drafter(
@@ -109,6 +114,18 @@ def new_drafter(
     base = load_model(options.base, dtype=torch.float32)
     conditions = {"target": target, **taps} if options.kind == "pard2" else {}
     return PardDrafter.from_causal_lm(base, given.get("mask_token_id"), tokenizer=tokenizer, **conditions)
+
+
+def tell_of_another_kind(drafter: ParallelDrafter, kind: str, recipe: str) -> None:
+    """Warn that a drafter to go on with is trained by the recipe of another kind: that may be meant, or a slip."""
+    own = drafter.config.drafter_kind
+    if own not in (kind, kind.removesuffix("2")):
+        warnings.warn(
+            f"--recipe {recipe} is for {kind} drafters, and --drafter is a {own} one: its objective and steps are used all the "
+            "same",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def train_drafter(words: list[str]) -> dict[str, Any]:
@@ -144,7 +161,8 @@ def train_in_folder(run: TrainingRun, arguments: DraftTrainingArguments, peft_co
         peft_config=peft_config,
     )
     if loaded.eval_examples is not None and arguments.eval_strategy == IntervalStrategy.NO:
-        trainer.add_callback(EvaluateAtTheEnd(trainer))
+        trainer.saves_before_last_evaluation = True
+        trainer.add_callback(EvaluateAtTheEnd())
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     trainer.save_state()
@@ -159,23 +177,20 @@ def train_in_folder(run: TrainingRun, arguments: DraftTrainingArguments, peft_co
 
 
 class EvaluateAtTheEnd(TrainerCallback):
-    """Evaluates after the last step, while reporters still listen: after training they would begin another run.
-
-    The drafter is saved before, so that an evaluation that fails loses nothing.
-    """
-
-    def __init__(self, trainer: DraftTrainer) -> None:
-        self.trainer = trainer
+    """Evaluates after the last step, while reporters still listen: after training they would begin another run."""
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step >= state.max_steps:
-            self.trainer.save_model()
             control.should_evaluate = True
 
 
 def last_evaluation(args: DraftTrainingArguments, state: TrainerState) -> dict[str, float]:
-    """What was said of the drafter that training ended with, the best or the last one; nothing if none was evaluated."""
-    step = state.best_global_step if args.load_best_model_at_end else state.global_step
+    """What was said of the drafter that training ended with, the best or the last one; nothing if none was evaluated.
+
+    The best is the best that was saved: there may be fewer checkpoints than evaluations.
+    """
+    is_loaded = args.load_best_model_at_end and state.best_model_checkpoint is not None
+    step = step_of(Path(state.best_model_checkpoint)) if is_loaded else state.global_step
     found = [logs for logs in state.log_history if "eval_loss" in logs and logs["step"] == step]
     return {name: value for name, value in found[-1].items() if name != "step"} if found else {}
 
@@ -221,9 +236,8 @@ def store_states(
         )
     with_last = reads_logits(parse_objective(arguments.objective or loaded.drafter.training_objective))
     parts = [part for part in (loaded.train_examples, loaded.eval_examples) if part is not None]
-    examples = [
-        example for part in parts for example in prepare_for_training(loaded.drafter, arguments, loaded.tokenizer, part)
-    ]
+    prepare = partial(prepare_for_training, loaded.drafter, loaded.target, arguments, loaded.tokenizer)
+    examples = [example for part in parts for example in prepare(part)]
     num_tokens = sum(map(len, texts_of(examples)))
     needed = feature_bytes(loaded.target, taps, num_tokens, dtype, with_last)
     sys.stderr.write(f"{num_tokens} tokens of hidden states {taps}: {needed / 1e6:.1f} MB as {dtype}\n")

@@ -14,6 +14,9 @@ One training step is this list of functions:
         total_loss                      numerators, all denominators -> loss
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,16 +110,22 @@ class DraftTrainer(DrafterFilesTrainer):
         self.drafter = model
         self._peft_config = peft_config
         self.scorer = BatchScorer.for_training(model, target, args)
-        data_collator = data_collator or self.scorer.layout.for_drafter(model, args)
+        for_drafter = partial(self.scorer.layout.for_drafter, model, args)
+        # What evaluation chooses at random stays as it is: its losses are compared with each other.
+        self.eval_collator = data_collator or for_drafter()
+        data_collator = data_collator or for_drafter()
         check_one_device(args)
-        raw_data, kwargs = kwargs.get("train_dataset"), prepare_all(model, args, kwargs)
+        raw_data, kwargs = kwargs.get("train_dataset"), prepare_all(model, target, args, kwargs)
         if args.draft_vocab_size is not None:
             set_frequent_vocabulary(model, args.draft_vocab_size, kwargs.get("train_dataset"))
         if target is not None:
             model.note_target(target, tokenizer_of(kwargs.get("processing_class")), chat_arguments(raw_data, args))
         if args.features_folder is not None:
             store = store_for(model, target, args.features_folder, with_logits=self.scorer.reads_logits)
-            data_collator = StoredStatesCollator(data_collator, store, self.scorer.layout)
+            data_collator, self.eval_collator = (
+                StoredStatesCollator(collator, store, self.scorer.layout)
+                for collator in (data_collator, self.eval_collator)
+            )
         if peft_config is not None:
             trained = adapted(model, peft_config)
         if is_adapted(trained) and args.keep_adapter:
@@ -231,14 +240,25 @@ class DraftTrainer(DrafterFilesTrainer):
         is_name = isinstance(eval_dataset, str) and isinstance(self.eval_dataset, dict)
         if eval_dataset is not None and not (is_name and eval_dataset in self.eval_dataset):
             eval_dataset = self._prepared(eval_dataset)
-        return super().get_eval_dataloader(eval_dataset)
+        with self._collating_for_evaluation():
+            return super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any):
         """As in `Trainer`; the data set may be all that the constructor takes."""
-        return super().get_test_dataloader(self._prepared(test_dataset))
+        with self._collating_for_evaluation():
+            return super().get_test_dataloader(self._prepared(test_dataset))
+
+    @contextmanager
+    def _collating_for_evaluation(self) -> Iterator[None]:
+        """Loaders that are made in it are of evaluation."""
+        training, self.data_collator = self.data_collator, self.eval_collator
+        try:
+            yield
+        finally:
+            self.data_collator = training
 
     def _prepared(self, data: Any) -> Any:
-        return prepare_for_training(self.drafter, self.args, self.processing_class, data)
+        return prepare_for_training(self.drafter, self.target, self.args, self.processing_class, data)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """The loss of an evaluation batch; the metrics are added up on the way."""
@@ -249,7 +269,13 @@ class DraftTrainer(DrafterFilesTrainer):
     def evaluation_loop(self, dataloader, description, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
         """As in `Trainer`, and the metrics of drafting: see the class. The loss is that of all batches as one."""
         self.metrics["eval"] = DraftMetrics()
-        output = super().evaluation_loop(dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        training_epoch, self.scorer.epoch = self.scorer.epoch, 0
+        try:
+            output = super().evaluation_loop(
+                dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs
+            )
+        finally:
+            self.scorer.epoch = training_epoch
         values = self.metrics["eval"].pop_objectives(self.over_processes)
         found = {"loss": combined(self.scorer.coefficients, values)} if values else {}
         found |= values if len(values) > 1 else {}

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,29 @@ from transformers.utils import logging as transformers_logging
 
 from ...pairing.remembered import tokenizer_of
 from ...user_input.data import load_data, one_split, require_datasets
+from ...user_input.models import context_length
 from ..arguments import DraftTrainingArguments
 from ..layouts import DroppedMasks, Layout, layout_of
 from .documents import IGNORED, TOKEN_MASKS, labels_of, packed_examples
 from .encoding import check_tokenizer
-from .formats import KINDS, ExampleEncoder, check_kind, check_tokens, example_kind, with_checked_tokens
+from .formats import (
+    KINDS,
+    PER_TOKEN,
+    ExampleEncoder,
+    check_kind,
+    check_tokens,
+    example_kind,
+    lengths_of,
+    template_inputs,
+    with_checked_tokens,
+)
 from .sources import first_row
 
 logger = logging.getLogger(__name__)
 
 EXAMPLES_PER_PACKING = 1000
+# Rows that are looked at to see how a chat template renders a data set.
+ROWS_OF_A_MODE = 32
 
 
 def has_something_to_learn(labels: Any, run: int, num_before: int) -> bool:
@@ -47,6 +61,7 @@ def prepare_data(
     layout: type[Layout] = DroppedMasks,
     num_proc: int | None = None,
     vocab_size: int | None = None,
+    context: int | None = None,
 ) -> Any:
     """A data set of raw examples as one of `input_ids` and `labels`; examples that teach nothing are dropped.
 
@@ -64,6 +79,8 @@ def prepare_data(
         layout: of the drafter's batches, which says how much an example needs so that there is something to draft.
         num_proc: processes to prepare with.
         vocab_size: of the models that will read the tokens; `None` leaves their range unchecked.
+        context: how many tokens the target reads at most. Longer examples are cut off there, those of tokens too, unless they
+            are packed.
 
     Returns:
         A `Dataset`, or an `IterableDataset` for an iterable one. Any other kind of data set is returned as it is.
@@ -76,7 +93,7 @@ def prepare_data(
     from datasets import Dataset, IterableDataset
 
     if isinstance(data, list | tuple):
-        return _prepare_rows(list(data), tokenizer, max_length, packing, template_kwargs, layout, vocab_size)
+        return _prepare_rows(list(data), tokenizer, max_length, packing, template_kwargs, layout, vocab_size, context)
     data = load_data(data)
     if not isinstance(data, Dataset | IterableDataset):
         return data
@@ -86,12 +103,14 @@ def prepare_data(
     check_something_encodes(kind, tokenizer)
     options = {} if isinstance(data, IterableDataset) else {"num_proc": num_proc}
     if kind != "tokens":
-        encode = ExampleEncoder(tokenizer, kind, max_length, template_kwargs or {})
+        encode = ExampleEncoder(tokenizer, kind, readable_length(max_length, context), template_kwargs or {})
         data = data.map(
             encode, remove_columns=columns, features=token_features(), **options, **described("Tokenizing", data)
         )
         columns = ["input_ids", "labels"]
     data = with_checked_tokens(data, columns, vocab_size)
+    if kind == "tokens" and context is not None and "document_ids" not in columns:
+        data = within_context(data, columns, context)
     if kind == "tokens" and any(name in columns for name in TOKEN_MASKS):
         masks = [name for name in TOKEN_MASKS if name in columns]
         data = data.map(_labelled, remove_columns=masks, **options, **described("Reading masks", data))
@@ -109,10 +128,12 @@ def prepare_data(
     return data
 
 
-def prepare_all(drafter: PreTrainedModel, args: DraftTrainingArguments, kwargs: dict[str, Any]) -> dict[str, Any]:
+def prepare_all(
+    drafter: PreTrainedModel, target: PreTrainedModel | None, args: DraftTrainingArguments, kwargs: dict[str, Any]
+) -> dict[str, Any]:
     """The arguments of a `Trainer` with `train_dataset` and `eval_dataset`, perhaps a dict of several, prepared."""
     prepared = dict(kwargs)
-    prepare = partial(prepare_for_training, drafter, args, kwargs.get("processing_class"))
+    prepare = partial(prepare_for_training, drafter, target, args, kwargs.get("processing_class"))
     if kwargs.get("train_dataset") is not None:
         prepared["train_dataset"] = prepare(one_split(kwargs["train_dataset"], "train"))
     evaluated = kwargs.get("eval_dataset")
@@ -124,20 +145,66 @@ def prepare_all(drafter: PreTrainedModel, args: DraftTrainingArguments, kwargs: 
 
 
 def chat_arguments(data: Any, args: DraftTrainingArguments) -> dict[str, Any] | None:
-    """What a chat template got besides the messages of raw training data; `None` if the data are no conversations."""
+    """What a chat template got besides the messages of raw training data; `None` if the data are no conversations, or their
+    first rows have been given several things."""
     if data is None or isinstance(data, str | Path):
         return None
-    row = next(iter(one_split(data, "train")), None)
-    if not isinstance(row, dict) or "input_ids" in row:
+    rows = [row for row in islice(one_split(data, "train"), ROWS_OF_A_MODE) if isinstance(row, dict)]
+    if not rows or not all(is_conversation(row) for row in rows):
         return None
+    found = [template_inputs(row, args.chat_template_kwargs or {})[1] for row in rows]
+    return found[0] if all(given == found[0] for given in found) else None
+
+
+def is_conversation(row: dict[str, Any]) -> bool:
+    """Whether a chat template renders this row."""
     talks = any(name in row for name in ("messages", "conversations")) or isinstance(row.get("prompt"), list)
-    return dict(args.chat_template_kwargs or {}) if talks else None
+    return talks and "input_ids" not in row
+
+
+def readable_length(max_length: int | None, context: int | None) -> int | None:
+    """Where texts are cut off: at `max_length`, or where the target's context ends, if that is before."""
+    if context is None or (max_length is not None and max_length <= context):
+        return max_length
+    if max_length is not None:
+        transformers_logging.get_logger(__name__).warning_once(
+            f"the target reads {context} tokens: texts are cut off there, and not at max_length={max_length}"
+        )
+    return context
+
+
+def within_context(data: Any, columns: list[str], context: int) -> Any:
+    """Rows of tokens, cut off where the target's context ends."""
+    from datasets import Dataset
+
+    per_token = [name for name in ("input_ids", *PER_TOKEN, *TOKEN_MASKS) if name in columns]
+    cut = partial(cut_off, names=per_token, length=context)
+    if not isinstance(data, Dataset):
+        return data.map(cut)
+    num_longer = sum(length > context for length in lengths_of(data, "input_ids"))
+    if not num_longer:
+        return data
+    logger.warning(
+        "%d of %d examples are longer than the %d tokens that the target reads, and are cut off there",
+        num_longer,
+        len(data),
+        context,
+    )
+    return data.map(cut, **described("Cutting", data))
+
+
+def cut_off(row: dict[str, Any], names: list[str], length: int) -> dict[str, Any]:
+    return {name: row[name][:length] for name in names if row[name] is not None}
 
 
 def prepare_for_training(
-    drafter: PreTrainedModel, args: DraftTrainingArguments, processing_class: Any, data: Any
+    drafter: PreTrainedModel,
+    target: PreTrainedModel | None,
+    args: DraftTrainingArguments,
+    processing_class: Any,
+    data: Any,
 ) -> Any:
-    """A data set as [`prepare_data`] makes it with the training arguments."""
+    """A data set as [`prepare_data`] makes it with the training arguments, for what the target can read."""
     tokenizer = tokenizer_of(processing_class)
     with args.main_process_first(desc="preparing a data set"):
         return prepare_data(
@@ -149,10 +216,11 @@ def prepare_for_training(
             layout=layout_of(drafter),
             num_proc=args.dataset_num_proc,
             vocab_size=drafter.config.vocab_size or None,
+            context=None if target is None else context_length(target.config),
         )
 
 
-def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout, vocab_size) -> Any:
+def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout, vocab_size, context) -> Any:
     """Rows in memory, without a detour through Arrow, which wants the same keys in all messages."""
     from datasets import Dataset
 
@@ -162,9 +230,9 @@ def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout,
         # Before Arrow takes them, which has errors of its own for lists of several kinds.
         for number, row in enumerate(rows):
             check_tokens(check_kind(row, kind), number, vocab_size)
-        options = {"max_length": max_length, "packing": packing, "layout": layout}
+        options = {"max_length": max_length, "packing": packing, "layout": layout, "context": context}
         return prepare_data(Dataset.from_list(rows), vocab_size=vocab_size, **options)
-    encode = ExampleEncoder(tokenizer, kind, max_length, template_kwargs or {})
+    encode = ExampleEncoder(tokenizer, kind, readable_length(max_length, context), template_kwargs or {})
     bar = transformers_logging.tqdm(rows, desc="Tokenizing", disable=len(rows) < EXAMPLES_PER_PACKING)
     examples = Dataset.from_list([encode(check_kind(row, kind)) for row in bar], features=token_features())
     return prepare_data(examples, max_length=max_length, packing=packing, layout=layout, vocab_size=vocab_size)

@@ -113,9 +113,11 @@ def packed_examples(batch: dict[str, list[list[int]]], max_length: int) -> dict[
     masks = batch.get("attention_mask", [None] * len(texts))
     labels = [ids if own is None else own for own, ids in zip(batch["labels"], texts, strict=True)]
     examples = {
-        name: [list(compress(own, mask)) if mask is not None else own for own, mask in zip(values, masks, strict=True)]
+        name: [[*compress(own, mask)] if mask is not None else own for own, mask in zip(values, masks, strict=True)]
         for name, values in (("input_ids", texts), ("labels", labels))
     }
+    if any(len(own) != len(ids) for own, ids in zip(examples["labels"], examples["input_ids"], strict=True)):
+        raise ValueError("expected a label for each token of an example")
     packed: dict[str, Any] = {"input_ids": [], "labels": [], "document_ids": []}
     for indices in pack([len(ids) for ids in examples["input_ids"]], max_length):
         for name, own in examples.items():

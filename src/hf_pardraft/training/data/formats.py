@@ -21,6 +21,8 @@ KINDS = {
     "text": ("text",),
 }
 TOKEN_COLUMNS = ("input_ids", "labels")
+# What else an example may have one of for each token.
+PER_TOKEN = ("labels", "attention_mask", "document_ids")
 # Of token ids that are looked at.
 ROWS_AT_ONCE = 1000
 # The names of ShareGPT's speakers.
@@ -186,6 +188,12 @@ def check_tokens(row: dict[str, Any], number: int, vocab_size: int | None) -> di
             check_token_ids(row.get(name), name, vocab_size)
         except ValueError as error:
             raise ValueError(f"example {number}: {error}") from error
+    length = len(row["input_ids"])
+    for name in PER_TOKEN:
+        if row.get(name) is not None and len(row[name]) != length:
+            raise ValueError(f"example {number}: {name} has {len(row[name])} entries, and there are {length} tokens")
+    if length and row.get("attention_mask") is not None and not torch.as_tensor(row["attention_mask"]).any():
+        raise ValueError(f"example {number}: attention_mask says that it is padding alone: leave it out")
     return row
 
 
@@ -199,14 +207,35 @@ def with_checked_tokens(data: Any, columns: list[str], vocab_size: int | None) -
 
     if not isinstance(data, Dataset):
         return data.map(partial(check_tokens, vocab_size=vocab_size), with_indices=True)
-    names = [name for name in TOKEN_COLUMNS if name in columns]
-    batches = data.select_columns(names).with_format("arrow").iter(ROWS_AT_ONCE)
+    names, others = ([name for name in known if name in columns] for known in (TOKEN_COLUMNS, PER_TOKEN))
+    batches = data.select_columns([*dict.fromkeys([*names, *others])]).with_format("arrow").iter(ROWS_AT_ONCE)
     for start, table in zip(range(0, len(data), ROWS_AT_ONCE), batches, strict=True):
-        if not all(are_token_ids(table.column(name), vocab_size, name == "labels") for name in names):
+        are_tokens = all(are_token_ids(table.column(name), vocab_size, name == "labels") for name in names)
+        has_masks = "attention_mask" in others
+        if not are_tokens or has_masks or not have_one_length([table.column(name) for name in ("input_ids", *others)]):
             # Which example, and what is wrong with it.
             for offset, row in enumerate(table.to_pylist()):
                 check_tokens(row, start + offset, vocab_size)
     return data
+
+
+def have_one_length(columns: list[Any]) -> bool:
+    """Whether Arrow columns hold lists of the same lengths, the first's, or nothing; `False` may be wrong."""
+    import pyarrow.compute
+
+    lengths, *others = (pyarrow.compute.list_value_length(column) for column in columns)
+    # A comparison with null is null, and `all` skips it.
+    return all(pyarrow.compute.all(pyarrow.compute.equal(lengths, other)).as_py() is not False for other in others)
+
+
+def lengths_of(data: Any, name: str) -> list[int]:
+    """How long the lists of a `Dataset`'s column are."""
+    import pyarrow.compute
+
+    batches = data.select_columns(name).with_format("arrow").iter(ROWS_AT_ONCE)
+    return [
+        length or 0 for table in batches for length in pyarrow.compute.list_value_length(table.column(name)).to_pylist()
+    ]
 
 
 def are_token_ids(column: Any, vocab_size: int | None, may_be_ignored: bool) -> bool:
