@@ -1,5 +1,6 @@
 """Compiled rounds write what eager ones write, round by round; seen here with steps that are left uncompiled."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,7 @@ from drawn_plans import draw_plans
 from hf_pardraft import NgramModel
 from hf_pardraft.generation import dispatch
 from hf_pardraft.generation.compiled import static_cache as buffers
+from hf_pardraft.generation.compiled.decoder import CompiledDecoding
 from hf_pardraft.generation.compiled.steps import Draft
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.tree.token_tree import TokenTree
@@ -372,6 +374,58 @@ def test_a_call_that_plain_generate_would_not_compile_is_not_left_to_it(monkeypa
     target.generate(**batch, assistant_model=drafter, **GREEDY)
     assert drafter.last_stats.rounds == GREEDY["max_new_tokens"]
     assert not names
+
+
+def test_no_try_is_charged_for_what_was_compiled_in_it(monkeypatch):
+    """Else one bad draft after it would be the last for a thousand rounds."""
+    spin, paid = 0.2, []
+
+    def slow_at_first(step, **options):
+        calls = iter([spin])
+
+        def called(*arguments):
+            until = time.thread_time() + next(calls, 0.0)
+            while time.thread_time() < until:
+                pass
+            return step(*arguments)
+
+        return called
+
+    pay = Schedule._pay
+
+    def noted(self, seconds, is_ordinary):
+        paid.append(seconds)
+        pay(self, seconds, is_ordinary)
+
+    monkeypatch.setattr(torch, "compile", slow_at_first)
+    monkeypatch.setattr(Schedule, "_pay", noted)
+    target, batch = tiny_target("llama"), batch_of((6,))
+    drafter = tiny_drafter("dflash", target)
+    drafter.generation_config.draft_schedule = "auto"
+    started = time.thread_time()
+    target.generate(**batch, assistant_model=drafter, cache_implementation="static", **GREEDY)
+    assert time.thread_time() - started > 2 * spin
+    assert paid
+    assert max(paid) < spin
+
+
+def test_what_has_moved_into_static_tensors_is_held_once(monkeypatch):
+    leave_uncompiled(monkeypatch)
+    target, batch, held = tiny_target("llama"), batch_of((6, 4)), []
+    round_of = CompiledDecoding.round
+
+    def watched(self):
+        round_of(self)
+        held.append((self.decode_state is not None, self.reader.cache.get_seq_length()))
+
+    monkeypatch.setattr(CompiledDecoding, "round", watched)
+    drafter = oracle("dflash", target, batch)
+    options = {"return_dict_in_generate": True, "cache_implementation": "static", **GREEDY}
+    written = target.generate(**batch, assistant_model=drafter, **options)
+    assert torch.equal(written.sequences, target.generate(**batch, **GREEDY))
+    assert written.past_key_values.get_seq_length() == written.sequences.shape[1] - 1
+    assert {length > 0 for has_moved, length in held if not has_moved} == {True}
+    assert {length for has_moved, length in held if has_moved} == {0}
 
 
 def test_rounds_that_are_not_compiled_say_why(monkeypatch, caplog):

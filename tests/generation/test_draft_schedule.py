@@ -90,10 +90,13 @@ def test_what_is_known_lasts_from_call_to_call_for_one_pair_and_kind_of_rounds(m
     drafter.generation_config.draft_schedule = "auto"
     for target in (targets[0], targets[0], targets[1]):
         target.generate(**options_for(batch), assistant_model=drafter)
-    targets[0].generate(**options_for(batch, do_sample=True, temperature=0.7), assistant_model=drafter)
-    same, again, other, sampled = (schedule.knowledge for schedule in made)
+    for temperature in (0.7, 0.72, 1.0, 1e9):
+        targets[0].generate(**options_for(batch, do_sample=True, temperature=temperature), assistant_model=drafter)
+    same, again, other, sampled, alike, warm, hot = (schedule.knowledge for schedule in made)
     assert same is again
-    assert len({id(knowledge) for knowledge in (same, other, sampled)}) == 3
+    # Else a client of a server who never asks for the same temperature twice would begin anew each time.
+    assert sampled is alike
+    assert len({id(knowledge) for knowledge in (same, other, sampled, warm, hot)}) == 5
 
 
 def test_a_call_that_asks_for_a_depth_or_a_budget_gets_just_that(monkeypatch):

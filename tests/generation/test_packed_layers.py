@@ -11,6 +11,7 @@ from hf_pardraft.generation import packed_layers as module
 from hf_pardraft.generation import packed_weights
 from hf_pardraft.generation.packed_layers import PackedForward, packable_layers, packed_layers
 from hf_pardraft.generation.scheduling.schedule import Schedule
+from hf_pardraft.pairing.draft_vocabulary import has_plain_rows
 from threads import in_threads
 from tiny_models import ragged_prompts, random_prompt, tiny_drafter, tiny_target
 
@@ -350,3 +351,28 @@ def test_copies_of_weights_that_have_become_of_another_dtype_go(wanted):
     drafter.double()
     write(target, drafter, pack_weights=wanted)
     assert not packed_weights._packed
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dflare"])
+def test_the_head_of_a_draft_vocabulary_is_packed_too(products, kind):
+    target = tiny_target("llama")
+    drafter = tiny_drafter(kind, target)
+    expected = write(target)
+    drafter.set_draft_vocabulary(range(3, 40))
+    assert torch.equal(write(target, drafter), expected)
+    heads = {id(weight) for weight in products if weight.shape == (37, target.config.hidden_size)}
+    assert len(heads) == 1
+    # The same copy in the next call.
+    products.clear()
+    write(target, drafter)
+    assert {id(weight) for weight in products if weight.shape == (37, target.config.hidden_size)} == heads
+
+
+def test_a_head_that_another_call_multiplies_packed_can_be_gathered_meanwhile():
+    target = tiny_target("llama")
+    head = target.get_output_embeddings()
+    with packed_layers(target, wanted=True):
+        assert "forward" in vars(head)
+        assert has_plain_rows(head)
+    head.forward = lambda states: states
+    assert not has_plain_rows(head)

@@ -4,6 +4,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator
 
@@ -58,6 +59,11 @@ class ParallelCandidateGenerator(CandidateGenerator):
     def rope(self) -> RopeChanges:
         """Where the target's rotary frequencies change; our own loop knows it already."""
         return rope_changes(self.target_config)
+
+    def gathered_heads(self) -> list[nn.Linear]:
+        """What scores a part of the target's tokens, if that is no module of target or drafter."""
+        head, has_own_tokens = self.state.lm_head, self.drafter.draft_token_ids is not None
+        return [head] if has_own_tokens and type(head) is nn.Linear else []
 
     def observe(self, context: DraftInputs) -> None:
         """Note newly committed tokens, and the tapped states of what the target has read."""

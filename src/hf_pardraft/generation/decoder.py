@@ -100,7 +100,8 @@ class SpeculativeDecoding:
         self.levels: list[tuple[int, list[int], torch.LongTensor]] = []
         cache = model_kwargs["past_key_values"]
         self.mode = mode_for(target, generation_config, logits_processor, stopping_criteria, cache, candidates.drafter)
-        self.packing = packed_layers(target, candidates.drafter, wanted=self.settings.pack_weights)
+        models = target, candidates.drafter, *candidates.gathered_heads()
+        self.packing = packed_layers(*models, wanted=self.settings.pack_weights)
 
     def run(self, input_ids: torch.LongTensor) -> Any:
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""

@@ -16,7 +16,7 @@ from .cache import is_hybrid
 from .checks import check_scales_by_position, check_takes_masks, told_by_hooks
 from .compiled.decoder import CompiledDecoding
 from .decoder import SpeculativeDecoding
-from .packed_weights import seconds_spent
+from .one_off import seconds_spent
 from .processors import see_the_batch
 from .rope import longest_text
 from .scheduling.fixed import FixedSchedule
@@ -49,7 +49,7 @@ def schedule_for(
     on_a_cpu = {target.device.type, drafter.device.type} == {"cpu"}
     # What trees have over chains is another matter where they hold more than what was drafted.
     looks_up = bool(settings.prompt_lookup_num_tokens and settings.tree_budget and (on_a_cpu or not compiled))
-    kind = (compiled, target.device, sampled and generation_config.temperature, looks_up)
+    kind = (compiled, target.device, sampled and temperature_class(generation_config.temperature), looks_up)
     of_drafter = _known.setdefault(drafter, weakref.WeakKeyDictionary())
     knowledge = of_drafter.setdefault(target, {}).setdefault(kind, Knowledge())
     plans = plans_for(settings, compiled, on_a_cpu)
@@ -60,12 +60,17 @@ def schedule_for(
         knowledge,
         plans,
         first,
-        lambda: clock() - seconds_spent(),
+        lambda: clock() - seconds_spent(clock),
         # What is compiled reads all of a draft.
         looks=on_a_cpu and not compiled,
         compares=on_a_cpu,
         reads_again=reads_again,
     )
+
+
+def temperature_class(temperature: float | None) -> float:
+    """Temperatures that share what is known: those of one tenth, and all high ones. Of every other there would be a beginning."""
+    return round(min(1.0 if temperature is None else temperature, 2.0), 1)
 
 
 def plans_for(settings: DraftSettings, compiled: bool, on_a_cpu: bool) -> list[Plan]:

@@ -10,7 +10,6 @@ from types import NoneType
 import psutil
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from .packed_layouts import layouts_for
@@ -39,7 +38,10 @@ class PackedForward:
     Attributes:
         num_calls: how many calls need it; the last one to end puts the usual forward back.
         trials: which way is faster, by how many tokens come at once.
+        is_product: as of the layer itself: rows of the weight times the input.
     """
+
+    is_product = True
 
     def __init__(self, layer: nn.Module) -> None:
         self.layer, self.usual, self.num_calls = layer, layer.forward, 0
@@ -74,14 +76,14 @@ def packs_here() -> bool:
 
 
 @contextmanager
-def packed_layers(*models: PreTrainedModel, wanted: bool) -> Iterator[None]:
+def packed_layers(*models: nn.Module, wanted: bool) -> Iterator[None]:
     """While it is entered, models on a CPU multiply by packed weights, if there is memory for the copies.
 
     Args:
-        *models: the target, and a drafter.
+        *models: the target, a drafter, and what scores its tokens.
         wanted: whether the call's settings allow it; if not, the copies that there are go.
     """
-    layers = [layer for model in models for layer in packable_layers(model)]
+    layers = [*{id(layer): layer for model in models for layer in packable_layers(model)}.values()]
     if not (wanted and layers) and has_copies():
         # Of layers, too, that can't be packed any more: they have moved, or become of another dtype.
         forget(weight for model in models for weight in model.parameters())
@@ -118,7 +120,7 @@ def _may_be_packed(weight: torch.Tensor, transposed: bool) -> bool:
     return not (is_packed(weight, transposed) or is_never_faster(weight, transposed))
 
 
-def packable_layers(model: PreTrainedModel) -> list[nn.Module]:
+def packable_layers(model: nn.Module) -> list[nn.Module]:
     """The linear layers of a model whose weights can be packed, and stay where they are.
 
     None of a model that accelerate hooks, or in which somebody has replaced a forward: what is compiled would be compiled anew

@@ -6,8 +6,6 @@ isn't faster (see `packing_trials.py`), it is not used.
 """
 
 import functools
-import threading
-import time
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from .one_off import made_once
 from .packed_layouts import Layout
 from .packing_trials import faster_layout, is_never_faster, trial_of
 
@@ -48,15 +47,6 @@ class PackedWeight:
 
 # By the parameter's id, and whether it was transposed.
 _packed: dict[tuple[int, bool], PackedWeight] = {}
-
-
-class Spent(threading.local):
-    """Seconds that making copies took, in this thread."""
-
-    seconds = 0.0
-
-
-_spent = Spent()
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -121,19 +111,13 @@ def is_packed(parameter: torch.nn.Parameter, transposed: bool) -> bool:
     return (id(parameter), transposed) in _packed
 
 
-def seconds_spent() -> float:
-    """Of this thread's time, the seconds that making copies took so far. No round is judged by them: each is made once."""
-    return _spent.seconds
-
-
+@made_once()
 def _pack(parameter: torch.nn.Parameter, transposed: bool) -> PackedWeight:
-    started = time.thread_time()
     matrix = parameter.detach()
     matrix = (matrix.t() if transposed else matrix).contiguous()
     layout, key = faster_layout(matrix), (id(parameter), transposed)
     reference = weakref.ref(parameter, lambda _: _packed.pop(key, None))
     _packed[key] = PackedWeight(layout, layout.pack(matrix), _state(parameter), _fingerprint(parameter), reference)
-    _spent.seconds += time.thread_time() - started
     return _packed[key]
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -122,4 +123,6 @@ class Stopwatch:
 
 def synchronizer(device: torch.device):
     """A function that waits for `device`, for timing."""
-    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    is_one = accelerator is not None and accelerator.type == device.type
+    return partial(torch.accelerator.synchronize, device) if is_one else lambda: None

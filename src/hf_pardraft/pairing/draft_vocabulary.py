@@ -197,7 +197,10 @@ class ChosenColumns(nn.Module):
 
 def has_plain_rows(head: nn.Module) -> bool:
     """Whether the logits of a head are its weight's rows times the states, and nothing else."""
-    is_watched = bool(head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head))
+    # While another call multiplies by packed weights, the layer has a forward that comes to the same.
+    forward = vars(head).get("forward")
+    is_replaced = forward is not None and not getattr(forward, "is_product", False)
+    is_watched = bool(head._forward_hooks or head._forward_pre_hooks or is_replaced)
     # Subclasses of tensors are quantised, or spread over devices.
     return (
         type(head) is nn.Linear

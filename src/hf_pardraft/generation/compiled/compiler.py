@@ -14,6 +14,7 @@ from torch.nn.modules import module
 from transformers import CompileConfig, PreTrainedModel
 from transformers.utils import logging
 
+from ..one_off import made_once
 from ..tree.token_tree import TokenTree
 from .packing import PackLinearLayers
 from .steps import DrafterSide, changing
@@ -142,6 +143,8 @@ class Compiler:
             for drafter in (value.model for value in arguments if isinstance(value, DrafterSide)):
                 # Its code is of no use without it, and it may be one of many that a target meets.
                 weakref.finalize(drafter, self.known.pop, (step, shape), None)
+            with made_once():
+                return self._run(step, shape, compiled, arguments)
         return self._run(step, shape, compiled, arguments)
 
     def check_again(self) -> None:

@@ -160,6 +160,9 @@ class CompiledDecoding(SpeculativeDecoding):
         self.read_shape = (batch, windows, taps, self.width)
         self.draft_shape = (id(self.drafter), self.search.most_tokens, batch, self.full_depth)
         self.longest = self._longest()
+        if not self.reader.on_host:
+            # Of the cache that the first rounds grew, only the kinds of its layers are asked for.
+            self.reader.forget_all()
 
     def _look_at_weights(self) -> None:
         """Let go of packed weights that are not what they were, or make nothing faster, or of all if none are wanted."""
