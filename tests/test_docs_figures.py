@@ -221,6 +221,23 @@ def test_the_schedule():
     assert not shown
 
 
+def test_the_schedule_compiled():
+    shown = table_of("performance.md", "over plain `generate` compiled, as it is")
+    conditions, autos = results("schedule_compiled")["conditions"], []
+    for condition in conditions:
+        rows = {row["name"]: row["speedup"] for row in condition["rows"]}
+        assert all(row["same_text"] for row in condition["rows"])
+        best = max(row["speedup"] for row in condition["rows"] if row["is_fixed"])
+        autos.append(rows["auto"])
+        cells = shown.pop(f"{condition['case']}, T={condition['temperature']:.0f}")
+        assert numbers(cells) == pytest.approx([best, rows["default"], rows["auto"]], abs=0.0051)
+    assert not shown
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert f"({min(autos):.2f}x is the least)" in page
+    warm = [auto for auto, condition in zip(autos, conditions, strict=True) if condition["temperature"] == 1]
+    assert f"at temperature 1 the best has {max(warm):.2f}x" in page
+
+
 def test_published_loops():
     rows = {row["name"]: row for row in results("peers")["rows"]}
     theirs = [row for row in rows.values() if "ours_over_it" in row]

@@ -1,5 +1,6 @@
 """Raw examples: each kind becomes what it should, from wherever it comes, and nothing is lost without a word."""
 
+import copy
 import json
 import logging
 import random
@@ -407,3 +408,15 @@ def test_a_file_whose_name_is_a_pattern_is_read(tmp_path):
         (folder / name).write_text(json.dumps({"text": name}) + "\n")
     for name in ("train.jsonl", "a*.jsonl"):
         assert [row["text"] for row in load_data(str(folder / name))] == [name]
+
+
+@pytest.mark.parametrize("form", ["rows", "arrow", "stream"])
+def test_a_row_that_can_not_be_learned_from_is_named(tokenizer, form):
+    rows = [CHAT, {"messages": [{"role": "nobody", "content": "x"}, CHAT["messages"][1]]}, CHAT]
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = (
+        "{{ raise_exception('no such role') if messages[0]['role'] == 'nobody' else messages[0]['content'] }}"
+    )
+    data = rows if form == "rows" else Dataset.from_list(rows)
+    with pytest.raises(ValueError, match=r"example 1: .*no such role"):
+        list(prepare_data(data.to_iterable_dataset() if form == "stream" else data, tokenizer))

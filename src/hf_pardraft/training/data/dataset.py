@@ -105,7 +105,12 @@ def prepare_data(
     if kind != "tokens":
         encode = ExampleEncoder(tokenizer, kind, readable_length(max_length, context), template_kwargs or {})
         data = data.map(
-            encode, remove_columns=columns, features=token_features(), **options, **described("Tokenizing", data)
+            encode,
+            with_indices=True,
+            remove_columns=columns,
+            features=token_features(),
+            **options,
+            **described("Tokenizing", data),
         )
         columns = ["input_ids", "labels"]
     data = with_checked_tokens(data, columns, vocab_size)
@@ -234,7 +239,9 @@ def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout,
         return prepare_data(Dataset.from_list(rows), vocab_size=vocab_size, **options)
     encode = ExampleEncoder(tokenizer, kind, readable_length(max_length, context), template_kwargs or {})
     bar = transformers_logging.tqdm(rows, desc="Tokenizing", disable=len(rows) < EXAMPLES_PER_PACKING)
-    examples = Dataset.from_list([encode(check_kind(row, kind)) for row in bar], features=token_features())
+    examples = Dataset.from_list(
+        [encode(check_kind(row, kind), number) for number, row in enumerate(bar)], features=token_features()
+    )
     return prepare_data(examples, max_length=max_length, packing=packing, layout=layout, vocab_size=vocab_size)
 
 

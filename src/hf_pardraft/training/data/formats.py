@@ -60,11 +60,18 @@ class ExampleEncoder:
     max_length: int | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
 
-    def __call__(self, row: dict[str, Any]) -> dict[str, list[int]]:
-        """The row's tokens and labels; none of a row that lacks what the others have (null, in a file)."""
+    def __call__(self, row: dict[str, Any], number: int) -> dict[str, list[int]]:
+        """The tokens and labels of the `number`-th row (from 0); none of one that lacks what the others have (null, in a file).
+
+        Raises:
+            ValueError: if it is none that can be learned from, or the chat template refuses it.
+        """
         if lacks_something(row, self.kind):
             return {"input_ids": [], "labels": []}
-        example = self.encode(row)
+        try:
+            example = self.encode(row)
+        except ValueError as error:
+            raise ValueError(f"example {number}: {error}") from error
         # What is cut off is the end: no label loses what stands before it.
         return {name: example[name][: self.max_length] for name in ("input_ids", "labels")}
 
