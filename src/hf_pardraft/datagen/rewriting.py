@@ -7,7 +7,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..training.data.chat import Conversation
-from ..training.data.formats import as_messages, from_sharegpt, template_inputs, without_nones
+from ..training.data.formats import as_messages, from_sharegpt
+from ..user_input.conversations import template_inputs, without_nones
 from ..user_input.options import check_temperature
 
 SEED_BITS = 0x7FFFFFFF
@@ -43,6 +44,14 @@ class Answer:
         return {"role": "assistant", "content": self.text} | {key: said for key, said in said_elsewhere.items() if said}
 
 
+def checked_messages(turns: list[Any]) -> list[dict[str, Any]]:
+    """The messages, without what Arrow added to them; a `ValueError` if they are none."""
+    messages = [without_nones(message) for message in turns]
+    if not all(isinstance(message, dict) and "role" in message for message in messages):
+        raise ValueError(f"expected a list of messages, dicts with role and content, got {str(turns)[:200]}")
+    return messages
+
+
 class Rewrite:
     """One row on its way. Turns of the assistant are rewritten one after another, each after the new ones before it.
 
@@ -66,17 +75,11 @@ class Rewrite:
         self._was_cut = False
         if isinstance(row.get("messages"), list) or isinstance(row.get("conversations"), list):
             turns = row["messages"] if isinstance(row.get("messages"), list) else from_sharegpt(row["conversations"])
-            self._ahead = [without_nones(message) for message in turns]
-            if not all(isinstance(message, dict) and "role" in message for message in self._ahead):
-                raise ValueError(f"expected a list of messages, dicts with role and content, got {str(turns)[:200]}")
+            self._ahead = checked_messages(turns)
         elif isinstance(row.get("prompt"), str):
             self.prompt_text, self._ahead = row["prompt"], []
         elif isinstance(row.get("prompt"), list):
-            self._given = [without_nones(message) for message in row["prompt"]]
-            if not all(isinstance(message, dict) and "role" in message for message in self._given):
-                raise ValueError(
-                    f"expected a list of messages, dicts with role and content, got {str(row['prompt'])[:200]}"
-                )
+            self._given = checked_messages(row["prompt"])
             # What follows a first answer of a completion followed the old one.
             self._ahead = []
         else:

@@ -14,7 +14,7 @@ from huggingface_hub import InferenceClient
 # The base of everything that can go wrong with a request, whichever HTTP library huggingface_hub uses.
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
-from ..training.data.formats import template_inputs, without_nones
+from ..user_input.conversations import template_inputs, without_nones
 from ..user_input.files import parse_json
 from ..user_input.redaction import redacted
 from .rewriting import Answer, Rewrite, check_sampling

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..user_input.conversations import template_inputs, without_nones
 from ..user_input.files import decode_text, parse_json, read_text
 from .prompts import BENCHMARKS, Question, alpaca, asked, turns
 
@@ -125,17 +126,16 @@ def own_question(row: dict[str, Any], where: str) -> Question:
 
 def template_arguments_of(row: dict[str, Any], where: str) -> dict[str, Any]:
     """What a row says to the chat template besides its messages: its `tools` (perhaps as JSON), and `chat_template_kwargs`."""
-    tools, own = row.get("tools"), row.get("chat_template_kwargs") or {}
-    if isinstance(tools, str) and tools:
-        tools = parse_json(tools, f"{where}: the column tools")
-    if not isinstance(own, dict):
-        raise ValueError(f"{where}: expected chat_template_kwargs to be an object, got {own!r:.80}")
-    return {**({"tools": tools} if tools else {}), **own}
+    try:
+        tools, own = template_inputs(row, {})
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    return ({"tools": tools} if tools else {}) | own
 
 
 def conversation_question(messages: list[dict[str, Any]], where: str, template_arguments: dict[str, Any]) -> Question:
     """A conversation up to its last user message, which is what is to be answered."""
-    messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    messages = [without_nones(message) for message in messages]
     if not all(isinstance(message.get("role"), str) for message in messages):
         raise ValueError(f"{where}: expected each message to have a role")
     last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)

@@ -69,7 +69,7 @@ class SpeculativeDecoding:
         self.processors = logits_processor
         self.process_item = ItemProcessors(logits_processor, batch)
         self.processes_in_bulk = is_prefix_free(logits_processor)
-        self.batch, self.max_length = batch, generation_config.max_length
+        self.batch = batch
         self.stop = StopChecks(stopping_criteria, batch)
         self.streamer = streamer
         padding = generation_config._pad_token_tensor
@@ -305,12 +305,12 @@ class SpeculativeDecoding:
 
         There is as much room for a draft as the shortest text leaves, and more than the longest one has.
         """
-        is_near = tree is not None and max(self.sequences.lengths) + tree.num_nodes >= self.max_length
+        is_near = tree is not None and max(self.sequences.lengths) + tree.num_nodes >= self.candidates.max_length
         return self.ends_of_items()[self.items] if is_near and len(self.items) > 1 else None
 
     def ends_of_items(self) -> torch.LongTensor:
         """`(batch, 1)`, the last position that is read of each item's text, if that grows as long as it may."""
-        return self.prompt_text.positions[:, -1:] + self.max_length - self.prompt_length - 1
+        return self.prompt_text.positions[:, -1:] + self.candidates.max_length - self.prompt_length - 1
 
     def _read_all_again(self) -> None:
         """Forget what was read of all texts, since plain `generate` reads them again from here. They have one length."""

@@ -191,10 +191,10 @@ def reason_against(
     if getattr(target, "hf_quantizer", None) is not None and not target.hf_quantizer.is_compileable:
         return "the target's quantization can't be compiled"
     devices = {parameter.device for model in (target, drafter) for parameter in model.parameters()}
-    if len(devices) == 1 and device not in devices:
-        return f"the prompt is on {device}, and the target on {', '.join(map(str, devices))}"
     if len(devices) > 1:
         return f"target and drafter are on several devices ({', '.join(sorted(map(str, devices)))})"
+    if device not in devices:
+        return f"the prompt is on {device}, and the target on {', '.join(map(str, devices))}"
     if generation_config.return_dict_in_generate and (
         generation_config.output_hidden_states or generation_config.output_attentions
     ):

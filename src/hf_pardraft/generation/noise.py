@@ -58,8 +58,7 @@ class StepNoise:
     def ahead(self, count: int, vocab: int) -> torch.Tensor:
         """The noise of the next `count` steps of each item that is left, `(items, count, vocab)` in float32."""
         if self.window is None:
-            size = max(self.most, MOST_BYTES // (4 * self.batch * vocab)) if self.batch > 1 else self.most
-            size = max(self.most, min(size, MOST_STEPS))
+            size = max(self.most, min(MOST_BYTES // (4 * self.batch * vocab), MOST_STEPS) if self.batch > 1 else 0)
             self.window = torch.empty(size, self.batch, vocab, dtype=torch.float32, device=self.device)
         self._forget_old_states()
         while True:

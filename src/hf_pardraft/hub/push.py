@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils.hub import create_and_tag_model_card, hf_api
 
-from ..checkpoints.atomic_folders import stale_among
+from ..checkpoints.atomic_folders import WEIGHTS, stale_among
 from ..checkpoints.files import check_beside
 from ..checkpoints.locks import LOCK
 from ..checkpoints.saving import own_class
@@ -233,7 +233,9 @@ def push(
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not create_pr:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
-        stale = stale_among(api.list_repo_files(repo_id, revision=revision), {*upload.files})
+        # A pull request is made of the main branch.
+        before = api.list_repo_files(repo_id, revision=None if create_pr else revision)
+        stale = stale_among(before, {*upload.files})
         commit = api.create_commit(
             repo_id,
             operations=[*added, *map(CommitOperationDelete, stale)],
@@ -288,8 +290,6 @@ def push_drafter(
         folder = Path(workspace)
         model.save_pretrained(folder, repo_id=repo_id, **save_arguments)
         place_card(folder / FILE_NAME, repo_id, card, tags, token)
-        files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-        stale = stale_among(api.list_repo_files(repo_id, revision=revision, token=token), files)
         return api.upload_folder(
             repo_id=repo_id,
             folder_path=folder,
@@ -298,7 +298,8 @@ def push_drafter(
             create_pr=create_pr,
             commit_message=commit_message or f"Upload {own_class(model).__name__}",
             commit_description=commit_description,
-            delete_patterns=stale or None,
+            # Of those that are uploaded none is deleted.
+            delete_patterns=[*WEIGHTS],
         )
 
 

@@ -124,8 +124,7 @@ class Making:
         num_train, num_held_out = text.split()
         settings = self.commands.settings
         num_tokens = text.count_tokens(load_tokenizer(settings.target, settings.trust_remote_code))
-        counts = {"train": num_train, "held_out": num_held_out, "tokens": num_tokens}
-        state.decided["text"] = {**counts, "has_plain_prompts": text.has_plain_prompts()}
+        state.decided["text"] = {"train": num_train, "held_out": num_held_out, "tokens": num_tokens}
         state.save()
         self.tell(f"{num_train} dialogues to learn from and {num_held_out} held out, {num_tokens} tokens")
 
@@ -239,8 +238,7 @@ class Making:
             left = evaluation_seconds(self.total, state.spent)
             decided["evaluation"] = vars(evaluation_plan(left, speed, decided["text"]["held_out"]))
             state.save()
-        # A run that began with an earlier version has not written that down.
-        has_plain_prompts = decided["text"].get("has_plain_prompts", False)
+        has_plain_prompts = Text(self.commands, state).has_plain_prompts()
         words = self.commands.eval(EvaluationPlan(**decided["evaluation"]), has_plain_prompts)
         if ended := self._run("evaluation", words):
             raise failure("measuring", ended)

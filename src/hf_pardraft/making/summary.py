@@ -112,11 +112,12 @@ def recipe_text(commands: Commands, state: MakeState) -> str:
         step = f"{counted(commands.examples_per_step, 'example')} of {commands.recipe['max_length']} tokens"
     source = "Prompts and answers were" if commands.settings.dataset is None else "Answers to given prompts were"
     stored = decided.get("stored_states", False)
+    written = Text(commands, state)
     run = [
-        *Text(commands, state).all_commands(),
+        *written.all_commands(),
         *([commands.cache_features(commands.layout.states)] if stored else []),
         commands.train(TrainingPlan(**training), resume=False, stored_states=stored),
-        commands.eval(EvaluationPlan(**decided["evaluation"]), text.get("has_plain_prompts", False)),
+        commands.eval(EvaluationPlan(**decided["evaluation"]), written.has_plain_prompts()),
     ]
     typed = "\n".join(public_command(commands, words) for words in run)
     return (

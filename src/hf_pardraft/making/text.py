@@ -90,8 +90,8 @@ class Text:
         return len(learned), len(kept)
 
     def has_plain_prompts(self) -> bool:
-        """Whether prompts are texts, which the target goes on from as they are, without a chat template."""
-        return self.dataset is not None and all(isinstance(row.get("prompt"), str) for row in self.rows())
+        """Whether held-out prompts are texts, which the target goes on from as they are, without a chat template."""
+        return all(isinstance(row.get("prompt"), str) for row in read_lines(self.commands.layout.held_out))
 
     def count_tokens(self, tokenizer: PreTrainedTokenizerBase) -> int:
         """Tokens that the target wrote, prompts of its own included."""

@@ -1,6 +1,5 @@
 """Checkpoints that are there in full or not at all: written beside their place, and moved to it when they are complete."""
 
-import inspect
 import re
 import shutil
 from contextlib import nullcontext
@@ -247,12 +246,14 @@ class WholeCheckpointTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         return checkpoint
 
-    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+    def _init_training_state(
+        self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+    ) -> tuple[int, int]:
         """As in `Trainer`, but the best checkpoint is known by its step: since the run began, its folder may have moved."""
-        counts = inspect.signature(super()._init_training_state).bind(*args, **kwargs).arguments
-        found, resumed = super()._init_training_state(*args, **kwargs), counts["resume_from_checkpoint"]
-        if resumed is not None and self.state.best_global_step:
-            best = Path(resumed).parent / f"checkpoint-{self.state.best_global_step}"
+        counts = max_steps, num_update_steps_per_epoch, num_train_epochs
+        found = super()._init_training_state(*counts, resume_from_checkpoint, trial)
+        if resume_from_checkpoint is not None and self.state.best_global_step:
+            best = Path(resume_from_checkpoint).parent / f"checkpoint-{self.state.best_global_step}"
             if best.is_dir():
                 self.state.best_model_checkpoint = str(best)
         return found

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from ...pairing.remembered import tokenizer_of
+from ...user_input.conversations import template_inputs
 from ...user_input.data import load_data, one_split, require_datasets
 from ...user_input.models import context_length
 from ..arguments import DraftTrainingArguments
@@ -26,7 +27,6 @@ from .formats import (
     check_tokens,
     example_kind,
     lengths_of,
-    template_inputs,
     with_checked_tokens,
 )
 from .sources import first_row

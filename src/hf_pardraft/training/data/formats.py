@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ...user_input.files import parse_json
+from ...user_input.conversations import template_inputs, without_nones
 from .chat import encode_chat, without_end
 from .documents import IGNORED
 from .encoding import encode_completion, encode_text
@@ -106,19 +106,6 @@ def lacks_something(row: dict[str, Any], kind: str) -> bool:
     return any(row.get(name) is None for name in needed)
 
 
-def template_inputs(row: dict[str, Any], template_kwargs: dict[str, Any]) -> tuple[list | None, dict[str, Any]]:
-    """What a chat template gets besides messages: a row's `tools` (perhaps as JSON), and `template_kwargs` with the row's own
-    on top."""
-    tools = row.get("tools")
-    tools = without_nones(parse_json(tools, "the column tools") if isinstance(tools, str) and tools else tools)
-    own = without_nones(row.get("chat_template_kwargs") or {})
-    if not isinstance(own, dict):
-        raise ValueError(
-            f"expected a mapping in column 'chat_template_kwargs', got {type(own).__name__}: {str(own)[:100]}"
-        )
-    return tools or None, template_kwargs | own
-
-
 def expect_text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected a text in column {name!r}, got {type(value).__name__}: {str(value)[:100]}")
@@ -138,13 +125,6 @@ def from_sharegpt(turns: Any) -> Any:
         {"role": SPEAKERS.get(turn["from"], turn["from"]), "content": expect_text(turn.get("value"), "value")}
         for turn in turns
     ]
-
-
-def without_nones(value: Any) -> Any:
-    """A value without the `None`s that Arrow puts where other rows have a key and this one has not."""
-    if isinstance(value, dict):
-        return {key: without_nones(part) for key, part in value.items() if part is not None}
-    return [without_nones(part) for part in value] if isinstance(value, list) else value
 
 
 def check_kind(row: dict[str, Any], kind: str) -> dict[str, Any]:
