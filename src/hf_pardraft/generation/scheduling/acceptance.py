@@ -33,8 +33,9 @@ class Acceptance:
 
     def __init__(self, earlier: "Acceptance | None" = None) -> None:
         self.earlier = earlier
-        self.accepted: list[float] = []
-        self.tried: list[float] = []
+        # By position, how many tokens were accepted, and of how many. Calls in other threads may read and count, too: it is
+        # replaced as a whole.
+        self.counts: list[tuple[float, float]] = []
         # Outcomes that are not counted among these yet: a round has no time for it.
         self.uncounted: list[tuple[int, int]] = []
         # Of all that was found.
@@ -59,29 +60,25 @@ class Acceptance:
         if self.num_notes % self.RENEWED == 0:
             self.weaken((1 - 1 / self.MEMORY) ** self.RENEWED)
             self.believed = {}
-        self.uncounted += outcomes
+        self.uncounted.extend(outcomes)
         self.weight += len(outcomes)
         return is_another
 
     def _count(self) -> None:
         """Count what is not counted yet."""
         uncounted, self.uncounted = self.uncounted, []
-        # Calls in other threads may read them: what is worked on is a copy.
-        accepted, tried = [*self.accepted], [*self.tried]
+        counts = [*self.counts]
         for num_accepted, num_tried in uncounted:
-            new = num_tried - len(tried)
-            tried += [0.0] * new
-            accepted += [0.0] * new
+            counts += [(0.0, 0.0)] * (num_tried - len(counts))
             for position in range(num_tried):
-                tried[position] += 1
-                accepted[position] += position < num_accepted
-        self.accepted, self.tried = accepted, tried
+                accepted, tried = counts[position]
+                counts[position] = accepted + (position < num_accepted), tried + 1
+        self.counts = counts
 
     def weaken(self, keep: float) -> None:
         """Believe what was found with this share of its weight."""
         self._count()
-        self.accepted = [keep * value for value in self.accepted]
-        self.tried = [keep * value for value in self.tried]
+        self.counts = [(keep * accepted, keep * tried) for accepted, tried in self.counts]
         self.weight *= keep
 
     def rates(self, depth: int) -> list[float]:
@@ -99,11 +96,11 @@ class Acceptance:
         """What was believed of a position, with the weight of so many tries, and what was found together; and their weight."""
         if self.uncounted:
             self._count()
-        accepted, tried = self.accepted, self.tried
-        if position >= min(len(accepted), len(tried)):
+        counts = self.counts
+        if position >= len(counts):
             return rate, weight
-        tries = tried[position] + weight
-        return (accepted[position] + weight * rate) / tries, tries
+        accepted, tried = counts[position]
+        return (accepted + weight * rate) / (tried + weight), tried + weight
 
     @property
     def num_judged(self) -> float:
