@@ -23,7 +23,7 @@ class DrawnSchedule(FixedSchedule):
         if self.random.random() < 1 / 3:
             return NOTHING
         if self.is_compiled:
-            return self.random.choice([Plan(self.deepest), self.full])
+            return self.random.choice([Plan(max(self.deepest // 2, 1)), Plan(self.deepest), self.full])
         budget = self.random.randint(1, self.full.budget) if self.full.budget and self.random.random() < 0.5 else 0
         return Plan(self.random.randint(1, self.deepest), budget)
 

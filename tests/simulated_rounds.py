@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hf_pardraft.generation.scheduling.knowledge import Knowledge
-from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans
+from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans, compiled_plans
 from hf_pardraft.generation.scheduling.schedule import Schedule
 
 TOKENS = 128
@@ -26,6 +26,8 @@ class World:
         noise: of the logarithm of a round's seconds.
         pace: seconds of a round of cost 1, by the number of the round.
         outliers: by the number of the round, the seconds that a clock is put forward.
+        is_compiled: whether rounds are compiled. Each plan takes a second then when it is followed for the first time, and the
+            first rounds in a row of any plan are slow.
     """
 
     rates: list[float]
@@ -37,11 +39,13 @@ class World:
     seed: int = 0
     pace: Callable[[int], float] = lambda number: 0.002
     outliers: dict[int, float] = field(default_factory=dict)
+    is_compiled: bool = False
 
     def __post_init__(self) -> None:
         self.random, self.now, self.num_rounds = random.Random(self.seed), 0.0, 0
-        self.knowledge, self.depth = Knowledge(), len(self.rates)
-        self.plans = all_plans(self.depth, 32)
+        self.knowledge, self.depth = Knowledge(self.is_compiled), len(self.rates)
+        self.plans = compiled_plans(self.depth, 16) if self.is_compiled else all_plans(self.depth, 32)
+        self.compiled: set[Plan] = set()
 
     def cost(self, plan: Plan) -> float:
         drafting = self.draft + self.tree * (plan.budget > 0) if plan.depth else 0.0
@@ -73,7 +77,8 @@ class World:
 
     def call(self, batch: int = 1) -> tuple[float, list[Plan]]:
         """A call by the schedule: its tokens over its cost, noise not counted, and its plans."""
-        schedule = Schedule(self.knowledge, self.plans, Plan(self.depth), lambda: self.now)
+        first = Plan(self.depth)
+        schedule = Schedule(self.knowledge, self.plans, first, lambda: self.now, is_compiled=self.is_compiled)
         left, pending, cost, followed = TOKENS, 24, 0.0, []
         is_plains = schedule.leaves_to_plain(batch)
         while left > 0:
@@ -87,13 +92,18 @@ class World:
                 price, pending = price + READING * max(0, pending - FREE), 0
             self.now += price * self.pace(self.num_rounds) * math.exp(self.random.gauss(0, self.noise))
             self.now += self.outliers.get(self.num_rounds, 0.0)
+            is_new = self.is_compiled and schedule.chosen not in self.compiled
+            if self.is_compiled:
+                self.compiled.add(schedule.chosen)
+                in_a_row = next((n for n, before in enumerate(reversed(followed)) if before != plan), len(followed))
+                self.now += is_new + price * self.pace(self.num_rounds) * 2.0 ** (1 - in_a_row)
             self.num_rounds, cost = self.num_rounds + 1, cost + price
             outcomes, of_chains = (
                 [(counts[kind], min(counts[kind] + 1, plan.depth)) for counts in accepted] if plan.depth else []
                 for kind in (0, 1)
             )
             schedule.note(outcomes, of_chains if plan.budget else None)
-            schedule.end_round(is_ordinary)
+            schedule.end_round(is_ordinary, is_new)
             tokens = sum(count for count, _ in accepted) // batch + 1
             left, pending = left - tokens, pending + tokens
             followed.append(plan)

@@ -200,7 +200,7 @@ def test_rounds_without_a_draft_are_as_they_are_uncompiled(monkeypatch, steps, k
     target, batch = tiny_target("qwen3"), batch_of((6,))
     drafter = oracle(kind, target, batch, rates=rates, runner_up=0.0, settings={"tree_budget": budget}, longest=60)
     assert_same(target, batch, drafter, max_new_tokens=60)
-    assert {1, 5, budget + 1} >= {drafted + 1 for drafted in drafter.last_stats.drafted_per_round[-9:-5]}
+    assert {1, 3, 5, budget + 1} >= {drafted + 1 for drafted in drafter.last_stats.drafted_per_round[-9:-5]}
 
 
 @pytest.mark.parametrize("settings", [{}, {"tree_scoring": "dart"}, {"tree_beam_width": 3}, {"tree_top_k": 2}])
@@ -393,9 +393,9 @@ def test_no_try_is_charged_for_what_was_compiled_in_it(monkeypatch):
 
     pay = Schedule._pay
 
-    def noted(self, seconds, is_ordinary):
+    def noted(self, seconds, *of_round):
         paid.append(seconds)
-        pay(self, seconds, is_ordinary)
+        pay(self, seconds, *of_round)
 
     monkeypatch.setattr(torch, "compile", slow_at_first)
     monkeypatch.setattr(Schedule, "_pay", noted)
@@ -403,7 +403,7 @@ def test_no_try_is_charged_for_what_was_compiled_in_it(monkeypatch):
     drafter = tiny_drafter("dflash", target)
     drafter.generation_config.draft_schedule = "auto"
     started = time.thread_time()
-    target.generate(**batch, assistant_model=drafter, cache_implementation="static", **GREEDY)
+    target.generate(**batch, assistant_model=drafter, cache_implementation="static", do_sample=False, max_new_tokens=60)
     assert time.thread_time() - started > 2 * spin
     assert paid
     assert max(paid) < spin

@@ -160,7 +160,12 @@ def test_a_target_that_takes_no_trees_gets_chains_unless_trees_were_asked_for(mo
 
 
 @pytest.mark.parametrize(
-    ("settings", "plans"), [({}, [NOTHING, Plan(4), Plan(4, 16)]), ({"tree_budget": 0}, [NOTHING, Plan(4)])]
+    ("settings", "plans"),
+    [
+        ({}, [NOTHING, Plan(2), Plan(4), Plan(4, 16)]),
+        ({"tree_budget": 0}, [NOTHING, Plan(2), Plan(4)]),
+        ({"tree_budget": 0, "num_assistant_tokens": 1}, [NOTHING, Plan(1)]),
+    ],
 )
 def test_compiled_rounds_choose_among_few_shapes(monkeypatch, settings, plans):
     monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)

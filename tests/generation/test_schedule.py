@@ -54,7 +54,14 @@ def test_a_text_that_becomes_easy_is_found_out_and_one_that_becomes_hard():
     world.speed(10)
     world.rates = [0.9] * 7
     world.speed(8)
-    assert world.speed(4) >= 0.93 * world.best_speed()
+    found = [world.speed(4) / world.best_speed()]
+    for seed in range(1, 8):
+        other = World([0.0] * 7, slot=0.02, seed=seed)
+        other.speed(10)
+        other.rates = [0.9] * 7
+        other.speed(8)
+        found.append(other.speed(4) / other.best_speed())
+    assert statistics.mean(found) >= 0.94
     world.rates = [0.0] * 7
     # Each call begins with what earlier ones taught, and finds out; in the end that costs next to nothing.
     assert world.call()[0] >= 0.7
@@ -283,6 +290,64 @@ def test_calls_in_several_threads_may_teach_the_same_costs():
     finally:
         sys.setswitchinterval(before)
     assert not errors
+
+
+def test_compiled_plans_are_compared_warm():
+    """What is cold takes three times as long, so that a few rounds of each plan would say nothing."""
+    shares = []
+    for seed in range(8):
+        world = World([0.6] * 8, draft=0.4, slot=0.05, seed=seed, is_compiled=True)
+        _, plans = world.call()
+        # What is compiled in any case is compiled in the first call.
+        assert {NOTHING, Plan(8), Plan(8, 16)} <= {*plans}
+        world.speed(8)
+        shares.append(world.speed(12) / world.best_speed())
+    assert statistics.median(shares) >= 0.95
+    assert min(shares) >= 0.7
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_compiled_drafts_that_are_never_right_cost_little(seed):
+    """Though such calls are not left to plain `generate`."""
+    world = World([0.0] * 8, seed=seed, is_compiled=True)
+    world.speed(12)
+    assert world.speed(12) >= 0.97
+
+
+def test_a_shorter_chain_is_compiled_where_it_seems_worth_that():
+    short = World([0.8, 0.8, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], draft=0.2, slot=0.15, is_compiled=True)
+    short.speed(8)
+    assert short.call()[1].count(Plan(4)) > 20
+    # Where a few tokens more that are read cost nothing, it would be compiled in vain.
+    cheap = World([0.8] * 8, slot=0.005, is_compiled=True)
+    cheap.speed(20)
+    assert Plan(4) not in cheap.compiled
+
+
+def test_neither_prompts_nor_compiling_are_charged_to_tries():
+    world = World([0.5] * 8, is_compiled=True)
+    world.speed(3)
+    before = world.knowledge.purse
+    schedule = Schedule(world.knowledge, world.plans, Plan(8), lambda: world.now, is_compiled=True)
+    schedule.next_plan(1, 20)
+    schedule.is_a_try, schedule.plan = True, Plan(8, 16)
+    world.now += 60.0
+    schedule.note([(0, 1)], [(0, 1)])
+    schedule.end_round(False, is_unique=True)
+    assert before - world.knowledge.purse < 4
+
+
+def test_nothing_is_tried_where_there_is_room_for_a_part_of_it_only():
+    world = World([0.9] * 7)
+    world.speed(4)
+    for _ in range(20):
+        schedule = Schedule(world.knowledge, world.plans, Plan(7), lambda: world.now)
+        for _ in range(12):
+            plan = schedule.next_plan(1, 2)
+            assert plan in (NOTHING, Plan(1), Plan(2)) or plan == schedule.best.within(2)
+            world.now += 0.002 * world.cost(plan)
+            schedule.note([(0, 1)] if plan.depth else [])
+            schedule.end_round(True)
 
 
 def test_tries_of_short_rounds_come_in_pairs():

@@ -92,7 +92,8 @@ class SpeculativeDecoding:
             stopping_criteria=stopping_criteria,
             streamer=streamer,
         )
-        self.schedule, self.plan, self.is_ordinary = schedule, NOTHING, False
+        # Whether others take as long as this round; and whether it does what no other round does.
+        self.schedule, self.plan, self.is_ordinary, self.is_unique = schedule, NOTHING, False, False
         self.judge = DraftJudge(schedule, self._prompt_lookup())
         self.stopwatch = Stopwatch(candidates.stats, self.settings.time_rounds, synchronizer(target.device))
         self.items = list(range(batch))
@@ -166,7 +167,7 @@ class SpeculativeDecoding:
             self._drop_finished_items()
         # What a target with recurrent layers has to read again is part of the price of this round.
         if not (self.reader.is_hybrid and self.pending.num_reread and self.items):
-            self.schedule.end_round(self.is_ordinary)
+            self.schedule.end_round(self.is_ordinary, self.is_unique)
 
     def verify(
         self, logits: torch.Tensor, tree: TokenTree | None
@@ -352,7 +353,7 @@ class SpeculativeDecoding:
         has_caught_up = plan.depth == 0 or self.candidates.num_pending <= self.schedule.deepest + 1
         # A round without a draft stands for a step of plain `generate`, whose items have one length.
         is_like_plain = plan.depth > 0 or len(self.items) == 1 or self.reader.cache.is_even
-        self.is_ordinary = has_caught_up and is_like_plain and not reads_text
+        self.is_ordinary, self.is_unique = has_caught_up and is_like_plain and not reads_text, reads_text
         return plan
 
     @property

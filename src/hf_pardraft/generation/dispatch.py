@@ -21,7 +21,7 @@ from .processors import see_the_batch
 from .rope import longest_text
 from .scheduling.fixed import FixedSchedule
 from .scheduling.knowledge import Knowledge
-from .scheduling.plans import COMPILED_NODES, NOTHING, Plan, all_plans
+from .scheduling.plans import COMPILED_NODES, NOTHING, Plan, all_plans, compiled_plans
 from .scheduling.schedule import Schedule
 from .sequences import StopChecks
 from .settings import DraftSettings, wants_compiled
@@ -51,7 +51,7 @@ def schedule_for(
     looks_up = bool(settings.prompt_lookup_num_tokens and settings.tree_budget and (on_a_cpu or not compiled))
     kind = (compiled, target.device, sampled and temperature_class(generation_config.temperature), looks_up)
     of_drafter = _known.setdefault(drafter, weakref.WeakKeyDictionary())
-    knowledge = of_drafter.setdefault(target, {}).setdefault(kind, Knowledge())
+    knowledge = of_drafter.setdefault(target, {}).setdefault(kind, Knowledge(compiled))
     plans = plans_for(settings, compiled, on_a_cpu)
     first = Plan(settings.depth) if Plan(settings.depth) in plans else full
     reads_again = is_hybrid(target.config.get_text_config(decoder=True))
@@ -65,6 +65,7 @@ def schedule_for(
         looks=on_a_cpu and not compiled,
         compares=on_a_cpu,
         reads_again=reads_again,
+        is_compiled=compiled,
     )
 
 
@@ -76,15 +77,13 @@ def temperature_class(temperature: float | None) -> float:
 def plans_for(settings: DraftSettings, compiled: bool, on_a_cpu: bool) -> list[Plan]:
     """What rounds choose from.
 
-    Each size that is compiled takes its time, so that there are few. On an accelerator nobody looks at drafts, for which the host
-    would have to wait, so that trees can't be compared with chains.
+    On an accelerator nobody looks at drafts, for which the host would have to wait, so that trees can't be compared with chains;
+    and a few tokens more or less that are read make no difference, for which something would have to be compiled.
     """
-    full = Plan(settings.depth, settings.tree_budget)
-    if compiled and settings.tree_budget and on_a_cpu:
-        return [NOTHING, Plan(settings.depth), full]
-    if compiled or (settings.tree_budget and not on_a_cpu):
-        return [NOTHING, full]
-    return all_plans(settings.depth, settings.tree_budget)
+    depth, budget = settings.depth, settings.tree_budget
+    if not on_a_cpu and (compiled or budget):
+        return [NOTHING, Plan(depth, budget)]
+    return compiled_plans(depth, budget) if compiled else all_plans(depth, budget)
 
 
 def clock_for(target: PreTrainedModel, drafter: ParallelDrafter) -> Callable[[], float]:

@@ -53,7 +53,7 @@ class CompiledDecoding(SpeculativeDecoding):
         self.full_depth = self.schedule.deepest
         # The pending tokens of a round: all that it accepted, and the bonus token.
         self.width = max(self.full_depth, self.judge.deepest) + 1
-        # Slots of the forwards over chains, and over trees; and which of them rounds make.
+        # Slots of the forwards over chains such as the last one, and over trees; and which of them rounds make.
         self.chain_slots, self.tree_slots = self.full_depth + 1, self.settings.tree_budget + 1
         self.most_slots = max(self.chain_slots, self.tree_slots)
         self.reads_trees = self.settings.tree_budget > 0
@@ -80,9 +80,13 @@ class CompiledDecoding(SpeculativeDecoding):
             return
         self.plan = self._plan()
         depth, num_compiled = self.plan.depth, self.compiler.num_compiled
+        self.is_unique = self.decode_state is None
         if depth:
             self.reads_trees = self.plan.budget > 0
-        self.is_ordinary = self.decode_state is not None and not (self.is_one_step and depth and not self._is_drafted)
+            if not self.reads_trees:
+                # Where there is room for a part of a chain only, the forward is that of a whole one.
+                self.chain_slots = self.schedule.chosen.depth + 1
+        self.is_ordinary = not (self.is_one_step and depth and not self._is_drafted)
         with self.stopwatch.part("draft"):
             draft = self._first_draft(depth) if self.decode_state is None else self._draft(depth)
         with self.stopwatch.part("tree"):
@@ -101,7 +105,7 @@ class CompiledDecoding(SpeculativeDecoding):
             self.num_pending += max(counts)
             self._note(tree, paths, new_tokens, counts)
             self._drop_finished_items()
-        self.schedule.end_round(self.is_ordinary and self.compiler.num_compiled == num_compiled)
+        self.schedule.end_round(self.is_ordinary, self.is_unique or self.compiler.num_compiled > num_compiled)
 
     def _rest_is_like_plain(self) -> bool:
         """Plain `generate` is not compiled as these rounds are, and would have to be."""

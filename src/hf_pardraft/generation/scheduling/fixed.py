@@ -25,6 +25,11 @@ class FixedSchedule:
         # Nothing is timed.
         self.reading, self.calibration = ReadingChoice(lambda: 0.0, looks=False), Calibration()
 
+    @property
+    def chosen(self) -> Plan:
+        """The plan, whatever room there is."""
+        return self.plan
+
     def leaves_to_plain(self, batch: int) -> bool:
         """It drafts."""
         return False
@@ -50,7 +55,7 @@ class FixedSchedule:
     def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
         """Nothing is learned."""
 
-    def end_round(self, is_ordinary: bool) -> None:
+    def end_round(self, is_ordinary: bool, is_unique: bool = False) -> None:
         """Nothing is measured."""
 
     def learn(self) -> None:

@@ -18,6 +18,9 @@ class Knowledge:
         costs, reading: what rounds cost, and the target's forwards, by batch size (powers of two).
         calibration: what a drafter's own probabilities are worth.
         purse: what may be lost by trying plans that don't seem the best, in rounds of the best one. Each round puts a little in.
+
+    Args:
+        is_of_compiled: whether rounds are compiled, beside which any number of tries costs little.
     """
 
     # What it begins with. What is put in: the share of all time that trying may cost. And the most that is saved up.
@@ -25,7 +28,7 @@ class Knowledge:
     # Of what earlier texts taught, the weight that is left once a text is found to be another.
     AFTER_CHANGE = 0.1
 
-    def __init__(self) -> None:
+    def __init__(self, is_of_compiled: bool = False) -> None:
         self.earlier = Acceptance()
         self.gains: dict[int, TreeGain] = {}
         self.begin_text()
@@ -33,7 +36,7 @@ class Knowledge:
         self.costs: dict[int, Costs] = {}
         self.reading: dict[int, ReadingCosts] = {}
         self.calibration = Calibration()
-        self.purse = self.BEGINNING
+        self.purse = self.MOST_SAVED if is_of_compiled else self.BEGINNING
 
     def begin_text(self) -> None:
         """Judge what comes by earlier texts, until it speaks for itself."""

@@ -40,6 +40,12 @@ class Plan(NamedTuple):
 NOTHING = Plan(0)
 
 
+def compiled_plans(depth: int, budget: int) -> list[Plan]:
+    """The plans that compiled rounds choose from, see [`all_plans`]: few, since each takes its time to compile."""
+    sizes = [size for size in (depth // 2, depth) if size]
+    return [NOTHING, *map(Plan, sizes), *([Plan(depth, budget)] if budget else [])]
+
+
 def all_plans(depth: int, budget: int) -> list[Plan]:
     """The plans that a call chooses from.
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from .costs import Costs
 from .knowledge import Knowledge
@@ -24,10 +25,13 @@ class Schedule:
         looks: whether drafts are looked at, to read what is worth it of them.
         compares: whether the chain that a tree took the place of is known for nothing.
         reads_again: whether the target reads the accepted part of a draft again if some was rejected, and writes one token more.
+        is_compiled: whether rounds are compiled: each plan is measured in the first call then, which compiles all that there is
+            to compile, and as often as it takes until code and data are in the processor's caches.
 
     Attributes:
         reading: what is read of drafts.
         deepest: the most tokens that are drafted.
+        chosen: the plan of this round if there were room for all of it.
         is_pausing: whether nothing is drafted now because that is best, and not for want of room.
         calibration: what was accepted of other drafts, see [`Calibration`].
     """
@@ -37,7 +41,8 @@ class Schedule:
     DOUBT = 1.5
     # Rounds like those before from which is learned at once: four times one takes the interpreter far longer than once four.
     AT_ONCE = 4
-    # How much faster a plan becomes when it is followed rather than tried: what its rounds use is in the processor's caches.
+    # How much faster a plan becomes when it is followed rather than tried: what its rounds use is in the processor's caches. (Of
+    # compiled plans the cold rounds are left out.)
     FOLLOWED = 1.03
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
     CHECK = 1.5
@@ -46,6 +51,13 @@ class Schedule:
     JUDGED, SURE, START = 3, 32, 3.0
     # Seconds of a long round: cold caches don't matter in it, nor, of one without a draft and for one item, whose it is.
     LONG = 0.02
+    # Of compiled plans, the first rounds in a row that are cold where they are short, and where they are very short: less than so
+    # many seconds. And the warm ones that are measured in the first call, and in a try.
+    COLD, VERY_COLD, VERY_SHORT = 2, 6, 5e-3
+    OPENING, IN_A_TRY = 6, 3
+    # How much faster than the best plan one has to seem that would have to be compiled; and how much faster than any draft rounds
+    # without one, which teach nothing of drafts. (Compiled, they are faster by more than that than plain `generate`.)
+    WORTH_COMPILING, CLEARLY = 1.1, 1.1
     # Seconds that a round with more than its own token takes besides the forward, roughly.
     ALONE = 1e-3
 
@@ -58,17 +70,21 @@ class Schedule:
         looks: bool = False,
         compares: bool = False,
         reads_again: bool = False,
+        is_compiled: bool = False,
     ) -> None:
         self.knowledge, self.plans, self.first, self.clock = knowledge, plans, first, clock
         knowledge.begin_text()
         self.reading, self.calibration = ReadingChoice(clock, looks), knowledge.calibration
         self.compares, self.reads_again, self.deepest = compares, reads_again, plans[-1].depth
+        self.is_compiled = is_compiled
         # What is to be tried whenever it was tried last; and what was tried in the last round and shall be again.
         self.due: Plan | None = None
         self.again: Plan | None = None
+        # Rounds that it was tried for; and the last round's plan, and for how many rounds it was followed or tried.
+        self.num_tried, self.last, self.in_a_row = 0, NOTHING, 0
         self.num_rounds, self.reconsidered, self.num_surprises, self.batch = 0, -self.HELD, 0, 1
         self.next_try, self.next_loss = NOTHING, math.inf
-        self.plan = self.best = NOTHING
+        self.plan = self.chosen = self.best = NOTHING
         self.is_a_try = self.is_pausing = self.rests_with_plain = False
         # By plan, as of when the choice was thought over last.
         self.seconds: dict[Plan, float] = {}
@@ -80,9 +96,12 @@ class Schedule:
         self.started = clock()
 
     def leaves_to_plain(self, batch: int) -> bool:
-        """Whether plain `generate` is better for a call of so many items, and nothing is to be tried in it."""
+        """Whether plain `generate` is better for a call of so many items, and nothing is to be tried in it.
+
+        It is no better than compiled rounds that draft nothing.
+        """
         self.costs, self.batch = self.knowledge.costs_for(batch), batch
-        if not self._is_known or self.knowledge.earlier.num_judged < self.JUDGED:
+        if self.is_compiled or not self._is_known or self.knowledge.earlier.num_judged < self.JUDGED:
             return False
         self._estimate()
         self.best = NOTHING
@@ -127,7 +146,11 @@ class Schedule:
         self.plan, self.is_a_try = NOTHING, False
         if room:
             choice = self._choice()
-            self.is_a_try, self.is_pausing, self.plan = choice != self.best, choice == NOTHING, choice.within(room)
+            if choice.depth > room and self.seconds:
+                # A try of less than the plan would teach nothing.
+                choice, self.again = self.best, None
+            self.is_a_try, self.is_pausing = choice != self.best, choice == NOTHING
+            self.chosen, self.plan = choice, choice.within(room)
 
     def worth_reading_alone(self, probabilities: Sequence[float]) -> int:
         """How many tokens that the text alone suggests to read instead of a draft; 0 where the best plan is better.
@@ -169,25 +192,32 @@ class Schedule:
         if self.plan.depth and outcomes:
             self.outcomes.append((outcomes, of_chains, self.reading.is_whole))
 
-    def end_round(self, is_ordinary: bool) -> None:
+    def end_round(self, is_ordinary: bool, is_unique: bool = False) -> None:
         """Learn how long the round took.
 
         Args:
-            is_ordinary: whether others like it would take as long: nothing was compiled, no prompt was read.
+            is_ordinary: whether others like it would take as long.
+            is_unique: whether it did what no other round does, whatever it drafts: a prompt was read, something was compiled.
         """
         now = self.clock()
         seconds, self.started = now - self.started, now
+        self.in_a_row = self.in_a_row + 1 if self.plan == self.last else 1
+        self.last = self.plan
+        is_cold = self.in_a_row <= self._num_cold(seconds)
+        is_ordinary = is_ordinary and not is_unique and not is_cold
         if is_ordinary and self.plan == self.best and self.costs.is_settled(self.plan):
             self.untold.append(self.reading.of_whole(seconds, self.plan.num_nodes))
             if len(self.untold) == self.AT_ONCE:
                 self.learn()
             return
         if self.is_a_try or not self.seconds:
-            self._pay(seconds, is_ordinary)
+            self._pay(seconds, is_ordinary, is_unique)
         else:
             self.knowledge.put_in(1.0)
         if self.plan in self.plans:
-            self.again = self.plan if self._says_little(seconds, is_ordinary) and self.plan != self.again else None
+            self.num_tried = self.num_tried + 1 if self.plan == self.again else 1
+            is_over = self.num_tried >= self._rounds_of_a_try(seconds)
+            self.again = self.plan if self._says_little(seconds, is_ordinary) and not is_over else None
             whole = self.reading.of_whole(seconds, self.plan.num_nodes)
             self.costs.note(self.plan, whole if is_ordinary else None)
             self.due = None if self.plan == self.due else self.due
@@ -203,6 +233,18 @@ class Schedule:
         is_short = seconds < min(self.LONG, (1 + self.CHECK) * (self.costs.of(self.best) or math.inf))
         return self.is_a_try and (not is_ordinary or (is_about_cost and is_short))
 
+    def _num_cold(self, seconds: float) -> int:
+        """How many rounds in a row are cold, of such as take so long."""
+        if not self.is_compiled or seconds >= self.LONG:
+            return 0
+        return self.VERY_COLD if seconds < self.VERY_SHORT else self.COLD
+
+    def _rounds_of_a_try(self, seconds: float) -> int:
+        """How many rounds in a row a plan is tried for whose rounds take so long."""
+        if seconds >= self.LONG:
+            return 1
+        return self._num_cold(seconds) + self.IN_A_TRY if self.is_compiled else 2
+
     def learn(self) -> None:
         """Learn from the last rounds, all of one plan: to be called when there are no more."""
         outcomes, self.outcomes = self.outcomes, []
@@ -214,14 +256,16 @@ class Schedule:
             for seconds in untold:
                 self.costs.note(self.plan, seconds)
 
-    def _pay(self, seconds: float, is_ordinary: bool) -> None:
+    def _pay(self, seconds: float, is_ordinary: bool, is_unique: bool) -> None:
         """What a try has cost is taken from the purse, by what is expected, not by what bad luck made of it."""
-        best, charged = self.costs.of(self.best), self.costs.charged(self.plan, seconds)
-        if not best:
+        best, expected = self.costs.of(self.best), self.costs.of(self.plan)
+        # What every first call does is no matter of luck.
+        if not best or (self.is_compiled and self._opening() is not None):
             return
+        charged = expected or best if is_unique else self.costs.charged(self.plan, seconds)
         self.knowledge.put_in(charged / best)
         if self.is_a_try:
-            cost = (self.costs.of(self.plan) if is_ordinary else None) or charged
+            cost = (expected if is_ordinary else None) or charged
             counts = [count for outcomes, *_ in self.outcomes for count, _ in outcomes]
             tokens = max(self.tokens.get(self.plan, 1.0), 1.0 + sum(counts) / max(len(counts), 1))
             self.knowledge.purse -= max(cost / best - tokens / self.tokens[self.best], 0.0)
@@ -229,11 +273,10 @@ class Schedule:
     def _choice(self) -> Plan:
         if self.again is not None:
             return self.again
-        # What another batch size taught may be wrong for this one, about the round above all that others are compared with.
-        if self.costs.count(NOTHING) < 2 or not self._is_known:
+        opening = self._opening()
+        if opening is not None:
             self.best, self.tokens = NOTHING, self._expected_tokens()
-            # Two rounds that need no draft, since one may be an outlier, then one that does.
-            return self.first if self.costs.count(NOTHING) > 1 else NOTHING
+            return opening
         # A text that has just begun may be another than the last.
         held = min(self.HELD, 2 + self.num_rounds // 2)
         if self.num_rounds >= self.reconsidered + held or self.costs.num_surprises != self.num_surprises:
@@ -244,13 +287,39 @@ class Schedule:
         self.reconsidered = -self.HELD
         return self.next_try
 
+    def _opening(self) -> Plan | None:
+        """What has to be measured before there is a choice; `None` if that is done."""
+        is_short = (self.costs.of(NOTHING) or 0.0) < self.LONG
+        count = self.OPENING if self.is_compiled and is_short else 2
+        if self.is_compiled and not self.costs.guesses:
+            return next((plan for plan in filter(self._is_there, self.plans) if self.costs.count(plan) < count), None)
+        # What another batch size taught may be wrong for this one, about the round above all that others are compared with.
+        # Two rounds that need no draft, since one may be an outlier, then one that does.
+        if self.costs.count(NOTHING) < 2:
+            return NOTHING
+        return None if self._is_known else self.first
+
+    def _preference(self, followed: Plan, plan: Plan) -> float:
+        """How good a plan is, when another may be followed now."""
+        if self.is_compiled:
+            return self._rate(plan) / (1.0 if plan.depth else self.CLEARLY)
+        return self._rate(plan) * (1.0 if plan == followed else self.FOLLOWED)
+
+    def _is_there(self, plan: Plan) -> bool:
+        """Whether the plan is one of those that are compiled whatever they may be worth, or is compiled already."""
+        return not self.is_compiled or plan in (NOTHING, self.first, self.plans[-1]) or self.costs.count(plan) > 0
+
     def _reconsider(self) -> None:
         """Find the best plan by what is known now, and what to try next."""
         self.reconsidered, self.num_surprises = self.num_rounds, self.costs.num_surprises
         self._estimate()
-        followed = self.best
-        self.best = max(self.plans, key=lambda plan: self._rate(plan) * (1.0 if plan == followed else self.FOLLOWED))
-        matters = self.batch > 1 or self.seconds[NOTHING] < self.LONG
+        plans = list(filter(self._is_there, self.plans))
+        self.best = max(plans, key=partial(self._preference, self.best))
+        worth_it = self.WORTH_COMPILING * self._rate(self.best)
+        self.due = self.due or next(
+            (plan for plan in self.plans if plan not in plans and self._rate(plan) > worth_it), None
+        )
+        matters = not self.is_compiled and (self.batch > 1 or self.seconds[NOTHING] < self.LONG)
         is_judged = self.knowledge.chain.num_judged >= self.JUDGED
         self.rests_with_plain = is_judged and matters and self._is_surely_plain()
         self.reading.know(self._rate(self.best), self.plans[-1].num_nodes)
@@ -258,7 +327,7 @@ class Schedule:
         if needs_check and self._loss(self.first) < self.CHECK:
             self.next_try, self.next_loss = self.first, -math.inf
             return
-        tries = [self.due] if self.due is not None else list(filter(self._is_worth_a_try, self.plans))
+        tries = [self.due] if self.due is not None else list(filter(self._is_worth_a_try, plans))
         self.next_try = max(tries, key=self._priority, default=self.best)
         self.next_loss = self._price(self.next_try) if tries else math.inf
 
@@ -317,7 +386,8 @@ class Schedule:
 
     def _price(self, plan: Plan) -> float:
         """What a try of this plan is thought to lose."""
-        return (2 if self.best.depth and self.seconds[plan] < self.LONG else 1) * self._loss(plan)
+        is_repeated = self.best.depth or self.is_compiled
+        return (self._rounds_of_a_try(self.seconds[plan]) if is_repeated else 1) * self._loss(plan)
 
     def _is_worth_a_try(self, plan: Plan) -> bool:
         if plan == self.best:
