@@ -18,7 +18,7 @@ def serve(
     """
     if not is_serve_available():
         raise ImportError("serving needs fastapi, uvicorn and openai: pip install 'hf-pardraft[serve]'")
-    # With the web libraries behind it, this takes a second that other commands have no use for.
+    # With the web libraries that it imports, this takes a second that other commands have no use for.
     from transformers.cli.serve import Serve
 
     from .drafting_models import drafting_with
