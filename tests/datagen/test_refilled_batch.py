@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from hf_pardraft.datagen.fast_steps import FastSteps
 from hf_pardraft.datagen.joined_cache import JoinedCache, has_entries_per_token
 from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.refilled_batch import Item, RefilledBatch
-from hf_pardraft.datagen.step_attention import StepAttention
 from hf_pardraft.generation.packed_layers import packed_layers
 from tiny_models import ARCHITECTURES, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
@@ -141,7 +141,7 @@ def test_steps_on_a_cpu_are_those_of_the_target_to_rounding(attention, dtype):
     mask[0, :4] = 0
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     logits = []
-    for context in (nullcontext(), StepAttention(), packed_layers(target, wanted=True)):
+    for context in (nullcontext(), FastSteps(), packed_layers(target, wanted=True)):
         cache = DynamicCache()
         with torch.no_grad(), context:
             target(ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions[:, :-1], past_key_values=cache)

@@ -19,10 +19,10 @@ from transformers import (
 from ..generation.packed_layers import packed_layers
 from ..user_input.models import context_length
 from .draws import ItemDraws, Nucleus
+from .fast_steps import FastSteps
 from .joined_cache import has_entries_per_token, may_have_gaps
 from .refilled_batch import EnoughEnded, Item, RefilledBatch
 from .rewriting import Answer, Rewrite, check_sampling
-from .step_attention import StepAttention
 
 # How many batches' rows are read ahead; those with the longest prompts are written first.
 BATCHES_AHEAD = 16
@@ -171,7 +171,7 @@ class LocalWriter:
             # Drafted rounds have ways of their own.
             if self.drafter is None:
                 ways.enter_context(packed_layers(self.target, wanted=self.pack_weights))
-                ways.enter_context(StepAttention() if device.type == "cpu" else nullcontext())
+                ways.enter_context(FastSteps() if device.type == "cpu" else nullcontext())
             written = self.target.generate(
                 torch.tensor(padded, device=device),
                 attention_mask=torch.tensor(real, device=device),

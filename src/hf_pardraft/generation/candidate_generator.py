@@ -10,6 +10,7 @@ from transformers.generation import CandidateGenerator
 
 from ..models.base import ParallelDrafter
 from ..models.inputs import DraftInputs, cached_arange, last_columns, take_positions
+from .likeliest import likeliest
 from .rope import RopeChanges, longest_text, rope_changes
 from .settings import DraftSettings, settings_of_call
 from .stats import DecodeStats, Proposal
@@ -179,7 +180,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         if logits is None:
             return input_ids, None
         token_ids = self.token_ids(input_ids.device)
-        chain = tokens_of(logits.argmax(dim=-1).to(input_ids.device), token_ids)
+        chain = tokens_of(likeliest(logits).to(input_ids.device), token_ids)
         self._last_chain = chain if self.settings.record_drafts else None
         return torch.cat([input_ids, chain], dim=1), None
 

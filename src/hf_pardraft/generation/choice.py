@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
+from .likeliest import likeliest
 from .noise import StepNoise
 from .processors import ALL_TOKENS, DraftColumns, ItemProcessors, warped
 from .rejection import DrawnChain, draw, draw_chain, keep_or_redraw
@@ -45,7 +46,7 @@ class LikeliestToken:
         Returns:
             `(items, slots)`; `NO_LAW` where there is nothing to draw from.
         """
-        return scores.argmax(dim=-1)
+        return likeliest(scores)
 
     def at(self, scores: torch.Tensor, items: slice, depth: int) -> torch.LongTensor:
         """One token for each of some items of this round, at one depth of what was proposed.
@@ -61,7 +62,7 @@ class LikeliestToken:
         Raises:
             RuntimeError: where there is no law to draw from.
         """
-        return scores.argmax(dim=-1)
+        return likeliest(scores)
 
     def others_have_drawn(self, depth: int) -> None:
         """Random numbers may have been taken by others since the tokens at this depth were chosen."""
@@ -120,7 +121,7 @@ class PlainDraw(LikeliestToken):
         self._look_ahead(depth + 1, width if self.columns.token_ids is None else self.columns.vocab_size)
         noise = self.columns.of(self.ahead[:, :depth])
         whole, part = coupled_logits(warped(draft_logits, self.warpers), noise)
-        self.guesses = tokens_of(torch.stack([whole.argmax(dim=-1), part.argmax(dim=-1)]), self.columns.token_ids)
+        self.guesses = tokens_of(torch.stack([likeliest(whole), likeliest(part)]), self.columns.token_ids)
         of_whole, of_part = self.right_guesses[:, :depth]
         return torch.where((of_part > of_whole)[:, None], part, whole) * self.temperature
 
@@ -199,7 +200,7 @@ def draw_with(law: torch.Tensor, noise: torch.Tensor) -> torch.LongTensor:
 
     `NO_LAW` where the law is NaN: softmax leaves a whole row of NaN where there is one, or an infinity, or nothing above -inf.
     """
-    return (law / noise).argmax(dim=-1).masked_fill(law[..., 0].isnan(), NO_LAW)
+    return likeliest(law / noise).masked_fill(law[..., 0].isnan(), NO_LAW)
 
 
 class RejectionSampling(LikeliestToken):

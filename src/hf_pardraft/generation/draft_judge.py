@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .likeliest import likeliest
 from .prompt_lookup import PromptLookup, with_matches
 from .scheduling.confidence import ClaimedTree, best_nodes
 from .scheduling.fixed import FixedSchedule
@@ -52,7 +53,7 @@ class DraftJudge:
             token_ids: of the columns; `None` if they are the same.
         """
         if self.schedule.compares:
-            self.likeliest = tokens_of(draft_logits.argmax(dim=-1), token_ids).tolist()
+            self.likeliest = tokens_of(likeliest(draft_logits), token_ids).tolist()
 
     def worth_reading(
         self, tree: TokenTree, draft_logits: torch.Tensor, token_ids: torch.LongTensor | None, room: int

@@ -14,6 +14,7 @@ from ...models.inputs import DraftInputs
 from ..cache import Entries
 from ..choice import RejectionSampling
 from ..decoder import SpeculativeDecoding
+from ..likeliest import likeliest
 from ..packed_weights import forget, forget_changed, forget_slower
 from ..settings import DraftSettings
 from ..tree.columns import tokens_of
@@ -240,7 +241,7 @@ class CompiledDecoding(SpeculativeDecoding):
         return self._with_chain(logits)
 
     def _with_chain(self, draft_logits: torch.Tensor) -> Draft:
-        return Draft(draft_logits, tokens_of(draft_logits.argmax(dim=-1), self.token_ids))
+        return Draft(draft_logits, tokens_of(likeliest(draft_logits), self.token_ids))
 
     def _grown_tree(self, draft: Draft, depth: int) -> TokenTree | None:
         """The tree of the first levels of a draft; `None` if that isn't compiled."""

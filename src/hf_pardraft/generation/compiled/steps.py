@@ -13,6 +13,7 @@ from ...models.base import ParallelDrafter
 from ...models.cache import StaticColumns
 from ...models.inputs import DraftState, StaticDraftInputs, take_positions
 from ...models.masks import additive_masks
+from ..likeliest import likeliest
 from ..target import PendingTokens, anchor_and_nodes
 from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, build_tree
@@ -143,7 +144,7 @@ def draft(drafter: DrafterSide, decode_state: DecodeState) -> Draft:
     state.cache.columns = None
     decode_state.draft_lengths.add_(inputs.counts * decode_state.growing)
     inputs.counts.zero_()
-    return Draft(logits, tokens_of(logits.argmax(dim=-1), drafter.token_ids))
+    return Draft(logits, tokens_of(likeliest(logits), drafter.token_ids))
 
 
 def grow_tree(
@@ -251,7 +252,7 @@ def commit(
 def read_and_commit(target: TargetSide, tree: TokenTree, inputs: StaticDraftInputs) -> torch.LongTensor:
     """[`read`] and [`commit`] in one, where the target's choice is its likeliest token."""
     logits, states = read(target, tree)
-    return commit(target, tree, logits.argmax(dim=-1), states, inputs)
+    return commit(target, tree, likeliest(logits), states, inputs)
 
 
 def read_commit_and_draft(

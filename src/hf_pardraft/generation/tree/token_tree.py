@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import torch
 
+from ..likeliest import likeliest
 from .beam_search import (
     Beam,
     level_of_entries,
@@ -74,7 +75,7 @@ def draft_chain(draft_logits: torch.Tensor, token_ids: torch.LongTensor | None =
     Args:
         token_ids: `(columns,)`, their tokens; `None` if they are the same.
     """
-    return chain_tree(tokens_of(draft_logits.argmax(dim=-1), token_ids))
+    return chain_tree(tokens_of(likeliest(draft_logits), token_ids))
 
 
 def items_of_tree(tree: TokenTree, items: torch.LongTensor) -> TokenTree:

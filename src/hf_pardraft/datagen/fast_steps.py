@@ -1,0 +1,66 @@
+"""A step of plain `generate` on a CPU: its attention, and its choice of tokens."""
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..generation.likeliest import likeliest
+from ..models.masks import additive
+
+attention = torch.nn.functional.scaled_dot_product_attention
+# Queries per head of keys, up to which two products and a softmax take less time than the kernel that does all at once.
+FEW_QUERIES = 16
+
+
+class FastSteps(TorchFunctionMode):
+    """While it is entered, a token's attention and a greedy choice take the ways that are fastest on a CPU.
+
+    No model is changed.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.argmax and len(args) == 1 and kwargs == {"dim": -1}:
+            return likeliest(*args)
+        return (step_attention if func is attention else func)(*args, **kwargs)
+
+
+def keys_stand_side_by_side(dtype: torch.dtype) -> bool:
+    """Whether [`step_attention`] multiplies by all keys of a head in one product, as it does in full precision.
+
+    They are then read in half the time if the same number of each stands beside that of the next. In half precision such a
+    product would copy them first.
+    """
+    return dtype.itemsize > 2
+
+
+def step_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, in a faster way where the queries of a head are few and see alike.
+
+    Such are those of one token: transformers gives heads that share keys as queries of one head. In full precision these are two
+    products and a softmax. In half precision it is the kernel that does all at once, with a query for each head.
+    """
+    see_alike = attn_mask is None or (attn_mask.ndim == 4 and attn_mask.shape[2] == 1)
+    is_step = query.ndim == 4 and query.shape[2] <= FEW_QUERIES and query.shape[:2] == key.shape[:2]
+    if not (see_alike and is_step) or is_causal or dropout_p or enable_gqa or query.requires_grad:
+        return attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if not keys_stand_side_by_side(key.dtype):
+        heads = query.flatten(1, 2).unsqueeze(2)
+        if attn_mask is not None and attn_mask.shape[1] != 1:
+            attn_mask = attn_mask.repeat_interleave(query.shape[2], dim=1)
+        return attention(heads, key, value, attn_mask, scale=scale, enable_gqa=True).view(*query.shape[:3], -1)
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)
+    if attn_mask is not None:
+        is_added = attn_mask.dtype != torch.bool
+        scores += attn_mask if is_added else additive(attn_mask.flatten(0, 1), scores.dtype).view(attn_mask.shape)
+    return scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
