@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from ending_targets import END, ending_target, with_ends
 from hf_pardraft.datagen.fast_steps import FastSteps
 from hf_pardraft.datagen.joined_cache import JoinedCache, has_entries_per_token
 from hf_pardraft.datagen.local_writer import LocalWriter
@@ -16,22 +17,7 @@ from tiny_models import ARCHITECTURES, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
 from unusual_targets import HYBRIDS, ROPE_TARGETS, fresh, hybrid_target
 
-END = 2
 MOST = 24
-
-
-def ending_target(architecture):
-    """Ends its texts after some ten tokens, and writes no other special ones."""
-    return with_ends(tiny_target(architecture, vocab_size=299))
-
-
-def with_ends(target):
-    head = target.get_output_embeddings()
-    bias = torch.zeros(head.out_features)
-    bias[END], bias[[0, 1]] = 3.0, -100.0
-    head.bias = torch.nn.Parameter(bias)
-    target.generation_config.eos_token_id = END
-    return target
 
 
 def written(

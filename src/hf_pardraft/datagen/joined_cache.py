@@ -58,11 +58,22 @@ class JoinedLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add `(items, heads, new, head_dim)` entries to all items; returns all that are stored."""
         num_new = key_states.shape[2]
-        self._make_room(self.end - self.start, num_new)
-        self.end += num_new
+        self._open(num_new)
         for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[: self.num_items, :, self.end - num_new : self.end] = new
         return self.keys, self.values
+
+    def opened(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All that are stored, and a column more, which is to be written; to compiled code they are tensors of their own."""
+        self._open(1)
+        return tuple(
+            view.new_empty(0).set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
+            for view in (self.keys, self.values)
+        )
+
+    def _open(self, num_new: int) -> None:
+        self._make_room(self.end - self.start, num_new)
+        self.end += num_new
 
     def append(self, keys: torch.Tensor, values: torch.Tensor, lengths: list[int], num_shared: int) -> None:
         """Add items.
@@ -102,9 +113,10 @@ class JoinedLayer(DynamicLayer):
 
     def _make_room(self, num_before: int, num_after: int) -> None:
         """Move the entries such that the last one has room for `num_before` columns up to it, and `num_after` after it."""
-        if self.end >= num_before and self.end + num_after <= self.buffers[0].shape[2]:
+        if self.end >= num_before and self.end + num_after < self.buffers[0].shape[2]:
             return
-        columns = num_before + max(num_after, MORE_COLUMNS)
+        # One more than are ever used: code that is compiled for a part of a buffer is not for the whole.
+        columns = num_before + max(num_after, MORE_COLUMNS) + 1
         for which, buffer in enumerate(self.buffers):
             used = self._used(which)
             fits = columns <= buffer.shape[2]
@@ -142,6 +154,10 @@ class JoinedCache(Cache):
         """Add the items of another cache, which have entries of `lengths`, `num_shared` of them before their padding."""
         for layer, other in zip(self.layers, cache.layers, strict=True):
             layer.append(other.keys, other.values, lengths, num_shared)
+
+    def opened(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of each layer with a column more, see [`JoinedLayer.opened`]."""
+        return [layer.opened() for layer in self.layers]
 
     def remove(self, item: int) -> None:
         """Remove an item; the last one takes its place."""

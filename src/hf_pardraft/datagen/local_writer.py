@@ -18,9 +18,10 @@ from transformers import (
 
 from ..generation.packed_layers import packed_layers
 from ..user_input.models import context_length
+from .compiled_steps import CompiledSteps
 from .draws import ItemDraws, Nucleus
 from .fast_steps import FastSteps
-from .joined_cache import has_entries_per_token, may_have_gaps
+from .joined_cache import JoinedCache, has_entries_per_token, may_have_gaps
 from .refilled_batch import EnoughEnded, Item, RefilledBatch
 from .rewriting import Answer, Rewrite, check_sampling
 
@@ -77,6 +78,7 @@ class LocalWriter:
         pad = tokenizer.pad_token_id
         self.pad_id = pad if pad is not None else min(self.end_ids, default=0)
         self.context = context_length(target.config)
+        self.steps = CompiledSteps(target, pack_weights)
 
     def write(self, rewrites: Iterable[Rewrite]) -> Iterator[Rewrite | tuple[Rewrite, Exception]]:
         """Rows as they get done, or with what kept them from it."""
@@ -169,7 +171,10 @@ class LocalWriter:
             options["past_key_values"] = cache
         with ExitStack() as ways:
             # Drafted rounds have ways of their own.
-            if self.drafter is None:
+            if self.drafter is None and isinstance(cache, JoinedCache) and self.steps.are_compiled(len(items)):
+                ways.enter_context(self.steps.compiled())
+            elif self.drafter is None:
+                ways.enter_context(self.steps.counted())
                 ways.enter_context(packed_layers(self.target, wanted=self.pack_weights))
                 ways.enter_context(FastSteps() if device.type == "cpu" else nullcontext())
             written = self.target.generate(

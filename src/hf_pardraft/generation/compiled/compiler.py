@@ -147,6 +147,11 @@ class Compiler:
                 return self._run(step, shape, compiled, arguments)
         return self._run(step, shape, compiled, arguments)
 
+    def has_compiled(self, step: Callable, shape: Hashable) -> bool:
+        """Whether a step was compiled, and that didn't fail."""
+        compiled = self.known.get((step, shape))
+        return compiled is not None and compiled.function is not step
+
     def check_again(self) -> None:
         """Look at everything anew in the next calls: arguments have become others."""
         self.checked.clear()
