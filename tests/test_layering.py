@@ -22,7 +22,17 @@ ARROWS = {
     "ngram": {"checkpoints", "models", "pairing", "user_input"},
     "generation": {"checkpoints", "models", "ngram", "pairing"},
     "training": {"checkpoints", "models", "pairing", "user_input"},
-    "datagen": {"checkpoints", "generation.packed_layers", "generation.rope", "models", "training.data", "user_input"},
+    "datagen": {
+        "checkpoints",
+        "generation.compiled",
+        "generation.likeliest",
+        "generation.packed_layers",
+        "generation.probing",
+        "generation.rope",
+        "models",
+        "training.data",
+        "user_input",
+    },
     "making": {
         "checkpoints",
         "datagen.rewriting",
@@ -48,6 +58,7 @@ ARROWS = {
 # The entry points, which may import everything; only they, and one command another, may import cli/.
 FREE = {"__init__", "__main__", "cli"}
 PURE = {
+    "generation.likeliest",
     "generation.prompt_lookup",
     "generation.scheduling",
     "generation.tree",
