@@ -25,7 +25,6 @@ ARROWS = {
     "datagen": {
         "checkpoints",
         "generation.compiled",
-        "generation.likeliest",
         "generation.packed_layers",
         "generation.probing",
         "generation.rope",
@@ -58,7 +57,7 @@ ARROWS = {
 # The entry points, which may import everything; only they, and one command another, may import cli/.
 FREE = {"__init__", "__main__", "cli"}
 PURE = {
-    "generation.likeliest",
+    "models.likeliest",
     "generation.prompt_lookup",
     "generation.scheduling",
     "generation.tree",

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from hf_pardraft.training.layouts.base import SupervisedPositions
-from hf_pardraft.training.losses.scoring import PositionScorer, is_likeliest, kl_divergences, label_log_probs
+from hf_pardraft.training.losses.scoring import PositionScorer, kl_divergences, label_log_probs
 from hf_pardraft.training.target.head import target_head
 from hf_pardraft.training.target.reading import read_target
 from tiny_models import tiny_target
@@ -163,7 +163,8 @@ def test_of_several_likeliest_tokens_the_first_one_counts(dtype):
     top = logits.amax(dim=-1, keepdim=True)
     tied = (logits == top).sum(dim=-1) > 1
     expected = torch.tensor([row.index(max(row)) == label for row, label in zip(logits.tolist(), labels, strict=True)])
-    assert torch.equal(is_likeliest(logits, labels), expected)
+    found = PositionScorer(labels, chunk_size=999)(torch.nn.Identity(), logits)
+    assert torch.equal(found["is_right"], expected)
     among = (logits.gather(-1, labels[:, None]) == top)[:, 0]
     assert (tied & among & ~expected).sum() > 100
 

@@ -10,7 +10,7 @@ from transformers.generation import CandidateGenerator
 
 from ..models.base import ParallelDrafter
 from ..models.inputs import DraftInputs, cached_arange, last_columns, take_positions
-from .likeliest import likeliest
+from ..models.likeliest import likeliest
 from .rope import RopeChanges, longest_text, rope_changes
 from .settings import DraftSettings, settings_of_call
 from .stats import DecodeStats, Proposal

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
-from .likeliest import likeliest
+from ..models.likeliest import likeliest
 from .noise import StepNoise
 from .processors import ALL_TOKENS, DraftColumns, ItemProcessors, warped
 from .rejection import DrawnChain, draw, draw_chain, keep_or_redraw

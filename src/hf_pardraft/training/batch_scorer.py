@@ -10,7 +10,7 @@ from .arguments import DraftTrainingArguments
 from .checks import check_asks_no_target
 from .data.documents import PADDING
 from .layouts import layout_of
-from .layouts.attention import attending_with, training_attention
+from .layouts.attention import attending_with, compute_dtype, training_attention
 from .layouts.base import UNKNOWN, Layout, SupervisedPositions, example_generator, some_of
 from .losses.objectives import OBJECTIVES, BlockScores, parse_objective, reads_logits
 from .losses.scoring import PositionScorer, label_log_probs, rows_at_once, rows_that_stay, slices
@@ -122,7 +122,7 @@ class BatchScorer:
             continuations,
             target_logits if "divergences" in reads else None,
             self.temperature,
-            self.chunk_size or rows_at_once(num_columns, supervised.labels.device),
+            self.chunk_size or rows_at_once(num_columns, supervised.labels.device, compute_dtype(self.drafter)),
             self.chunk_size or rows_that_stay(num_columns),
         )
         with attending_with(self.drafter, self.attention):
@@ -156,7 +156,9 @@ class BatchScorer:
         items = torch.arange(batch_size, device=input_ids.device).repeat_interleave(length - 1)
         places = torch.arange(length - 1, device=input_ids.device).repeat(batch_size)
         log_probs = []
-        size = self.chunk_size or rows_at_once(self.drafter.config.vocab_size, input_ids.device)
+        size = self.chunk_size or rows_at_once(
+            self.drafter.config.vocab_size, input_ids.device, compute_dtype(self.drafter)
+        )
         for chunk in slices(len(items), size):
             logits = reading.logits(items[chunk], places[chunk])
             log_probs.append(label_log_probs(logits, input_ids[items[chunk], places[chunk] + 1].to(logits.device)))

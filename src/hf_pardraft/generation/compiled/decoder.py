@@ -11,10 +11,10 @@ import torch
 from transformers import CompileConfig
 
 from ...models.inputs import DraftInputs
+from ...models.likeliest import likeliest
 from ..cache import Entries
 from ..choice import RejectionSampling
 from ..decoder import SpeculativeDecoding
-from ..likeliest import likeliest
 from ..packed_weights import forget, forget_changed, forget_slower
 from ..settings import DraftSettings
 from ..tree.columns import tokens_of

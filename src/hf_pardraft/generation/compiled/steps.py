@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from ...models.base import ParallelDrafter
 from ...models.cache import StaticColumns
 from ...models.inputs import DraftState, StaticDraftInputs, take_positions
+from ...models.likeliest import likeliest
 from ...models.masks import additive_masks
-from ..likeliest import likeliest
 from ..target import PendingTokens, anchor_and_nodes
 from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, build_tree

@@ -122,6 +122,7 @@ class RunByRun(torch.autograd.Function):
     def forward(ctx, attend, parts, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(*tensors)
         ctx.attend, ctx.parts = attend, parts
+        ctx.gradients = gradients_by_products if tensors[0].device.type == "cpu" else gradients_by_attending
         return run_by_run(attend, parts, *tensors)
 
     @staticmethod
@@ -133,15 +134,52 @@ class RunByRun(torch.autograd.Function):
         wide = torch.promote_types(query.dtype, torch.float32)
         totals = [torch.zeros_like(tensor, dtype=wide) for tensor in tensors]
         for run, mask in ctx.parts:
-            with torch.enable_grad():
-                inputs = [query[:, :, run.queries], *map(run.keys_of, keyed)]
-                inputs = [tensor.detach().requires_grad_() for tensor in inputs]
-                attended = ctx.attend(*inputs, mask)[0]
-            found = torch.autograd.grad(attended, inputs, gradient[:, run.queries])
+            inputs = [query[:, :, run.queries], *map(run.keys_of, keyed)]
+            found = ctx.gradients(ctx.attend, inputs, mask, gradient[:, run.queries])
             totals[0][:, :, run.queries] = found[0]
             for total, part in zip(totals[1:], found[1:], strict=True):
                 run.add_to(total, part)
         return None, None, *(total.to(query.dtype) for total in totals)
+
+
+def gradients_by_attending(
+    attend: Callable, inputs: tuple[torch.Tensor, ...], mask: torch.BoolTensor, gradient: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of a run's queries, keys and values, from that of what they attend to, `(batch, queries, heads, head_dim)`."""
+    with torch.enable_grad():
+        inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+        attended = attend(*inputs, mask)[0]
+    return torch.autograd.grad(attended, inputs, gradient)
+
+
+def gradients_by_products(
+    attend: Callable, inputs: tuple[torch.Tensor, ...], mask: torch.BoolTensor, gradient: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """[`gradients_by_attending`] of scaled dot-product attention, by plain products.
+
+    On a CPU the kernel and its backward pass take up to twice as long, and want the keys copied for each head that shares them.
+    """
+    query, key, value = inputs
+    batch, heads = key.shape[:2]
+    scale = attend.keywords["scaling"]
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    # Queries of heads that share keys are rows of one matrix.
+    scaled = (query * scale).reshape(batch, heads, -1, query.shape[3])
+    gradient = gradient.transpose(1, 2).reshape(batch, heads, -1, value.shape[3])
+    by_query, by_key, by_value = (torch.empty_like(tensor) for tensor in (scaled, key, value))
+    hidden = ~mask
+    # The scores of all heads would take memory.
+    for head in range(heads):
+        one = slice(None), head
+        scores = scaled[one] @ key[one].transpose(1, 2)
+        scores.view(batch, -1, *mask.shape[2:]).masked_fill_(hidden, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(dim=-1)
+        by_value[one] = weights.transpose(1, 2) @ gradient[one]
+        by_weights = gradient[one] @ value[one].transpose(1, 2)
+        by_scores = torch._softmax_backward_data(by_weights, weights, -1, weights.dtype)
+        by_query[one] = by_scores @ key[one]
+        by_key[one] = by_scores.transpose(1, 2) @ scaled[one]
+    return by_query.mul_(scale).view(query.shape), by_key, by_value
 
 
 def training_attention(drafter: PreTrainedModel, setting: str, device: torch.device) -> str:

@@ -7,9 +7,10 @@ from functools import partial
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from ...models.likeliest import likeliest
 
 # The value of each position, and its gradient by the position's logits, if there is one.
 ValuesAndSlopes = tuple[torch.Tensor, torch.Tensor | None]
@@ -17,14 +18,19 @@ ValuesAndSlopes = tuple[torch.Tensor, torch.Tensor | None]
 CACHED_LOGITS = 2**20
 # How many logits a chunk may have, and stay until the backward pass; and the least rows of a chunk.
 LOGITS_AT_ONCE, LEAST_ROWS = 25_000_000, 512
-# The same of a chunk on a CPU: 24 MB in float32. For more than 32 MiB malloc asks the system each time, which zeroes them first.
-LOGITS_ON_CPU, LEAST_ROWS_ON_CPU = 6_000_000, 128
+# The bytes and the least rows of a chunk on a CPU. More than 32 MiB malloc asks the system for each time, which zeroes them.
+BYTES_ON_CPU, LEAST_ROWS_ON_CPU = 2**25, 128
 
 
-def rows_at_once(num_columns: int, device: torch.device) -> int:
-    """How many positions go through a head of so many columns at a time, unless a user says."""
+def rows_at_once(num_columns: int, device: torch.device, dtype: torch.dtype) -> int:
+    """How many positions go through a head of so many columns at a time, unless a user says.
+
+    Args:
+        num_columns: of the logits.
+        device, dtype: of the logits.
+    """
     if device.type == "cpu":
-        return max(LEAST_ROWS_ON_CPU, LOGITS_ON_CPU // num_columns)
+        return max(LEAST_ROWS_ON_CPU, BYTES_ON_CPU // (num_columns * dtype.itemsize))
     return rows_that_stay(num_columns)
 
 
@@ -33,9 +39,9 @@ def rows_that_stay(num_columns: int) -> int:
     return max(LEAST_ROWS, LOGITS_AT_ONCE // num_columns)
 
 
-def wide(logits: torch.Tensor) -> torch.Tensor:
-    """In float32, or the wider dtype that they have."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+def wide_dtype(logits: torch.Tensor) -> torch.dtype:
+    """float32, or the wider dtype that they have."""
+    return torch.promote_types(logits.dtype, torch.float32)
 
 
 def label_log_probs(
@@ -44,7 +50,7 @@ def label_log_probs(
     """log p(label), `(...)`, from logits `(..., vocab)` and labels `(...)`; what an invalid label is doesn't matter."""
     if valid is not None:
         labels = labels.masked_fill(~valid, 0)
-    logits = wide(logits)
+    logits = logits.to(wide_dtype(logits))
     losses = functional.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), reduction="none")
     return -losses.view(labels.shape)
 
@@ -54,29 +60,46 @@ def kl_divergences(draft_logits: torch.Tensor, target_logits: torch.Tensor, temp
 
     T^2 keeps the gradients' size independent of T.
     """
+    return _kl_terms(draft_logits, target_logits, temperature)[2].sum(dim=-1) * temperature**2
+
+
+def _kl_terms(
+    draft_logits: torch.Tensor, target_logits: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The draft's log law, the target's law, and what each token adds to KL(target || draft)."""
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    draft = wide(draft_logits)
-    target = target_logits.detach().to(draft.dtype)
+    dtype, target_logits = wide_dtype(draft_logits), target_logits.detach()
     if temperature != 1:
         # Logits are the largest tensors of a step, and divided ones are copies.
-        draft, target = draft / temperature, target / temperature
-    draft, target = draft.log_softmax(dim=-1), target.log_softmax(dim=-1)
+        draft_logits, target_logits = draft_logits.to(dtype) / temperature, target_logits.to(dtype) / temperature
+    draft, target = draft_logits.log_softmax(dim=-1, dtype=dtype), target_logits.log_softmax(dim=-1, dtype=dtype)
     probabilities = target.exp()
     # What the target never writes costs nothing, where a logit of -inf says so, too.
-    terms = (probabilities * (target - draft)).masked_fill_(probabilities == 0, 0)
-    return terms.sum(dim=-1) * temperature**2
+    return draft, probabilities, (probabilities * (target - draft)).masked_fill_(probabilities == 0, 0)
+
+
+def label_log_probs_and_slopes(
+    logits: torch.Tensor, labels: torch.LongTensor, valid: torch.BoolTensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[`label_log_probs`] of `(positions, vocab)`, and the gradient of each by its logits: one-hot(label) - p."""
+    labels = labels.masked_fill(~valid, 0).long()[:, None]
+    log_probs = logits.log_softmax(dim=-1, dtype=wide_dtype(logits))
+    values = log_probs.gather(1, labels).squeeze(1)
+    return values, log_probs.exp_().neg_().scatter_add_(1, labels, torch.ones_like(values)[:, None])
+
+
+def kl_divergences_and_slopes(
+    draft_logits: torch.Tensor, target_logits: torch.Tensor, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[`kl_divergences`] of `(positions, vocab)`, and the gradient of each by its draft logits: T (p_draft - p_target)."""
+    draft, target, terms = _kl_terms(draft_logits, target_logits, temperature)
+    return terms.sum(dim=-1) * temperature**2, draft.exp_().sub_(target).mul_(temperature)
 
 
 def slices(count: int, size: int) -> list[slice]:
     """Of so many positions `size` at a time. Of none there is one that is empty, which keeps results in the graph."""
     return [slice(start, start + size) for start in range(0, max(count, 1), max(size, 1))]
-
-
-def is_likeliest(logits: torch.Tensor, labels: torch.LongTensor) -> torch.BoolTensor:
-    """Whether the label is the likeliest token, `(...)`, the first of several, as `argmax` has it and so every greedy choice."""
-    # Over low-precision logits on a CPU, argmax itself takes longer than the product that they come from.
-    return logits.max(dim=-1).indices == labels
 
 
 class PositionScorer:
@@ -170,43 +193,45 @@ class PositionScorer:
         return scores | self._is_right(logits, chunk)
 
     def _is_right(self, logits: torch.Tensor, chunk: slice) -> dict[str, torch.BoolTensor]:
-        return {"is_right": is_likeliest(logits.detach(), self.labels[chunk].to(logits.device))}
+        return {"is_right": likeliest(logits.detach()) == self.labels[chunk].to(logits.device)}
 
     def _scores_of(self, logits: torch.Tensor, chunk: slice, learns: bool) -> dict[str, ValuesAndSlopes]:
         """What a chunk's logits `(positions, columns)` say, and each score's gradient by them if `learns`."""
-        scored, found = partial(values_and_slopes, learns=learns), {}
+        of_labels = label_log_probs_and_slopes if learns else label_log_probs
+        of_laws = partial(kl_divergences_and_slopes if learns else kl_divergences, temperature=self.temperature)
+        found = {}
         labels = self.labels[chunk].to(logits.device)
         if self.with_log_probs:
-            found["log_probs"] = scored(label_log_probs, logits, labels, labels >= 0)
+            found["log_probs"] = few_by_few(of_labels, logits, labels, labels >= 0)
         if self.continuations is not None:
             continuations = self.continuations[chunk].to(logits.device)
-            found["continuations"] = scored(label_log_probs, logits, continuations, continuations >= 0)
+            found["continuations"] = few_by_few(of_labels, logits, continuations, continuations >= 0)
         if self.target_logits is not None:
             with torch.no_grad():
                 target_logits = self.target_logits(chunk).to(logits.device)
-            divergence = partial(kl_divergences, temperature=self.temperature)
-            found["divergences"] = scored(divergence, logits, target_logits)
+            found["divergences"] = few_by_few(of_laws, logits, target_logits)
         return found
 
 
-def values_and_slopes(
-    score: Callable[..., torch.Tensor], logits: torch.Tensor, *constants: torch.Tensor, learns: bool
+@torch.no_grad()
+def few_by_few(
+    score: Callable[..., torch.Tensor | tuple[torch.Tensor, torch.Tensor]],
+    logits: torch.Tensor,
+    *constants: torch.Tensor,
 ) -> ValuesAndSlopes:
-    """`score(logits, *constants)`, whose value at a position depends on that position alone; all `(positions, ...)`.
+    """`score(logits, *constants)`, whose results at a position depend on that position alone; all `(positions, ...)`.
 
     Of all that leads from logits to values and slopes, a CPU's caches hold what a few positions need, and memory is slow.
     """
-    constant_logits, found = logits.detach(), []
-    slopes = torch.empty_like(constant_logits) if learns else None
+    values, slopes = [], None
     for few in slices(len(logits), cached_rows(logits)):
-        leaf = constant_logits[few].requires_grad_(learns)
-        # What is computed within is no business of a checkpoint around it.
-        with torch.set_grad_enabled(learns), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-            values = score(leaf, *(tensor[few] for tensor in constants))
-            if learns:
-                (slopes[few],) = torch.autograd.grad(values.sum(), leaf)
-        found.append(values.detach())
-    return torch.cat(found), slopes
+        found = score(logits[few], *(tensor[few] for tensor in constants))
+        if isinstance(found, tuple):
+            found, by_logits = found
+            slopes = torch.empty_like(logits) if slopes is None else slopes
+            slopes[few] = by_logits
+        values.append(found)
+    return torch.cat(values), slopes
 
 
 def cached_rows(rows: torch.Tensor) -> int:
