@@ -260,12 +260,11 @@ def test_states_that_are_asked_for_come_from_eager_rounds(monkeypatch, warnings)
 def test_a_drafter_on_another_device_runs_eager():
     target = tiny_target("llama", num_hidden_layers=1)
     drafter = tiny_drafter("pard", target).to("meta")
-    arguments = {"candidates": type("Candidates", (), {"drafter": drafter}), "model_kwargs": {}}
-    arguments["inputs"] = SLICED_INPUTS
-    reason = loops.reason_against(target, target.device, target.generation_config, arguments)
+    arguments = {"model_kwargs": {}, "inputs": SLICED_INPUTS}
+    reason = loops.reason_against(target, drafter, target.device, target.generation_config, arguments)
     assert "several devices (cpu, meta)" in reason
-    arguments["candidates"].drafter = tiny_drafter("pard", target)
-    reason = loops.reason_against(target, torch.device("meta"), target.generation_config, arguments)
+    drafter = tiny_drafter("pard", target)
+    reason = loops.reason_against(target, drafter, torch.device("meta"), target.generation_config, arguments)
     assert reason == "the prompt is on meta, and the target on cpu"
 
 

@@ -99,6 +99,21 @@ def test_what_is_known_lasts_from_call_to_call_for_one_pair_and_kind_of_rounds(m
     assert len({id(knowledge) for knowledge in (same, other, sampled, warm, hot)}) == 5
 
 
+def test_what_asks_for_compiled_rounds_and_cannot_have_them_is_scheduled_as_uncompiled(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
+    made, target, batch = schedules_of(monkeypatch), tiny_target("llama"), batch_of((5,))
+    drafter = tiny_drafter("pard", target)
+    drafter.generation_config.draft_schedule = "auto"
+    static = {"cache_implementation": "static", "return_dict_in_generate": True}
+    for options in ({}, static, {**static, "output_hidden_states": True}):
+        target.generate(**options_for(batch, **options), assistant_model=drafter)
+    uncompiled, compiled, fallen_back = made
+    assert fallen_back.knowledge is uncompiled.knowledge is not compiled.knowledge
+    assert [schedule.is_compiled for schedule in made] == [False, True, False]
+    # As many nodes as uncompiled rounds may read, not those of the one tree that would be compiled.
+    assert fallen_back.plans == uncompiled.plans != compiled.plans
+
+
 def test_a_call_that_asks_for_a_depth_or_a_budget_gets_just_that(monkeypatch):
     made, target, prompt = schedules_of(monkeypatch), tiny_target("llama"), random_prompt(5)
     drafter = tiny_drafter("pard", target)

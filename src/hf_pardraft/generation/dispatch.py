@@ -120,29 +120,50 @@ def fit_to(
     return settings if takes_trees else replace(settings, tree_budget=0)
 
 
+def does_without_compiling(
+    target: PreTrainedModel,
+    drafter: ParallelDrafter,
+    device: torch.device,
+    generation_config: GenerationConfig,
+    arguments: dict[str, Any],
+) -> bool:
+    """Whether a call asks for compiled rounds that it can't have. From then on its `generation_config` asks for none.
+
+    Args:
+        target, drafter, generation_config: of the call.
+        device: of its `input_ids`.
+        arguments: of [`SpeculativeDecoding`], as far as they are known.
+    """
+    if not wants_compiled(generation_config):
+        return False
+    aligned = reason_to_align(target, arguments) if arguments["batch"] > 1 else None
+    reason = aligned or reason_against(target, drafter, device, generation_config, arguments)
+    if reason is None:
+        return False
+    logger.warning_once(f"Rounds are not compiled, but run as without cache_implementation='static': {reason}")
+    generation_config.disable_compile = True
+    return True
+
+
 def decoding_for(
-    target: PreTrainedModel, *, device: torch.device, generation_config: GenerationConfig, **arguments: Any
+    target: PreTrainedModel, *, generation_config: GenerationConfig, **arguments: Any
 ) -> SpeculativeDecoding:
-    """The loop for a call of `generate`: with compiled rounds, if the call asks for them and they can be had.
+    """The loop for a call of `generate`, with compiled rounds if it (still) asks for them.
 
     Args:
         target: of the call.
-        device: of its `input_ids`.
         generation_config, arguments: of [`SpeculativeDecoding`].
     """
     arguments["generation_config"] = generation_config
-    aligned = reason_to_align(target, arguments) if arguments["batch"] > 1 else None
     if wants_compiled(generation_config):
-        reason = aligned or reason_against(target, device, generation_config, arguments)
-        if reason is None:
-            return CompiledDecoding(target, compile_config=generation_config.compile_config, **arguments)
-        logger.warning_once(f"Rounds are not compiled, but run as without cache_implementation='static': {reason}")
-    elif generation_config.compile_config is not None and not generation_config.disable_compile:
+        return CompiledDecoding(target, compile_config=generation_config.compile_config, **arguments)
+    if generation_config.compile_config is not None and not generation_config.disable_compile:
         logger.warning_once(
             "You have set `compile_config`, but rounds are compiled with cache_implementation='static' only, got "
             f"{generation_config.cache_implementation!r}. Compilation will be skipped."
         )
-    return (AlignedDecoding if aligned else SpeculativeDecoding)(target, **arguments)
+    is_aligned = arguments["batch"] > 1 and reason_to_align(target, arguments) is not None
+    return (AlignedDecoding if is_aligned else SpeculativeDecoding)(target, **arguments)
 
 
 def reason_to_align(target: PreTrainedModel, arguments: dict[str, Any]) -> str | None:
@@ -172,10 +193,14 @@ def changes_on_the_way(arguments: dict[str, Any]) -> bool:
 
 
 def reason_against(
-    target: PreTrainedModel, device: torch.device, generation_config: GenerationConfig, arguments: dict[str, Any]
+    target: PreTrainedModel,
+    drafter: ParallelDrafter,
+    device: torch.device,
+    generation_config: GenerationConfig,
+    arguments: dict[str, Any],
 ) -> str | None:
-    """Why a call's rounds can't be compiled; `None` if they can."""
-    drafter, model_kwargs = arguments["candidates"].drafter, arguments["model_kwargs"]
+    """Why a call's rounds can't be compiled; `None` if they can. Arguments as of [`does_without_compiling`]."""
+    model_kwargs = arguments["model_kwargs"]
     config = target.config.get_text_config(decoder=True)
     if is_hybrid(config):
         return "the state of recurrent layers can't be held in a static cache"

@@ -14,7 +14,7 @@ from ..checkpoints.published import MUSE_GLIMMER, find_drafter_class
 from ..pairing.remembered import tokenizer_of, warn_if_other_text
 from .candidate_generator import ParallelCandidateGenerator
 from .checks import check_mode, check_request
-from .dispatch import decoding_for, fit_to, schedule_for
+from .dispatch import decoding_for, does_without_compiling, fit_to, schedule_for
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
 from .tree_search import check_ngram_model
 from .undrafted import is_compiled_alike, write_undrafted
@@ -171,12 +171,16 @@ def _assisted_decoding(
     }
     if is_ours(assistant_model, generation_config):
         assistant_model = adopted(assistant_model)
-        settings = settings_of_call(assistant_model, generation_config)
-        settings = fit_to(settings, self, model_kwargs, generation_config)
+        asked = settings_of_call(assistant_model, generation_config)
+        settings = fit_to(asked, self, model_kwargs, generation_config)
         setattr(generation_config, RESOLVED, settings)
         warn_if_other_text(assistant_model, input_ids, tokenizer_of(tokenizer))
         inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
         if settings.decode_loop == "native":
+            known = {"batch": len(input_ids), "inputs": inputs, "model_kwargs": model_kwargs, **prepared}
+            if does_without_compiling(self, assistant_model, input_ids.device, generation_config, known):
+                settings = fit_to(asked, self, model_kwargs, generation_config)
+                setattr(generation_config, RESOLVED, settings)
             schedule = schedule_for(self, assistant_model, settings, generation_config)
             if is_compiled_alike(self, generation_config) and schedule.leaves_to_plain(len(input_ids)):
                 result = write_undrafted(
@@ -215,7 +219,6 @@ def _decode(target, input_ids, drafter, inputs, model_kwargs, *, generation_conf
         logits_processor=logits_processor,
         model_kwargs=model_kwargs,
         batch=input_ids.shape[0],
-        device=input_ids.device,
         inputs=inputs,
         **prepared,
     )

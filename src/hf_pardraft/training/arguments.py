@@ -59,7 +59,8 @@ class DraftTrainingArguments(TrainingArguments):
         default=None,
         metadata={
             "help": "How many supervised positions go through the lm_head at a time: their logits are the largest tensors of a "
-            "step. By default those of 32 MiB of logits on a CPU (128 at least) and 512 elsewhere, and more of a small draft vocabulary."
+            "step. By default those of 32 MiB of logits on a CPU (128 at least) and 512 elsewhere, and more of a small draft "
+            "vocabulary."
         },
     )
     kl_temperature: float = field(
