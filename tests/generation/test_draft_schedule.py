@@ -13,6 +13,7 @@ from hf_pardraft.generation import hooks
 from hf_pardraft.generation.dispatch import clock_for
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.plans import MOST_NODES, NOTHING, Plan
+from hf_pardraft.generation.scheduling.rounds import CompiledRounds, UncompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.settings import read_settings
 from tiny_models import random_prompt, tiny_drafter, tiny_target
@@ -109,7 +110,7 @@ def test_what_asks_for_compiled_rounds_and_cannot_have_them_is_scheduled_as_unco
         target.generate(**options_for(batch, **options), assistant_model=drafter)
     uncompiled, compiled, fallen_back = made
     assert fallen_back.knowledge is uncompiled.knowledge is not compiled.knowledge
-    assert [schedule.is_compiled for schedule in made] == [False, True, False]
+    assert [type(schedule.rounds) for schedule in made] == [UncompiledRounds, CompiledRounds, UncompiledRounds]
     # As many nodes as uncompiled rounds may read, not those of the one tree that would be compiled.
     assert fallen_back.plans == uncompiled.plans != compiled.plans
 

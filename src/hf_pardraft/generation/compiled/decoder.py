@@ -108,10 +108,6 @@ class CompiledDecoding(SpeculativeDecoding):
             self._drop_finished_items()
         self.schedule.end_round(self.is_ordinary, self.is_unique or self.compiler.num_compiled > num_compiled)
 
-    def _rest_is_like_plain(self) -> bool:
-        """Plain `generate` is not compiled as these rounds are, and would have to be."""
-        return False
-
     def entries_of(self, index: int) -> Entries:
         if self.decode_state is None:
             return super().entries_of(index)

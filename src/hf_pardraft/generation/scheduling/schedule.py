@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
 from .reading import ReadingChoice, best_count, values_of_reading
+from .rounds import LONG, CompiledRounds, UncompiledRounds
 
 
 class Schedule:
@@ -25,8 +25,7 @@ class Schedule:
         looks: whether drafts are looked at, to read what is worth it of them.
         compares: whether the chain that a tree took the place of is known for nothing.
         reads_again: whether the target reads the accepted part of a draft again if some was rejected, and writes one token more.
-        is_compiled: whether rounds are compiled: each plan is measured in the first call then, which compiles all that there is
-            to compile, and as often as it takes until code and data are in the processor's caches.
+        is_compiled: whether rounds are compiled, see [`CompiledRounds`].
 
     Attributes:
         reading: what is read of drafts.
@@ -41,23 +40,13 @@ class Schedule:
     DOUBT = 1.5
     # Rounds like those before from which is learned at once: four times one takes the interpreter far longer than once four.
     AT_ONCE = 4
-    # How much faster a plan becomes when it is followed rather than tried: what its rounds use is in the processor's caches. (Of
-    # compiled plans the cold rounds are left out.)
-    FOLLOWED = 1.03
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
     CHECK = 1.5
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many, or for sure by more.
     # Beginning a call in our loop costs so many rounds.
     JUDGED, SURE, START = 3, 32, 3.0
-    # Seconds of a long round: cold caches don't matter in it, nor, of one without a draft and for one item, whose it is.
-    LONG = 0.02
-    # Of compiled plans, the first rounds in a row that are cold where they are short, and where they are very short: less than so
-    # many seconds. And the warm ones that are measured in the first call, and in a try.
-    COLD, VERY_COLD, VERY_SHORT = 2, 6, 5e-3
-    OPENING, IN_A_TRY = 6, 3
-    # How much faster than the best plan one has to seem that would have to be compiled; and how much faster than any draft rounds
-    # without one, which teach nothing of drafts. (Compiled, they are faster by more than that than plain `generate`.)
-    WORTH_COMPILING, CLEARLY = 1.1, 1.1
+    # How much faster than the best plan one has to seem that would have to be compiled.
+    WORTH_COMPILING = 1.1
     # Seconds that a round with more than its own token takes besides the forward, roughly.
     ALONE = 1e-3
 
@@ -76,7 +65,7 @@ class Schedule:
         knowledge.begin_text()
         self.reading, self.calibration = ReadingChoice(clock, looks), knowledge.calibration
         self.compares, self.reads_again, self.deepest = compares, reads_again, plans[-1].depth
-        self.is_compiled = is_compiled
+        self.rounds = (CompiledRounds if is_compiled else UncompiledRounds)(plans, first)
         # What is to be tried whenever it was tried last; and what was tried in the last round and shall be again.
         self.due: Plan | None = None
         self.again: Plan | None = None
@@ -96,12 +85,10 @@ class Schedule:
         self.started = clock()
 
     def leaves_to_plain(self, batch: int) -> bool:
-        """Whether plain `generate` is better for a call of so many items, and nothing is to be tried in it.
-
-        It is no better than compiled rounds that draft nothing.
-        """
+        """Whether plain `generate` is better for a call of so many items, and nothing is to be tried in it."""
         self.costs, self.batch = self.knowledge.costs_for(batch), batch
-        if self.is_compiled or not self._is_known or self.knowledge.earlier.num_judged < self.JUDGED:
+        is_judged = self.rounds.is_known(self.costs) and self.knowledge.earlier.num_judged >= self.JUDGED
+        if not (self.rounds.may_be_left and is_judged):
             return False
         self._estimate()
         self.best = NOTHING
@@ -203,7 +190,7 @@ class Schedule:
         seconds, self.started = now - self.started, now
         self.in_a_row = self.in_a_row + 1 if self.plan == self.last else 1
         self.last = self.plan
-        is_cold = self.in_a_row <= self._num_cold(seconds)
+        is_cold = self.in_a_row <= self.rounds.num_cold(seconds)
         is_ordinary = is_ordinary and not is_unique and not is_cold
         if is_ordinary and self.plan == self.best and self.costs.is_settled(self.plan):
             self.untold.append(self.reading.of_whole(seconds, self.plan.num_nodes))
@@ -216,7 +203,7 @@ class Schedule:
             self.knowledge.put_in(1.0)
         if self.plan in self.plans:
             self.num_tried = self.num_tried + 1 if self.plan == self.again else 1
-            is_over = self.num_tried >= self._rounds_of_a_try(seconds)
+            is_over = self.num_tried >= self.rounds.of_a_try(seconds)
             self.again = self.plan if self._says_little(seconds, is_ordinary) and not is_over else None
             whole = self.reading.of_whole(seconds, self.plan.num_nodes)
             self.costs.note(self.plan, whole if is_ordinary else None)
@@ -230,20 +217,8 @@ class Schedule:
         short. Where plain `generate` is best, tries are about what is accepted, but for the first.
         """
         is_about_cost = self.best.depth > 0 or not self.seconds
-        is_short = seconds < min(self.LONG, (1 + self.CHECK) * (self.costs.of(self.best) or math.inf))
+        is_short = seconds < min(LONG, (1 + self.CHECK) * (self.costs.of(self.best) or math.inf))
         return self.is_a_try and (not is_ordinary or (is_about_cost and is_short))
-
-    def _num_cold(self, seconds: float) -> int:
-        """How many rounds in a row are cold, of such as take so long."""
-        if not self.is_compiled or seconds >= self.LONG:
-            return 0
-        return self.VERY_COLD if seconds < self.VERY_SHORT else self.COLD
-
-    def _rounds_of_a_try(self, seconds: float) -> int:
-        """How many rounds in a row a plan is tried for whose rounds take so long."""
-        if seconds >= self.LONG:
-            return 1
-        return self._num_cold(seconds) + self.IN_A_TRY if self.is_compiled else 2
 
     def learn(self) -> None:
         """Learn from the last rounds, all of one plan: to be called when there are no more."""
@@ -260,7 +235,7 @@ class Schedule:
         """What a try has cost is taken from the purse, by what is expected, not by what bad luck made of it."""
         best, expected = self.costs.of(self.best), self.costs.of(self.plan)
         # What every first call does is no matter of luck.
-        if not best or (self.is_compiled and self._opening() is not None):
+        if not best or (self.rounds.opens_free and self.rounds.opening(self.costs) is not None):
             return
         charged = expected or best if is_unique else self.costs.charged(self.plan, seconds)
         self.knowledge.put_in(charged / best)
@@ -273,7 +248,7 @@ class Schedule:
     def _choice(self) -> Plan:
         if self.again is not None:
             return self.again
-        opening = self._opening()
+        opening = self.rounds.opening(self.costs)
         if opening is not None:
             self.best, self.tokens = NOTHING, self._expected_tokens()
             return opening
@@ -287,39 +262,17 @@ class Schedule:
         self.reconsidered = -self.HELD
         return self.next_try
 
-    def _opening(self) -> Plan | None:
-        """What has to be measured before there is a choice; `None` if that is done."""
-        is_short = (self.costs.of(NOTHING) or 0.0) < self.LONG
-        count = self.OPENING if self.is_compiled and is_short else 2
-        if self.is_compiled and not self.costs.guesses:
-            return next((plan for plan in filter(self._is_there, self.plans) if self.costs.count(plan) < count), None)
-        # What another batch size taught may be wrong for this one, about the round above all that others are compared with.
-        # Two rounds that need no draft, since one may be an outlier, then one that does.
-        if self.costs.count(NOTHING) < 2:
-            return NOTHING
-        return None if self._is_known else self.first
-
-    def _preference(self, followed: Plan, plan: Plan) -> float:
-        """How good a plan is, when another may be followed now."""
-        if self.is_compiled:
-            return self._rate(plan) / (1.0 if plan.depth else self.CLEARLY)
-        return self._rate(plan) * (1.0 if plan == followed else self.FOLLOWED)
-
-    def _is_there(self, plan: Plan) -> bool:
-        """Whether the plan is one of those that are compiled whatever they may be worth, or is compiled already."""
-        return not self.is_compiled or plan in (NOTHING, self.first, self.plans[-1]) or self.costs.count(plan) > 0
-
     def _reconsider(self) -> None:
         """Find the best plan by what is known now, and what to try next."""
         self.reconsidered, self.num_surprises = self.num_rounds, self.costs.num_surprises
         self._estimate()
-        plans = list(filter(self._is_there, self.plans))
-        self.best = max(plans, key=partial(self._preference, self.best))
+        plans = [plan for plan in self.plans if self.rounds.is_there(plan, self.costs)]
+        self.best = max(plans, key=lambda plan: self.rounds.preference(self._rate(plan), plan, self.best))
         worth_it = self.WORTH_COMPILING * self._rate(self.best)
         self.due = self.due or next(
             (plan for plan in self.plans if plan not in plans and self._rate(plan) > worth_it), None
         )
-        matters = not self.is_compiled and (self.batch > 1 or self.seconds[NOTHING] < self.LONG)
+        matters = self.rounds.may_be_left and (self.batch > 1 or self.seconds[NOTHING] < LONG)
         is_judged = self.knowledge.chain.num_judged >= self.JUDGED
         self.rests_with_plain = is_judged and matters and self._is_surely_plain()
         self.reading.know(self._rate(self.best), self.plans[-1].num_nodes)
@@ -344,11 +297,6 @@ class Schedule:
         rest, is_batch = self._rate(NOTHING), self.batch > 1
         doubts = {plan: 0.0 if is_batch else self.costs.doubt(plan, NOTHING) for plan in self.plans if plan.depth}
         return all(self._rate(plan) * (1 + doubt) < rest for plan, doubt in doubts.items())
-
-    @property
-    def _is_known(self) -> bool:
-        """Whether there is something to choose by."""
-        return self.costs.of(NOTHING) is not None and self.costs.of(self.first) is not None
 
     def _expected_tokens(self) -> dict[Plan, float]:
         """Tokens that a round of each plan commits to an item."""
@@ -386,8 +334,8 @@ class Schedule:
 
     def _price(self, plan: Plan) -> float:
         """What a try of this plan is thought to lose."""
-        is_repeated = self.best.depth or self.is_compiled
-        return (self._rounds_of_a_try(self.seconds[plan]) if is_repeated else 1) * self._loss(plan)
+        is_repeated = self.best.depth or self.rounds.repeats_tries
+        return (self.rounds.of_a_try(self.seconds[plan]) if is_repeated else 1) * self._loss(plan)
 
     def _is_worth_a_try(self, plan: Plan) -> bool:
         if plan == self.best:

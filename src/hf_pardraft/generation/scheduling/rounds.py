@@ -1,0 +1,94 @@
+"""How rounds are measured and compared: uncompiled ones, and compiled ones. Pure."""
+
+from collections.abc import Sequence
+
+from .costs import Costs
+from .plans import NOTHING, Plan
+
+# Seconds of a long round: cold caches don't matter in it, nor, of one without a draft and for one item, whose it is.
+LONG = 0.02
+
+
+class UncompiledRounds:
+    """Rounds of any shape: what is to be known of a plan costs a round or two.
+
+    Args:
+        plans: what there is to choose from.
+        first: the plan to begin with where nothing is known.
+
+    Attributes:
+        may_be_left: whether plain `generate` may be better than rounds that draft nothing.
+        opens_free: whether what is measured before there is a choice is charged to nobody.
+        repeats_tries: whether plans are tried several times even where nothing is drafted otherwise.
+    """
+
+    may_be_left, opens_free, repeats_tries = True, False, False
+    # How much faster a plan becomes when it is followed rather than tried: what its rounds use is in the processor's caches.
+    FOLLOWED = 1.03
+
+    def __init__(self, plans: Sequence[Plan], first: Plan) -> None:
+        self.plans, self.first = plans, first
+
+    def is_known(self, costs: Costs) -> bool:
+        """Whether there is something to choose by."""
+        return costs.of(NOTHING) is not None and costs.of(self.first) is not None
+
+    def opening(self, costs: Costs) -> Plan | None:
+        """What has to be measured before there is a choice; `None` if that is done."""
+        # What another batch size taught may be wrong for this one, about the round above all that others are compared with.
+        # Two rounds that need no draft, since one may be an outlier, then one that does.
+        if costs.count(NOTHING) < 2:
+            return NOTHING
+        return None if self.is_known(costs) else self.first
+
+    def is_there(self, plan: Plan, costs: Costs) -> bool:
+        """Whether nothing has to be made for a plan, whatever it may be worth."""
+        return True
+
+    def num_cold(self, seconds: float) -> int:
+        """How many rounds in a row say nothing of the later ones, of such as take so long."""
+        return 0
+
+    def of_a_try(self, seconds: float) -> int:
+        """How many rounds in a row a plan is tried for whose rounds take so long."""
+        return 1 if seconds >= LONG else 2
+
+    def preference(self, rate: float, plan: Plan, followed: Plan) -> float:
+        """How good a plan with so many tokens a second is, when another may be followed now."""
+        return rate * (1.0 if plan == followed else self.FOLLOWED)
+
+
+class CompiledRounds(UncompiledRounds):
+    """Rounds of few shapes, each of which takes its time to compile.
+
+    Each plan is measured in the first call, which compiles all that there is to compile, and as often as it takes until code and
+    data are in the processor's caches. Rounds that draft nothing are faster than plain `generate`.
+    """
+
+    may_be_left, opens_free, repeats_tries = False, True, True
+    # The first rounds in a row that are cold where they are short, and where they are very short: less than so many seconds.
+    COLD, VERY_COLD, VERY_SHORT = 2, 6, 5e-3
+    # The warm ones that are measured in the first call, and in a try.
+    OPENING, IN_A_TRY = 6, 3
+    # How much faster than any draft rounds without one have to be, which teach nothing of drafts.
+    CLEARLY = 1.1
+
+    def opening(self, costs: Costs) -> Plan | None:
+        if costs.guesses:
+            return super().opening(costs)
+        count = self.OPENING if (costs.of(NOTHING) or 0.0) < LONG else 2
+        return next((plan for plan in self.plans if self.is_there(plan, costs) and costs.count(plan) < count), None)
+
+    def is_there(self, plan: Plan, costs: Costs) -> bool:
+        return plan in (NOTHING, self.first, self.plans[-1]) or costs.count(plan) > 0
+
+    def num_cold(self, seconds: float) -> int:
+        if seconds >= LONG:
+            return 0
+        return self.VERY_COLD if seconds < self.VERY_SHORT else self.COLD
+
+    def of_a_try(self, seconds: float) -> int:
+        return 1 if seconds >= LONG else self.num_cold(seconds) + self.IN_A_TRY
+
+    def preference(self, rate: float, plan: Plan, followed: Plan) -> float:
+        return rate / (1.0 if plan.depth else self.CLEARLY)
