@@ -171,8 +171,7 @@ class Bench:
         plain, first = Way(self._entry(PLAIN)), Way(self._entry(FIRST, self.drafter))
         ways = [plain, Way(self._entry(DEFAULT, self.drafter, default))]
         ways += [Way(self._entry(name_of(setting), self.drafter, setting)) for setting in finalists]
-        # What the schedule learns in one condition is not known in the next.
-        auto = Way(self._entry(AUTO, self.case.new_drafter(self.texts), {"draft_schedule": "auto"}))
+        auto = Way(self._entry(AUTO, self.drafter, {"draft_schedule": "auto"}))
         ways.append(auto)
         with kept_random_state(self.case.target.device):
             self._race(ways, 0)
