@@ -116,9 +116,14 @@ def _pack(parameter: torch.nn.Parameter, transposed: bool) -> PackedWeight:
     matrix = parameter.detach()
     matrix = (matrix.t() if transposed else matrix).contiguous()
     layout, key = faster_layout(matrix), (id(parameter), transposed)
-    reference = weakref.ref(parameter, lambda _: _packed.pop(key, None))
+    reference = weakref.ref(parameter, functools.partial(_forget_copy, _packed, key))
     _packed[key] = PackedWeight(layout, layout.pack(matrix), _state(parameter), _fingerprint(parameter), reference)
     return _packed[key]
+
+
+def _forget_copy(packed: dict, key: tuple[int, bool], gone: weakref.ref) -> None:
+    """A parameter is gone. At its end the interpreter takes the names of modules away first, so that they are given."""
+    packed.pop(key, None)
 
 
 def _state(parameter: torch.nn.Parameter) -> tuple:

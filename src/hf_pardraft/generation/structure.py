@@ -1,6 +1,7 @@
 """What a model is made of, found out fast: each call asks several times before its first forward."""
 
 import weakref
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -36,10 +37,15 @@ def layer_types_of(config: PreTrainedConfig) -> tuple[list[str], list[dict[str, 
     as_it_is = plain_values(vars(config))
     if ref is None or ref() is not config or as_it_is != as_it_was:
         found = get_layer_types_and_kwargs(config)
-        key = id(config)
-        ref = weakref.ref(config, lambda gone: _known.pop(key) if _known.get(key, (None,))[0] is gone else None)
-        _known[key] = ref, as_it_is, found
+        ref = weakref.ref(config, partial(_forget, _known, id(config)))
+        _known[id(config)] = ref, as_it_is, found
     return found
+
+
+def _forget(known: dict, key: int, gone: weakref.ref) -> None:
+    """A config is gone. At its end the interpreter takes the names of modules away first, so that they are given."""
+    if known.get(key, (None,))[0] is gone:
+        del known[key]
 
 
 def plain_values(value: Any, depth: int = DEEPEST) -> Any:
