@@ -4,14 +4,16 @@
 
 The prompts are first messages of users from benchmarks/data; the target answers them with at most --max-tokens tokens. "plain"
 is `generate` of one batch after another, the prompts sorted by length; "before" is `LocalWriter` of the checkout that --before
-names, "after" that of this one. Each way runs --repeats times, in turn, each time in a process of its own; one thread, processor
-time, the best run counts. Texts that differ from plain's are counted (greedy only), and the peak of memory is told. "limit" is
-what a full batch's products with the weights alone would allow, each by the packed weight, with no prompt to read. The result
-goes to benchmarks/results/writing_DTYPE.json.
+names, "after" that of this one, and "compiled" the same once its steps are compiled, as they are after some minutes of writing.
+Each way runs --repeats times, in turn, each time in a process of its own; one thread, processor time, the best run counts. Texts
+that differ from plain's are counted (greedy only), and the peak of memory is told. "limit" is what a full batch's products with
+the weights alone would allow, each by the packed weight, with no prompt to read. The result goes to
+benchmarks/results/writing_DTYPE.json.
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -29,7 +31,7 @@ from memory import peak_bytes
 from result_files import RESULTS, public_command, save, this_machine
 
 PROMPTS = Path(__file__).parent / "data" / "smollm2-135m-instruct"
-WAYS = ("plain", "before", "after", "limit")
+WAYS = ("plain", "before", "after", "compiled", "limit")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -116,6 +118,10 @@ def run(options: argparse.Namespace, way: str, temperature: float) -> None:
         print(json.dumps({"tokens_a_second": round(limit(target, options.batch_size) * options.threads, 1)}))
         return
     rewrites = first_messages(options.rows)
+    if way == "compiled":
+        writer.steps.seconds = math.inf
+        list(writer.write(first_messages(2)))
+        writer.num_tokens = 0
     started = time.process_time()
     if way == "plain":
         written = plain_texts(writer, rewrites)
