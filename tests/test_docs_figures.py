@@ -334,6 +334,30 @@ def test_generate_near_the_memorys_speed():
     assert not shown
 
 
+def test_near_the_memorys_speed_with_matrix_units():
+    measured = results("memory_limit_amx")
+    cases = [(dtype, layers) for dtype in ("bfloat16", "float32") for layers in (10, 30)]
+    rows = {
+        (part, *case, row["way"], row.get("tokens")): row
+        for part in ("forwards", "generate")
+        for case in cases
+        for row in measured["{}, {}, {} layers, 1 threads".format(part, *case)]["rows"]
+    }
+    shown = table_of("performance.md", "milliseconds for 1 / 8 / 16 tokens (8 over 1), with AMX")
+    assert {*shown} == {way for part, *_, way, _ in rows if part == "forwards"}
+    for way, cells in shown.items():
+        expected = []
+        for case in cases:
+            expected += [rows["forwards", *case, way, tokens]["milliseconds"] for tokens in (1, 8, 16)]
+            expected.append(rows["forwards", *case, way, 8]["over_one_token"])
+        assert numbers(cells) == pytest.approx(expected, abs=0.051)
+    shown = table_of("performance.md", "tokens a second (over the best plain way), with AMX")
+    for way, cells in shown.items():
+        found = [rows["generate", *case, way, None] for case in cases]
+        assert numbers(cells) == [row[key] for row in found for key in ("tokens_per_second", "over_best_plain")]
+    assert all(row["text_is_plain"] for (part, *_), row in rows.items() if part == "generate")
+
+
 def test_serving():
     rows = {(row["server"], row["clients"]): row for row in results("serving")["rows"]}
     shown = table_of("serving.md", "", "one client: tokens/s")
