@@ -35,11 +35,11 @@ from acceptance_profile import AcceptanceProfile
 from decode_limits import bytes_read, weight_bytes
 from hf_pardraft import DFlashDrafter
 from hf_pardraft.evaluation.entries import Entry, plain_entry
-from hf_pardraft.generation import packed_weights
 from hf_pardraft.generation.compiled import steps
 from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.compiled.static_cache import new_static_cache
-from hf_pardraft.generation.packed_layers import packed_layers
+from hf_pardraft.generation.packing import packed_weights
+from hf_pardraft.generation.packing.packed_layers import packed_layers
 from hf_pardraft.generation.tree.token_tree import chain_tree
 from result_files import RESULTS, public_command, save, this_machine
 from simulation import Simulation, write_script

@@ -86,7 +86,7 @@ def plain_texts(writer: LocalWriter, rewrites: list[Rewrite]) -> dict[int, list[
 def limit(target: PreTrainedModel, batch_size: int) -> float:
     """Tokens a second that the products of a step with the weights of linear layers allow, the best of ten steps."""
     # An earlier checkout has none.
-    from hf_pardraft.generation.packed_layers import packed_layers
+    from hf_pardraft.generation.packing.packed_layers import packed_layers
 
     layers = [module for module in target.modules() if isinstance(module, torch.nn.Linear)]
     tokens = {layer.in_features: torch.randn(batch_size, layer.in_features, dtype=target.dtype) for layer in layers}

@@ -348,12 +348,12 @@ def test_near_the_memorys_speed_with_matrix_units():
     for way, cells in shown.items():
         expected = []
         for case in cases:
-            expected += [rows["forwards", *case, way, tokens]["milliseconds"] for tokens in (1, 8, 16)]
-            expected.append(rows["forwards", *case, way, 8]["over_one_token"])
+            expected += [rows[("forwards", *case, way, tokens)]["milliseconds"] for tokens in (1, 8, 16)]
+            expected.append(rows[("forwards", *case, way, 8)]["over_one_token"])
         assert numbers(cells) == pytest.approx(expected, abs=0.051)
     shown = table_of("performance.md", "tokens a second (over the best plain way), with AMX")
     for way, cells in shown.items():
-        found = [rows["generate", *case, way, None] for case in cases]
+        found = [rows[("generate", *case, way, None)] for case in cases]
         assert numbers(cells) == [row[key] for row in found for key in ("tokens_per_second", "over_best_plain")]
     assert all(row["text_is_plain"] for (part, *_), row in rows.items() if part == "generate")
 

@@ -25,7 +25,7 @@ ARROWS = {
     "datagen": {
         "checkpoints",
         "generation.compiled",
-        "generation.packed_layers",
+        "generation.packing",
         "generation.probing",
         "generation.rope",
         "models",

@@ -12,7 +12,7 @@ from hf_pardraft.datagen.fast_steps import FastSteps
 from hf_pardraft.datagen.joined_cache import JoinedCache, has_entries_per_token
 from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.refilled_batch import Item, RefilledBatch
-from hf_pardraft.generation.packed_layers import packed_layers
+from hf_pardraft.generation.packing.packed_layers import packed_layers
 from tiny_models import ARCHITECTURES, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
 from unusual_targets import HYBRIDS, ROPE_TARGETS, fresh, hybrid_target

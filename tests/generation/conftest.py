@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_pardraft.generation import packing_trials
+from hf_pardraft.generation.packing import packing_trials
 
 
 @pytest.fixture

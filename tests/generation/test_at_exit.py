@@ -11,8 +11,8 @@ import builtins
 
 import torch
 from tiny_models import tiny_drafter, tiny_target
-from hf_pardraft.generation import packing_trials
-from hf_pardraft.generation.packed_weights import has_copies
+from hf_pardraft.generation.packing import packing_trials
+from hf_pardraft.generation.packing.packed_weights import has_copies
 
 packing_trials.NUM_TRIALS = 0
 target = tiny_target("llama", hidden_size=256, intermediate_size=512)

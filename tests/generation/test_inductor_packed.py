@@ -6,7 +6,7 @@ from peft import LoraConfig
 from torch._dynamo.utils import counters
 
 from compiled_cases import assert_same, batch_of, oracle, static, texts_of
-from hf_pardraft.generation import packed_weights
+from hf_pardraft.generation.packing import packed_weights
 from tiny_models import tiny_drafter, tiny_target
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LogitsProcessor, LogitsProcessorList
 
-from hf_pardraft.generation import packed_layers as module
-from hf_pardraft.generation import packed_weights
-from hf_pardraft.generation.packed_layers import PackedForward, packable_layers, packed_layers
+from hf_pardraft.generation.packing import packed_layers as module
+from hf_pardraft.generation.packing import packed_weights
+from hf_pardraft.generation.packing.packed_layers import PackedForward, packable_layers, packed_layers
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.pairing.draft_vocabulary import has_plain_rows
 from threads import in_threads

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from hf_pardraft.generation import packed_layouts, packing_trials
-from hf_pardraft.generation.packed_layouts import MKL, ONEDNN, Layout, layouts_for
-from hf_pardraft.generation.packing_trials import faster_layout
+from hf_pardraft.generation.packing import packed_layouts, packing_trials
+from hf_pardraft.generation.packing.packed_layouts import MKL, ONEDNN, Layout, layouts_for
+from hf_pardraft.generation.packing.packing_trials import faster_layout
 
 HERE = layouts_for(torch.float32)
 

@@ -8,13 +8,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import CompileConfig
 
 from compiled_cases import static
-from hf_pardraft.generation import packed_weights
 from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.compiled.decoder import packs_weights
-from hf_pardraft.generation.compiled.packing import PackLinearLayers
-from hf_pardraft.generation.packed_layouts import layouts_for
-from hf_pardraft.generation.packed_weights import can_pack, forget, forget_changed, linear
-from hf_pardraft.generation.packing_trials import trial_of
+from hf_pardraft.generation.packing import packed_weights
+from hf_pardraft.generation.packing.inductor_pass import PackLinearLayers
+from hf_pardraft.generation.packing.packed_layouts import layouts_for
+from hf_pardraft.generation.packing.packed_weights import can_pack, forget, forget_changed, linear
+from hf_pardraft.generation.packing.packing_trials import trial_of
 from hf_pardraft.generation.settings import DraftSettings
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from hf_pardraft.generation import packed_layers, packed_weights, packing_trials
-from hf_pardraft.generation.packing_trials import Trial, is_never_faster, trial_of
+from hf_pardraft.generation.packing import packed_layers, packed_weights, packing_trials
+from hf_pardraft.generation.packing.packing_trials import Trial, is_never_faster, trial_of
 from threads import in_threads
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
 
 from ..generation.compiled.compiler import Compiler
-from ..generation.packed_layers import has_replaced_forwards
+from ..generation.packing.packed_layers import has_replaced_forwards
 from ..generation.probing import COARSE_TOLERANCE, TOLERANCES
 from ..models.masks import additive
 from .fast_steps import FastSteps

@@ -16,7 +16,7 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
-from ..generation.packed_layers import packed_layers
+from ..generation.packing.packed_layers import packed_layers
 from ..user_input.models import context_length
 from .compiled_steps import CompiledSteps
 from .draws import ItemDraws, Nucleus

@@ -16,7 +16,7 @@ from .draft_judge import DraftJudge
 from .inference_mode import mode_for
 from .noise import StepNoise
 from .outputs import ItemRead, OutputRecorder
-from .packed_layers import packed_layers
+from .packing.packed_layers import packed_layers
 from .processors import DraftColumns, ItemProcessors, is_prefix_free, process_everywhere
 from .prompt_lookup import MATCHING_NGRAM_SIZE, PromptLookup
 from .rope import longest_text

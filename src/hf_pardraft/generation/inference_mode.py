@@ -9,7 +9,7 @@ from torch import nn
 from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .cache import is_callers, is_hybrid
-from .packed_layers import is_replaced
+from .packing.packed_layers import is_replaced
 from .probing import KNOWN_PACKAGES, package_of, packages_of
 from .processors import see_the_batch
 from .rope import rope_changes

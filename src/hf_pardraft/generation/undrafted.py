@@ -10,7 +10,7 @@ from transformers.utils import ModelOutput
 
 from ..models.base import ParallelDrafter
 from .inference_mode import mode_for
-from .packed_layers import packed_layers
+from .packing.packed_layers import packed_layers
 from .settings import settings_of_call, wants_compiled
 from .stats import DecodeStats
 from .target import first_inputs

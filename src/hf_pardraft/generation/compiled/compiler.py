@@ -15,8 +15,8 @@ from transformers import CompileConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..one_off import made_once
+from ..packing.inductor_pass import PackLinearLayers
 from ..tree.token_tree import TokenTree
-from .packing import PackLinearLayers
 from .steps import DrafterSide, changing
 
 

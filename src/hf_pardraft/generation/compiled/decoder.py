@@ -15,7 +15,7 @@ from ...models.likeliest import likeliest
 from ..cache import Entries
 from ..choice import RejectionSampling
 from ..decoder import SpeculativeDecoding
-from ..packed_weights import forget, forget_changed, forget_slower
+from ..packing.packed_weights import forget, forget_changed, forget_slower
 from ..settings import DraftSettings
 from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, chain_tree, items_of_tree, number_of_levels

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from .one_off import made_once
+from ..one_off import made_once
 from .packed_layouts import Layout
 from .packing_trials import faster_layout, is_never_faster, trial_of
 

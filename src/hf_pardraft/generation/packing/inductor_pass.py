@@ -3,7 +3,7 @@
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from .. import packed_weights
+from . import packed_weights
 
 aten = torch.ops.aten
 
