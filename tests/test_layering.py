@@ -28,6 +28,7 @@ ARROWS = {
         "generation.packing",
         "generation.probing",
         "generation.rope",
+        "generation.shared_keys",
         "models",
         "training.data",
         "user_input",

@@ -1,12 +1,10 @@
 """One-token steps of plain `generate` on a CPU, compiled once so much is written that it pays."""
 
 import functools
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from transformers import Cache, CompileConfig, PreTrainedModel
@@ -17,6 +15,7 @@ from transformers.utils import logging
 from ..generation.compiled.compiler import Compiler
 from ..generation.packing.packed_layers import has_replaced_forwards
 from ..generation.probing import COARSE_TOLERANCE, TOLERANCES
+from ..generation.shared_keys import shared_keys
 from ..models.masks import additive
 from .fast_steps import FastSteps
 from .joined_cache import SEE_ALL, JoinedCache
@@ -29,8 +28,6 @@ SECONDS_BEFORE = 300.0
 FEWEST_ITEMS = 2
 # What a forward may be told besides tokens, their positions, the mask and the cache.
 SAYS_NOTHING = {"use_cache": (True, None), "return_dict": (True, None), "logits_to_keep": (0, 1, None)}
-# Heads that share keys stay apart from them, as fast steps need it: transformers reads this at every forward.
-KEYS_STAY_SHARED = {"TRANSFORMERS_SDPA_FORCE_GQA": "1"}
 
 
 class OpenedLayer(CacheLayerMixin):
@@ -138,7 +135,7 @@ class CompiledSteps:
 
         self.target.forward = forward
         try:
-            with mock.patch.dict(os.environ, KEYS_STAY_SHARED):
+            with shared_keys(self.target.device):
                 yield
         finally:
             del self.target.forward

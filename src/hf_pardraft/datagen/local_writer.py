@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from ..generation.packing.packed_layers import packed_layers
+from ..generation.shared_keys import shared_keys
 from ..user_input.models import context_length
 from .compiled_steps import CompiledSteps
 from .draws import ItemDraws, Nucleus
@@ -176,6 +177,7 @@ class LocalWriter:
             elif self.drafter is None:
                 ways.enter_context(self.steps.counted())
                 ways.enter_context(packed_layers(self.target, wanted=self.pack_weights))
+                ways.enter_context(shared_keys(device))
                 ways.enter_context(FastSteps() if device.type == "cpu" else nullcontext())
             written = self.target.generate(
                 torch.tensor(padded, device=device),

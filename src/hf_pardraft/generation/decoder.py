@@ -24,6 +24,7 @@ from .scheduling.fixed import FixedSchedule
 from .scheduling.plans import NOTHING, Plan
 from .scheduling.schedule import Schedule
 from .sequences import FinishedItems, StopChecks, TokenBuffer
+from .shared_keys import shared_keys
 from .stats import Proposal, Stopwatch, synchronizer
 from .step_inputs import SLICED_INPUTS, StepInputs
 from .structure import layer_types_of
@@ -103,10 +104,11 @@ class SpeculativeDecoding:
         self.mode = mode_for(target, generation_config, logits_processor, stopping_criteria, cache, candidates.drafter)
         models = target, candidates.drafter, *candidates.gathered_heads()
         self.packing = packed_layers(*models, wanted=self.settings.pack_weights)
+        self.sharing = shared_keys(target.device)
 
     def run(self, input_ids: torch.LongTensor) -> Any:
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""
-        with self.packing:
+        with self.packing, self.sharing:
             return self._run(input_ids)
 
     def _run(self, input_ids: torch.LongTensor) -> Any:

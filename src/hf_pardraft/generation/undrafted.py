@@ -1,6 +1,6 @@
 """What plain `generate` writes of a call with a drafter: all of it, or the rest of it from some round on."""
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from ..models.base import ParallelDrafter
 from .inference_mode import mode_for
 from .packing.packed_layers import packed_layers
 from .settings import settings_of_call, wants_compiled
+from .shared_keys import shared_keys
 from .stats import DecodeStats
 from .target import first_inputs
 
@@ -31,8 +32,11 @@ def write_undrafted(
         **arguments: the others that `generate` prepared.
     """
     wanted = settings_of_call(drafter, generation_config).pack_weights
-    # What plain `generate` compiles, it would compile anew for our layers.
-    with nullcontext() if wants_compiled(generation_config) else packed_layers(target, wanted=wanted):
+    with ExitStack() as ways:
+        # What plain `generate` compiles, it would compile anew for ours.
+        if not wants_compiled(generation_config):
+            ways.enter_context(packed_layers(target, wanted=wanted))
+            ways.enter_context(shared_keys(target.device))
         result = _continued(target, input_ids, generation_config, **arguments)
     drafter.last_stats = DecodeStats()
     add_undrafted(drafter.last_stats, new_ids_of(result, input_ids.shape[1]), generation_config._eos_token_tensor)
