@@ -29,6 +29,7 @@ ARROWS = {
         "generation.probing",
         "generation.rope",
         "generation.shared_keys",
+        "generation.structure",
         "models",
         "training.data",
         "user_input",

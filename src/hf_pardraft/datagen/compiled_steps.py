@@ -13,9 +13,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
 
 from ..generation.compiled.compiler import Compiler
-from ..generation.packing.packed_layers import has_replaced_forwards
+from ..generation.packing.packed_layers import have_replaced_forwards
 from ..generation.probing import COARSE_TOLERANCE, TOLERANCES
 from ..generation.shared_keys import shared_keys
+from ..generation.structure import modules_of
 from ..models.masks import additive
 from .fast_steps import FastSteps
 from .joined_cache import SEE_ALL, JoinedCache
@@ -176,7 +177,9 @@ class CompiledSteps:
 def can_compile(target: PreTrainedModel) -> bool:
     """Whether it is a model on a CPU that sees all of its text in each layer, and whose forwards are its own."""
     layer_types, _ = get_layer_types_and_kwargs(target.config)
-    return target.device.type == "cpu" and set(layer_types) <= SEE_ALL and not has_replaced_forwards(target)
+    return (
+        target.device.type == "cpu" and set(layer_types) <= SEE_ALL and not have_replaced_forwards(modules_of(target))
+    )
 
 
 def is_close(logits: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -126,14 +126,15 @@ def packable_layers(model: nn.Module) -> list[nn.Module]:
     None of a model that accelerate hooks, or in which somebody has replaced a forward: what is compiled would be compiled anew
     for our layers. Parametrised, quantised, sharded or offloaded weights are left out.
     """
-    if has_replaced_forwards(model):
+    modules = modules_of(model)
+    if have_replaced_forwards(modules):
         return []
-    return [module for module in modules_of(model) if type(module) in IS_TRANSPOSED and _can_pack(module)]
+    return [module for module in modules if type(module) in IS_TRANSPOSED and _can_pack(module)]
 
 
-def has_replaced_forwards(model: nn.Module) -> bool:
-    """Whether accelerate, or somebody but us, has replaced or compiled the forward of some module of a model."""
-    return any("_hf_hook" in vars(module) or is_replaced(module) for module in modules_of(model))
+def have_replaced_forwards(modules: list[nn.Module]) -> bool:
+    """Whether accelerate, or somebody but us, has replaced or compiled the forward of some module."""
+    return any("_hf_hook" in vars(module) or is_replaced(module) for module in modules)
 
 
 def is_replaced(module: nn.Module) -> bool:
