@@ -248,6 +248,17 @@ def test_published_loops():
         assert numbers(cells) == pytest.approx(figures, abs=0.0051)
 
 
+def test_training_steps():
+    shown = table_of("training.md", "a step")
+    for row in results("training_step")["rows"]:
+        seconds = [sum(row[when][part] for part in ("forward", "backward")) for when in ("before", "now")]
+        cells = shown.pop(f"{row['drafter']}, {row['dtype']}")
+        figures = [*seconds, row["time_ratio"], row["memory_ratio"]]
+        assert numbers(cells[:4]) == pytest.approx(figures, abs=0.0051)
+        assert float(cells[4]) == pytest.approx(row["gradient_difference"], rel=0.5)
+    assert not shown
+
+
 def test_branches_from_the_text():
     shown = table_of("decoding.md", "Spec-Bench")
     runs = [run for run in results("text_lookup")["runs"] if run["drafters"] == ["DART"]]
