@@ -369,6 +369,20 @@ def test_near_the_memorys_speed_with_matrix_units():
     assert all(row["text_is_plain"] for (part, *_), row in rows.items() if part == "generate")
 
 
+def test_shared_keys():
+    rows = {(row["shape"], row["tokens"], row["dtype"], row["text"]): row for row in results("shared_keys")["rows"]}
+    shown = table_of("performance.md", "microseconds copied / shared")
+    for name, cells in shown.items():
+        shape, tokens = name.split(", ")
+        of_it = [row for key, row in rows.items() if key[:2] == (shape, int(tokens))]
+        figures = [row[key] for row in of_it for key in ("copied", "shared", "faster")]
+        assert numbers(cells) == pytest.approx(figures, abs=0.51)
+    assert len(shown) * 4 == len(rows)
+    faster = [row["faster"] for row in rows.values()]
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert f"{min(faster):.1f} to {max(faster):.1f} times as fast" in page
+
+
 def test_serving():
     rows = {(row["server"], row["clients"]): row for row in results("serving")["rows"]}
     shown = table_of("serving.md", "", "one client: tokens/s")
