@@ -311,9 +311,14 @@ def test_compiled_drafts_that_are_never_right_cost_little(seed):
 
 
 def test_a_shorter_chain_is_compiled_where_it_seems_worth_that():
-    short = World([0.8, 0.8, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], draft=0.2, slot=0.15, is_compiled=True)
+    rates, costs = [0.8, 0.8, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], {"draft": 0.2, "slot": 0.15, "is_compiled": True}
+    short = World(rates, **costs)
     short.speed(8)
     assert short.call()[1].count(Plan(4)) > 20
+    # A target whose rounds are long takes minutes to compile, in the middle of a call.
+    long = World(rates, **costs, pace=lambda number: 0.05)
+    long.speed(20)
+    assert Plan(4) not in long.compiled
     # Where a few tokens more that are read cost nothing, it would be compiled in vain.
     cheap = World([0.8] * 8, slot=0.005, is_compiled=True)
     cheap.speed(20)

@@ -45,7 +45,8 @@ class Schedule:
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many, or for sure by more.
     # Beginning a call in our loop costs so many rounds.
     JUDGED, SURE, START = 3, 32, 3.0
-    # How much faster than the best plan one has to seem that would have to be compiled.
+    # How much faster than the best plan one has to seem that would have to be compiled. Where rounds are long that takes minutes, and
+    # is left.
     WORTH_COMPILING = 1.1
     # Seconds that a round with more than its own token takes besides the forward, roughly.
     ALONE = 1e-3
@@ -268,10 +269,10 @@ class Schedule:
         self._estimate()
         plans = [plan for plan in self.plans if self.rounds.is_there(plan, self.costs)]
         self.best = max(plans, key=lambda plan: self.rounds.preference(self._rate(plan), plan, self.best))
-        worth_it = self.WORTH_COMPILING * self._rate(self.best)
-        self.due = self.due or next(
-            (plan for plan in self.plans if plan not in plans and self._rate(plan) > worth_it), None
-        )
+        if self.seconds[NOTHING] < LONG:
+            worth_it = self.WORTH_COMPILING * self._rate(self.best)
+            missing = (plan for plan in self.plans if plan not in plans and self._rate(plan) > worth_it)
+            self.due = self.due or next(missing, None)
         matters = self.rounds.may_be_left and (self.batch > 1 or self.seconds[NOTHING] < LONG)
         is_judged = self.knowledge.chain.num_judged >= self.JUDGED
         self.rests_with_plain = is_judged and matters and self._is_surely_plain()
