@@ -73,6 +73,8 @@ class Costs:
 
     def __init__(self, like: "Costs | None" = None) -> None:
         self.counts: dict[Plan, int] = {}
+        # Plans that were chosen. Others may be measured, too, by rounds of longer ones, where less than these was left to write.
+        self.chosen: set[Plan] = set()
         # How many rounds had been measured at the last one of each.
         self.last: dict[Plan, int] = {}
         self.guesses: dict[Plan, float] = {}

@@ -80,7 +80,7 @@ class CompiledRounds(UncompiledRounds):
         return next((plan for plan in self.plans if self.is_there(plan, costs) and costs.count(plan) < count), None)
 
     def is_there(self, plan: Plan, costs: Costs) -> bool:
-        return plan in (NOTHING, self.first, self.plans[-1]) or costs.count(plan) > 0
+        return plan in (NOTHING, self.first, self.plans[-1]) or plan in costs.chosen
 
     def num_cold(self, seconds: float) -> int:
         if seconds >= LONG:

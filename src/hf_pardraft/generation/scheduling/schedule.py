@@ -45,8 +45,8 @@ class Schedule:
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many, or for sure by more.
     # Beginning a call in our loop costs so many rounds.
     JUDGED, SURE, START = 3, 32, 3.0
-    # How much faster than the best plan one has to seem that would have to be compiled. Where rounds are long that takes minutes, and
-    # is left.
+    # How much faster than the best plan one has to seem that would have to be compiled. Where rounds are long that takes minutes:
+    # there it is left.
     WORTH_COMPILING = 1.1
     # Seconds that a round with more than its own token takes besides the forward, roughly.
     ALONE = 1e-3
@@ -139,6 +139,7 @@ class Schedule:
                 choice, self.again = self.best, None
             self.is_a_try, self.is_pausing = choice != self.best, choice == NOTHING
             self.chosen, self.plan = choice, choice.within(room)
+            costs.chosen.add(choice)
 
     def worth_reading_alone(self, probabilities: Sequence[float]) -> int:
         """How many tokens that the text alone suggests to read instead of a draft; 0 where the best plan is better.
