@@ -19,7 +19,7 @@ from result_files import RESULTS, public_command, save, this_machine
 
 # Heads of keys, queries for each of them, and the size of a head.
 SHAPES = {"SmolLM2-135M": (3, 3, 64), "Qwen3-0.6B": (8, 2, 128), "Qwen3-8B": (8, 4, 128)}
-# Takes of one turn: of the shorter way so many milliseconds, roughly.
+# How often each way is taken in a turn.
 TAKES = 20
 
 

@@ -121,6 +121,7 @@ def run(options: argparse.Namespace, way: str, temperature: float) -> None:
     if way == "compiled":
         writer.steps.seconds = math.inf
         list(writer.write(first_messages(2)))
+        assert writer.steps.num_steps, "the target's steps can't be compiled"
         writer.num_tokens = 0
     started = time.process_time()
     if way == "plain":

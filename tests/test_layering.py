@@ -24,6 +24,7 @@ ARROWS = {
     "training": {"checkpoints", "models", "pairing", "user_input"},
     "datagen": {
         "checkpoints",
+        "generation.checks",
         "generation.compiled",
         "generation.packing",
         "generation.probing",

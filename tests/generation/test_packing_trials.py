@@ -172,10 +172,10 @@ def test_what_is_never_faster_needs_no_memory(monkeypatch):
     target = tiny_target("llama")
     layers = packed_layers.packable_layers(target)
     monkeypatch.setattr(packed_layers, "free_memory", lambda: 0)
-    assert not packed_layers._fit(layers)
+    assert not packed_layers.fit_in_memory(layers)
     for layer in layers:
         trial_of(layer.weight, False, 1).packs = False
-    assert packed_layers._fit(layers)
+    assert packed_layers.fit_in_memory(layers)
 
 
 @pytest.mark.usefixtures("small_weights_are_packed")

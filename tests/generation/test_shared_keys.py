@@ -41,36 +41,36 @@ def test_rounds_copy_no_keys(lengths, options, seen, monkeypatch):
     assert sdpa_attention.use_gqa_in_sdpa is usual
 
 
-def test_what_trains_or_is_elsewhere_decides_as_ever():
-    usual, mask = sdpa_attention.use_gqa_in_sdpa, torch.zeros(1, 1, 2, 2)
+def test_what_trains_or_is_elsewhere_or_is_one_token_decides_as_ever():
+    usual, masks = sdpa_attention.use_gqa_in_sdpa, [torch.zeros(1, 1, count, 2) for count in (1, 2)]
     keys, elsewhere = torch.zeros(1, 2, 2, 8), torch.zeros(1, 2, 2, 8, device="meta")
-    with torch.no_grad(), shared_keys(torch.device("cpu")):
-        assert sdpa_attention.use_gqa_in_sdpa(mask, keys, keys)
-        assert not sdpa_attention.use_gqa_in_sdpa(mask, elsewhere, elsewhere)
+    target = tiny_target("llama")
+    with torch.no_grad(), shared_keys(target):
+        assert sdpa_attention.use_gqa_in_sdpa(masks[1], keys, keys)
+        # Its heads become the queries of one head, which rounds otherwise.
+        assert not sdpa_attention.use_gqa_in_sdpa(masks[0], keys, keys)
+        assert not sdpa_attention.use_gqa_in_sdpa(masks[1], elsewhere, elsewhere)
         with torch.enable_grad():
-            assert not sdpa_attention.use_gqa_in_sdpa(mask, keys, keys)
-    with shared_keys(torch.device("meta")):
+            assert not sdpa_attention.use_gqa_in_sdpa(masks[1], keys, keys)
+    target.model.layers[1].compile()
+    with shared_keys(target):
+        assert sdpa_attention.use_gqa_in_sdpa is usual
+    with shared_keys(tiny_target("llama").to("meta")):
         assert sdpa_attention.use_gqa_in_sdpa is usual
 
 
 def test_calls_in_threads_leave_what_they_found():
-    usual = sdpa_attention.use_gqa_in_sdpa
+    usual, target = sdpa_attention.use_gqa_in_sdpa, tiny_target("llama")
 
     def enter_and_leave():
         found = []
         for _ in range(300):
-            with shared_keys(torch.device("cpu")):
+            with shared_keys(target):
                 found.append(sdpa_attention.use_gqa_in_sdpa is not usual)
         return all(found)
 
     assert in_threads(4, enter_and_leave) == [True] * 4
     assert sdpa_attention.use_gqa_in_sdpa is usual
-
-
-def test_an_older_transformers_has_no_such_function(monkeypatch):
-    monkeypatch.delattr(sdpa_attention, "use_gqa_in_sdpa")
-    with shared_keys(torch.device("cpu")):
-        assert not hasattr(sdpa_attention, "use_gqa_in_sdpa")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

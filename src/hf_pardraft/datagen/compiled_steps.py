@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import Cache, CompileConfig, PreTrainedModel
@@ -12,9 +13,10 @@ from transformers.cache_utils import CacheLayerMixin, get_layer_types_and_kwargs
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
 
+from ..generation.checks import check_takes_masks
 from ..generation.compiled.compiler import Compiler
-from ..generation.packing.packed_layers import have_replaced_forwards
-from ..generation.probing import COARSE_TOLERANCE, TOLERANCES
+from ..generation.packing.packed_layers import fit_in_memory, have_replaced_forwards, packable_layers
+from ..generation.probing import FORWARD_ERRORS, TOLERANCES
 from ..generation.shared_keys import shared_keys
 from ..generation.structure import modules_of
 from ..models.masks import additive
@@ -25,6 +27,8 @@ logger = logging.get_logger(__name__)
 
 # Compiling takes a minute or two, of a target of 30 layers, and saves a fifth or a fourth of what comes after it.
 SECONDS_BEFORE = 300.0
+# What two forwards in half precision may differ by.
+COARSE = 0.05
 # For a single item all would be compiled anew.
 FEWEST_ITEMS = 2
 # What a forward may be told besides tokens, their positions, the mask and the cache.
@@ -99,22 +103,24 @@ class CompiledSteps:
 
     Args:
         target: the model.
-        packs: whether compiled steps multiply by packed weights.
+        packs: whether compiled steps multiply by packed weights, if there is memory for the copies.
 
     Attributes:
-        seconds: how long uncompiled steps took so far.
+        may_compile: whether steps can be compiled, as far as is known.
+        seconds: how long was written without, prompts included.
         num_steps: how many compiled ones there were.
     """
 
     def __init__(self, target: PreTrainedModel, packs: bool) -> None:
         self.target, self.packs = target, packs
         self.seconds, self.num_steps = 0.0, 0
-        self.may_compile = can_compile(target)
+        self.may_compile = True
         self._compiler: Compiler | None = None
 
     def are_compiled(self, num_items: int) -> bool:
         """Whether the coming steps of a batch are."""
-        return self.may_compile and self.seconds >= SECONDS_BEFORE and num_items >= FEWEST_ITEMS
+        it_pays = self.seconds >= SECONDS_BEFORE and num_items >= FEWEST_ITEMS
+        return it_pays and self.may_compile and can_compile(self.target)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -125,64 +131,85 @@ class CompiledSteps:
 
     @contextmanager
     def compiled(self) -> Iterator[None]:
-        """Until it is left, the target's forwards over one token of a [`JoinedCache`] are compiled."""
+        """Until it is left, the target's forwards, over one token of each item of a [`JoinedCache`], are compiled."""
         usual = self.target.forward
+        if self._compiler is None:
+            packs = self.packs and fit_in_memory(packable_layers(self.target))
+            self._compiler = Compiler(self.target, CompileConfig(dynamic=True), packs)
 
         @functools.wraps(usual)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if args or not self._is_step(kwargs):
-                return usual(*args, **kwargs)
-            return self._step(usual, kwargs)
+            self.may_compile = self.may_compile and not args and is_step(kwargs)
+            return self._step(usual, kwargs) if self.may_compile else usual(*args, **kwargs)
 
-        self.target.forward = forward
-        try:
-            with shared_keys(self.target.device):
-                yield
-        finally:
-            del self.target.forward
-            if self._compiler is not None:
-                # What it keeps of each step's shapes.
-                self._compiler.check_again()
+        with shared_keys(self.target), mock.patch.object(self.target, "forward", forward):
+            yield
+        # What it keeps of each step's shapes.
+        self._compiler.check_again()
 
-    def _is_step(self, kwargs: dict[str, Any]) -> bool:
-        rest = {*kwargs} - {"input_ids", "position_ids", "attention_mask", "past_key_values"}
-        return (
-            self.may_compile
-            and isinstance(kwargs.get("past_key_values"), JoinedCache)
-            and kwargs["input_ids"].shape[1] == 1
-            and kwargs["position_ids"].ndim == kwargs["attention_mask"].ndim == 2
-            and all(kwargs[name] in SAYS_NOTHING.get(name, (None, False)) for name in rest)
-        )
-
-    def _step(self, usual: Callable, kwargs: dict[str, Any]) -> CausalLMOutputWithPast:
-        cache = kwargs["past_key_values"]
-        is_first = self._compiler is None
-        if is_first:
-            self._compiler = Compiler(self.target, CompileConfig(dynamic=True), self.packs)
-            expected = usual(**kwargs).logits
-            cache.crop(-1)
-        ids, positions = kwargs["input_ids"].contiguous(), kwargs["position_ids"].contiguous()
-        logits = self._compiler(
-            step, None, self.target, ids, positions, kwargs["attention_mask"].bool(), cache.opened()
-        )
-        if is_first and not (self._compiler.has_compiled(step, None) and is_close(logits, expected)):
-            logger.warning_once(
-                "The target's steps are not compiled: they would not be the same, or can't be compiled."
-            )
-            self.may_compile, logits = False, expected
-        self.num_steps += self.may_compile
+    def _step(self, usual: Callable, kwargs: dict[str, Any]) -> Any:
+        cache, ids = kwargs["past_key_values"], kwargs["input_ids"].contiguous()
+        real = kwargs.get("attention_mask")
+        # Where nothing is padding, `generate` gives no mask.
+        real = ids.new_ones(len(ids), cache.get_seq_length() + 1) if real is None else real
+        arguments = self.target, ids, kwargs["position_ids"].contiguous(), real.bool(), cache.opened()
+        if not self.num_steps:
+            return self._first_step(usual, kwargs, arguments)
+        logits = self._compiler(step, None, *arguments)
+        self.num_steps += 1
+        self.may_compile = self._compiler.has_compiled(step, None)
         return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
 
+    def _first_step(self, usual: Callable, kwargs: dict[str, Any], arguments: tuple[Any, ...]) -> Any:
+        """The target's own step, beside which the compiled one is tried."""
+        found: list[torch.Tensor] = []
+        try:
+            found = [self._compiler(step, None, *arguments), *newest(arguments[-1])]
+        except FORWARD_ERRORS as error:
+            logger.warning_once(f"The target's steps can't be compiled ({type(error).__name__}: {error})")
+        kwargs["past_key_values"].crop(-1)
+        outputs = usual(**kwargs)
+        expected = [outputs.logits, *newest(kwargs["past_key_values"].stored())]
+        is_same = len(found) == len(expected) and all(map(is_close, found, expected))
+        self.may_compile = is_same and self._compiler.has_compiled(step, None)
+        self.num_steps += self.may_compile
+        if found and not is_same:
+            logger.warning_once("The target's steps are not compiled: they would not be the same")
+        return outputs
 
-def can_compile(target: PreTrainedModel) -> bool:
-    """Whether it is a model on a CPU that sees all of its text in each layer, and whose forwards are its own."""
-    layer_types, _ = get_layer_types_and_kwargs(target.config)
+
+def newest(layers: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """A copy of the last column of each layer's keys and values."""
+    return [entries[:, :, -1].clone() for layer in layers for entries in layer]
+
+
+def is_step(kwargs: dict[str, Any]) -> bool:
+    """Whether a forward is told nothing but tokens, one of each item, their positions, a mask of columns, and the cache."""
+    rest = {*kwargs} - {"input_ids", "position_ids", "attention_mask", "past_key_values"}
+    ids, positions, mask = (kwargs.get(name) for name in ("input_ids", "position_ids", "attention_mask"))
     return (
-        target.device.type == "cpu" and set(layer_types) <= SEE_ALL and not have_replaced_forwards(modules_of(target))
+        isinstance(kwargs.get("past_key_values"), JoinedCache)
+        and ids is not None
+        and ids.shape[1] == 1
+        and positions is not None
+        and positions.ndim == 2
+        and (mask is None or mask.ndim == 2)
+        and all(kwargs[name] in SAYS_NOTHING.get(name, (None, False)) for name in rest)
     )
 
 
-def is_close(logits: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two forwards are the same to rounding."""
-    error = (logits - expected).norm() / expected.norm()
-    return error.item() <= TOLERANCES.get(logits.dtype, COARSE_TOLERANCE)
+def can_compile(target: PreTrainedModel) -> bool:
+    """Whether it is a model on a CPU that sees all of its text in each layer, takes masks, and has forwards of its own."""
+    layer_types, _ = get_layer_types_and_kwargs(target.config)
+    try:
+        check_takes_masks(target, {"position_ids": True})
+    except ValueError:
+        return False
+    sees_all = target.device.type == "cpu" and set(layer_types) <= SEE_ALL
+    return sees_all and target._can_compile_fullgraph and not have_replaced_forwards(modules_of(target))
+
+
+def is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two results are the same to rounding."""
+    error = (found - expected).norm() / expected.norm().clamp(min=1e-12)
+    return error.item() <= TOLERANCES.get(expected.dtype, COARSE)

@@ -159,6 +159,10 @@ class JoinedCache(Cache):
         """Keys and values of each layer with a column more, see [`JoinedLayer.opened`]."""
         return [layer.opened() for layer in self.layers]
 
+    def stored(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of each layer."""
+        return [(layer.keys, layer.values) for layer in self.layers]
+
     def remove(self, item: int) -> None:
         """Remove an item; the last one takes its place."""
         for layer in self.layers:

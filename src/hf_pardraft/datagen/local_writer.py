@@ -177,7 +177,7 @@ class LocalWriter:
             elif self.drafter is None:
                 ways.enter_context(self.steps.counted())
                 ways.enter_context(packed_layers(self.target, wanted=self.pack_weights))
-                ways.enter_context(shared_keys(device))
+                ways.enter_context(shared_keys(self.target))
                 ways.enter_context(FastSteps() if device.type == "cpu" else nullcontext())
             written = self.target.generate(
                 torch.tensor(padded, device=device),

@@ -104,7 +104,7 @@ class SpeculativeDecoding:
         self.mode = mode_for(target, generation_config, logits_processor, stopping_criteria, cache, candidates.drafter)
         models = target, candidates.drafter, *candidates.gathered_heads()
         self.packing = packed_layers(*models, wanted=self.settings.pack_weights)
-        self.sharing = shared_keys(target.device)
+        self.sharing = shared_keys(target)
 
     def run(self, input_ids: torch.LongTensor) -> Any:
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""

@@ -36,7 +36,7 @@ def write_undrafted(
         # What plain `generate` compiles, it would compile anew for ours.
         if not wants_compiled(generation_config):
             ways.enter_context(packed_layers(target, wanted=wanted))
-            ways.enter_context(shared_keys(target.device))
+            ways.enter_context(shared_keys(target))
         result = _continued(target, input_ids, generation_config, **arguments)
     drafter.last_stats = DecodeStats()
     add_undrafted(drafter.last_stats, new_ids_of(result, input_ids.shape[1]), generation_config._eos_token_tensor)

@@ -157,7 +157,7 @@ class BatchScorer:
         places = torch.arange(length - 1, device=input_ids.device).repeat(batch_size)
         log_probs = []
         size = self.chunk_size or rows_at_once(
-            self.drafter.config.vocab_size, input_ids.device, compute_dtype(self.drafter)
+            self.drafter.config.vocab_size, input_ids.device, compute_dtype(self.target or self.drafter)
         )
         for chunk in slices(len(items), size):
             logits = reading.logits(items[chunk], places[chunk])

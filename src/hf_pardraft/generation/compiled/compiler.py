@@ -5,6 +5,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,8 @@ HOOKS_ARE_SEEN = {"skip_nnmodule_hook_guards": False}
 # Inductor (torch 2.13) computes what is concatenated in its place in the result. Where that is also the new value of an
 # argument that is changed in place, it then uses the memory again before the value has been copied to the argument.
 CATS_ARE_COPIES = {"force_pointwise_cat": True}
+# What may change is otherwise taken for what happened to be as large, such as a batch's items for a model's heads.
+SIZES_ARE_APART = {"use_duck_shape": False}
 # Backends other than inductor don't look at it.
 WEIGHTS_ARE_PACKED = {"post_grad_custom_pre_pass": PackLinearLayers()}
 
@@ -162,7 +165,8 @@ class Compiler:
         try:
             # Older torch can't enter one patch twice, as calls in two threads would.
             hooks, cats = torch._dynamo.config.patch(HOOKS_ARE_SEEN), torch._inductor.config.patch(self.inductor)
-            with hooks, cats, _warnings_lock, warnings.catch_warnings():
+            apart = torch.fx.experimental._config.patch(SIZES_ARE_APART) if self.options["dynamic"] else nullcontext()
+            with hooks, cats, apart, _warnings_lock, warnings.catch_warnings():
                 # That caches of constants are looked through, and the like.
                 warnings.simplefilter("ignore")
                 result = compiled.function(*arguments)

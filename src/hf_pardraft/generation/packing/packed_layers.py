@@ -87,7 +87,7 @@ def packed_layers(*models: nn.Module, wanted: bool) -> Iterator[None]:
     if not (wanted and layers) and has_copies():
         # Of layers, too, that can't be packed any more: they have moved, or become of another dtype.
         forget(weight for model in models for weight in model.parameters())
-    if not (wanted and layers and _fit(layers)):
+    if not (wanted and layers and fit_in_memory(layers)):
         yield
         return
     forget_changed(weight for model in models for weight in model.parameters())
@@ -108,7 +108,7 @@ def packed_layers(*models: nn.Module, wanted: bool) -> Iterator[None]:
         forget_slower(layer.weight for layer in layers)
 
 
-def _fit(layers: list[nn.Module]) -> bool:
+def fit_in_memory(layers: list[nn.Module]) -> bool:
     """Whether there is memory for the copies that are missing."""
     weights = {
         id(layer.weight): layer.weight for layer in layers if _may_be_packed(layer.weight, _is_transposed(layer))

@@ -42,7 +42,7 @@ class UncompiledRounds:
         return None if self.is_known(costs) else self.first
 
     def is_there(self, plan: Plan, costs: Costs) -> bool:
-        """Whether nothing has to be made for a plan, whatever it may be worth."""
+        """Whether a plan is one of those that are made whatever they may be worth, or that was chosen before."""
         return True
 
     def num_cold(self, seconds: float) -> int:

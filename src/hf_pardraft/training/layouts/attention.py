@@ -158,6 +158,7 @@ def gradients_by_products(
     """[`gradients_by_attending`] of scaled dot-product attention, by plain products.
 
     On a CPU the kernel and its backward pass take up to twice as long, and want the keys copied for each head that shares them.
+    A query that sees nothing, of which no layout has any, would see everything.
     """
     query, key, value = inputs
     batch, heads = key.shape[:2]
@@ -168,7 +169,7 @@ def gradients_by_products(
     gradient = gradient.transpose(1, 2).reshape(batch, heads, -1, value.shape[3])
     by_query, by_key, by_value = (torch.empty_like(tensor) for tensor in (scaled, key, value))
     hidden = ~mask
-    # The scores of all heads would take memory.
+    # The scores of all of them would take memory.
     for head in range(heads):
         one = slice(None), head
         scores = scaled[one] @ key[one].transpose(1, 2)

@@ -19,7 +19,7 @@ CACHED_LOGITS = 2**20
 # How many logits a chunk may have, and stay until the backward pass; and the least rows of a chunk.
 LOGITS_AT_ONCE, LEAST_ROWS = 25_000_000, 512
 # The bytes and the least rows of a chunk on a CPU. More than 32 MiB malloc asks the system for each time, which zeroes them.
-BYTES_ON_CPU, LEAST_ROWS_ON_CPU = 2**25, 128
+BYTES_ON_CPU, LEAST_ROWS_ON_CPU = 2**25 - 2**16, 128
 
 
 def rows_at_once(num_columns: int, device: torch.device, dtype: torch.dtype) -> int:
