@@ -44,7 +44,7 @@ def uncompiled_texts(target, temperature=0.0, **which):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3"])
-def test_texts_are_the_same_and_no_shape_is_compiled_anew(architecture, monkeypatch):
+def test_texts_are_the_same_and_nothing_is_compiled_twice(architecture, monkeypatch):
     target = ending_target(architecture)
     writer = writer_for(target)
     # Full buffers, too, have columns that are not used.
@@ -55,7 +55,7 @@ def test_texts_are_the_same_and_no_shape_is_compiled_anew(architecture, monkeypa
     assert writer.steps.may_compile
     assert writer.steps.num_steps > 10
     compiled = graphs["unique_graphs"]
-    assert compiled <= before + 2
+    assert compiled == before + 1
     sampling = writer_for(target, temperature=0.9)
     assert texts_of(sampling) == uncompiled_texts(target, temperature=0.9)
     assert sampling.steps.num_steps > 10
@@ -88,7 +88,7 @@ def test_as_many_items_as_heads_are_no_case_of_their_own():
     before = graphs["unique_graphs"]
     writer = writer_for(target)
     assert texts_of(writer) == uncompiled_texts(target)
-    assert graphs["unique_graphs"] <= before + 2
+    assert graphs["unique_graphs"] == before + 1
 
 
 @pytest.mark.parametrize("what", ["logits", "keys"])

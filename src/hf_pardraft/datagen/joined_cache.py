@@ -16,6 +16,9 @@ SEE_ALL = {"full_attention"}
 ENTRIES_PER_TOKEN = {*SEE_ALL, "sliding_attention"}
 # Columns for new entries, when there have to be more: all are copied then, and that is to cost less than the steps.
 MORE_COLUMNS = 128
+# Columns before the first and after the last that are never used: code that is compiled for a part of a buffer is neither for the
+# whole nor for its beginning, since torch takes the numbers 0 and 1 for themselves.
+UNUSED_BEFORE, UNUSED_AFTER = 2, 1
 
 
 class JoinedLayer(DynamicLayer):
@@ -113,17 +116,17 @@ class JoinedLayer(DynamicLayer):
 
     def _make_room(self, num_before: int, num_after: int) -> None:
         """Move the entries such that the last one has room for `num_before` columns up to it, and `num_after` after it."""
-        if self.end >= num_before and self.end + num_after < self.buffers[0].shape[2]:
+        end = UNUSED_BEFORE + num_before
+        if self.end >= end and self.end + num_after + UNUSED_AFTER <= self.buffers[0].shape[2]:
             return
-        # One more than are ever used: code that is compiled for a part of a buffer is not for the whole.
-        columns = num_before + max(num_after, MORE_COLUMNS) + 1
+        columns = end + max(num_after, MORE_COLUMNS) + UNUSED_AFTER
         for which, buffer in enumerate(self.buffers):
             used = self._used(which)
             fits = columns <= buffer.shape[2]
             new = buffer if fits else _zeros(buffer, buffer.shape[0], columns, which)
-            new[: self.num_items, :, num_before - used.shape[2] : num_before] = used.clone() if fits else used
+            new[: self.num_items, :, end - used.shape[2] : end] = used.clone() if fits else used
             self.buffers[which] = new
-        self.start, self.end = num_before - (self.end - self.start), num_before
+        self.start, self.end = end - (self.end - self.start), end
 
 
 def _zeros(entries: torch.Tensor, num_items: int, num_columns: int, which: int) -> torch.Tensor:

@@ -49,7 +49,7 @@ def check_reads_alike(
     ids = torch.cat([input_ids[:1, -NUM_TOKENS:], token.expand(-1, NUM_TOKENS)], dim=1)[:, :NUM_TOKENS]
     try:
         expected = _one_by_one(target, ids, model_kwargs)
-        errors = _errors(expected, _in_one_forward(target, ids, model_kwargs, takes_masks))
+        errors = relative_errors(expected, _in_one_forward(target, ids, model_kwargs, takes_masks))
     except FORWARD_ERRORS as error:
         raise ValueError(
             _refusal(target, f"tried with a few tokens, it raised {type(error).__name__}: {error}")
@@ -125,6 +125,7 @@ def _step(reader: TargetReader, ids: torch.LongTensor, place: int) -> torch.Tens
     return logits
 
 
-def _errors(expected: list[torch.Tensor], found: list[torch.Tensor]) -> list[float]:
+def relative_errors(expected: list[torch.Tensor], found: list[torch.Tensor]) -> list[float]:
+    """How far tensors are from what is expected, in parts of that."""
     pairs = zip(expected, found, strict=False)
     return [float((own - truth).norm() / truth.norm().clamp(min=1e-12)) for truth, own in pairs]

@@ -13,10 +13,13 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...models.masks import additive, attention_windows
+from ..losses.scoring import slices
 from .masks import BlockQueries, PrefixQueries, Run, dense_mask, flex_mask, run_mask
 
 FLEX, IN_RUNS = "flex_attention", "hf_pardraft_in_runs"
 ATTENTIONS = ("auto", "dense", "flex")
+# Of an item, how many weights of attention are held at a time: a few megabytes.
+WEIGHTS_AT_ONCE = 300_000
 
 
 def compute_dtype(model: PreTrainedModel) -> torch.dtype:
@@ -122,7 +125,6 @@ class RunByRun(torch.autograd.Function):
     def forward(ctx, attend, parts, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(*tensors)
         ctx.attend, ctx.parts = attend, parts
-        ctx.gradients = gradients_by_products if tensors[0].device.type == "cpu" else gradients_by_attending
         return run_by_run(attend, parts, *tensors)
 
     @staticmethod
@@ -133,9 +135,10 @@ class RunByRun(torch.autograd.Function):
         # Sums over many runs, so they are kept wide.
         wide = torch.promote_types(query.dtype, torch.float32)
         totals = [torch.zeros_like(tensor, dtype=wide) for tensor in tensors]
+        gradients = gradients_by_products if query.device.type == "cpu" else gradients_by_attending
         for run, mask in ctx.parts:
-            inputs = [query[:, :, run.queries], *map(run.keys_of, keyed)]
-            found = ctx.gradients(ctx.attend, inputs, mask, gradient[:, run.queries])
+            inputs = query[:, :, run.queries], *map(run.keys_of, keyed)
+            found = gradients(ctx.attend, inputs, mask, gradient[:, run.queries])
             totals[0][:, :, run.queries] = found[0]
             for total, part in zip(totals[1:], found[1:], strict=True):
                 run.add_to(total, part)
@@ -161,25 +164,26 @@ def gradients_by_products(
     A query that sees nothing, of which no layout has any, would see everything.
     """
     query, key, value = inputs
-    batch, heads = key.shape[:2]
+    batch, heads, num_keys = key.shape[:3]
     scale = attend.keywords["scaling"]
     scale = query.shape[3] ** -0.5 if scale is None else scale
     # Queries of heads that share keys are rows of one matrix.
     scaled = (query * scale).reshape(batch, heads, -1, query.shape[3])
     gradient = gradient.transpose(1, 2).reshape(batch, heads, -1, value.shape[3])
-    by_query, by_key, by_value = (torch.empty_like(tensor) for tensor in (scaled, key, value))
-    hidden = ~mask
-    # The scores of all of them would take memory.
+    hidden, queries = ~mask[:, 0], torch.arange(scaled.shape[2]) % query.shape[2]
+    by_query, wide = torch.empty_like(scaled), torch.promote_types(query.dtype, torch.float32)
+    by_key, by_value = (torch.zeros_like(tensor, dtype=wide) for tensor in (key, value))
     for head in range(heads):
-        one = slice(None), head
-        scores = scaled[one] @ key[one].transpose(1, 2)
-        scores.view(batch, -1, *mask.shape[2:]).masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        weights = scores.softmax(dim=-1)
-        by_value[one] = weights.transpose(1, 2) @ gradient[one]
-        by_weights = gradient[one] @ value[one].transpose(1, 2)
-        by_scores = torch._softmax_backward_data(by_weights, weights, -1, weights.dtype)
-        by_query[one] = by_scores @ key[one]
-        by_key[one] = by_scores.transpose(1, 2) @ scaled[one]
+        keys, values = key[:, head], value[:, head]
+        for few in slices(len(queries), WEIGHTS_AT_ONCE // num_keys):
+            rows, slopes = scaled[:, head, few], gradient[:, head, few]
+            scores = rows @ keys.transpose(1, 2)
+            weights = scores.masked_fill_(hidden[:, queries[few]], torch.finfo(scores.dtype).min).softmax(dim=-1)
+            by_weights = slopes @ values.transpose(1, 2)
+            by_scores = torch._softmax_backward_data(by_weights, weights, -1, weights.dtype)
+            by_query[:, head, few] = by_scores @ keys
+            by_key[:, head] += by_scores.transpose(1, 2) @ rows
+            by_value[:, head] += weights.transpose(1, 2) @ slopes
     return by_query.mul_(scale).view(query.shape), by_key, by_value
 
 
