@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ending_targets import ending_target, with_ends
+from ending_targets import ending_target, ragged_prompts, texts_of, with_ends
 from hf_pardraft.datagen import compiled_steps
 from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.refilled_batch import Item
@@ -20,17 +20,10 @@ def compiled_at_once(monkeypatch):
     monkeypatch.setattr(compiled_steps, "SECONDS_BEFORE", 0.0)
 
 
-def texts_of(writer, num_rows=31, length=None):
+def written(writer, num_rows=31, length=None):
     """What follows prompts of many lengths, or of one, by row."""
-    generator = torch.Generator().manual_seed(0)
-    lengths = [length or 3 + 7 * row % 23 for row in range(num_rows)]
-    prompts = [torch.randint(3, 299, (length,), generator=generator).tolist() for length in lengths]
-    waiting = [Item(row, prompt, MOST - row % 3, seed=row) for row, prompt in enumerate(prompts)]
-    batch, texts = writer.new_batch(), {}
-    while waiting or batch.items:
-        batch.refill(waiting)
-        texts |= {item.row: item.written for item in batch.write_on()}
-    return texts
+    prompts = enumerate(ragged_prompts(num_rows, 299, length))
+    return texts_of(writer.new_batch(), [Item(row, prompt, MOST - row % 3, seed=row) for row, prompt in prompts])
 
 
 def writer_for(target, temperature=0.0):
@@ -40,7 +33,7 @@ def writer_for(target, temperature=0.0):
 def uncompiled_texts(target, temperature=0.0, **which):
     writer = writer_for(target, temperature)
     writer.steps.may_compile = False
-    return texts_of(writer, **which)
+    return written(writer, **which)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3"])
@@ -51,13 +44,13 @@ def test_texts_are_the_same_and_nothing_is_compiled_twice(architecture, monkeypa
     monkeypatch.setattr("hf_pardraft.datagen.joined_cache.MORE_COLUMNS", 5)
     graphs = torch._dynamo.utils.counters["stats"]
     before = graphs["unique_graphs"]
-    assert texts_of(writer) == uncompiled_texts(target)
+    assert written(writer) == uncompiled_texts(target)
     assert writer.steps.may_compile
     assert writer.steps.num_steps > 10
     compiled = graphs["unique_graphs"]
     assert compiled == before + 1
     sampling = writer_for(target, temperature=0.9)
-    assert texts_of(sampling) == uncompiled_texts(target, temperature=0.9)
+    assert written(sampling) == uncompiled_texts(target, temperature=0.9)
     assert sampling.steps.num_steps > 10
     assert graphs["unique_graphs"] == compiled
     assert "forward" not in vars(target)
@@ -66,11 +59,11 @@ def test_texts_are_the_same_and_nothing_is_compiled_twice(architecture, monkeypa
 def test_changed_weights_are_multiplied_by():
     target = ending_target("llama")
     writer = writer_for(target)
-    before = texts_of(writer)
+    before = written(writer)
     with torch.no_grad():
         for weight in target.model.parameters():
             weight.mul_(1.5)
-    after = texts_of(writer)
+    after = written(writer)
     assert after == uncompiled_texts(target) != before
     assert writer.steps.may_compile
 
@@ -78,7 +71,7 @@ def test_changed_weights_are_multiplied_by():
 def test_texts_of_one_length_have_no_mask():
     target = ending_target("llama")
     writer = writer_for(target)
-    assert texts_of(writer, num_rows=4, length=9) == uncompiled_texts(target, num_rows=4, length=9)
+    assert written(writer, num_rows=4, length=9) == uncompiled_texts(target, num_rows=4, length=9)
     assert writer.steps.num_steps > 0
 
 
@@ -87,7 +80,7 @@ def test_as_many_items_as_heads_are_no_case_of_their_own():
     graphs = torch._dynamo.utils.counters["stats"]
     before = graphs["unique_graphs"]
     writer = writer_for(target)
-    assert texts_of(writer) == uncompiled_texts(target)
+    assert written(writer) == uncompiled_texts(target)
     assert graphs["unique_graphs"] == before + 1
 
 
@@ -105,7 +98,7 @@ def test_steps_that_would_be_others_are_not_compiled(what, monkeypatch):
     monkeypatch.setattr(Compiler, "__call__", wrong)
     monkeypatch.setattr(Compiler, "has_compiled", lambda *which: True)
     writer = writer_for(target)
-    assert texts_of(writer) == uncompiled_texts(target)
+    assert written(writer) == uncompiled_texts(target)
     assert not writer.steps.may_compile
     assert not writer.steps.num_steps
 
@@ -125,7 +118,7 @@ def test_steps_that_cannot_be_compiled_are_not(fails_late, monkeypatch):
     monkeypatch.setattr(Compiler, "__call__", failing)
     monkeypatch.setattr(Compiler, "has_compiled", lambda *which: len(calls) < 3)
     writer = writer_for(target)
-    assert texts_of(writer) == expected
+    assert written(writer) == expected
     assert not writer.steps.may_compile
     assert len(calls) == (3 if fails_late else 1)
 
@@ -136,7 +129,7 @@ def test_no_copies_are_made_that_there_is_no_memory_for(monkeypatch):
     monkeypatch.setattr(packed_layers, "free_memory", lambda: 0)
     monkeypatch.setattr(packed_weights, "FEWEST_ELEMENTS", 1)
     target = ending_target("llama")
-    assert texts_of(writer_for(target)) == uncompiled_texts(target)
+    assert written(writer_for(target)) == uncompiled_texts(target)
     assert made == [False]
 
 
@@ -156,7 +149,7 @@ class Never:
 def test_some_minutes_are_written_first_and_hooked_targets_are_left_alone(monkeypatch):
     monkeypatch.setattr(compiled_steps, "SECONDS_BEFORE", 300.0)
     writer = writer_for(ending_target("llama"))
-    texts_of(writer)
+    written(writer)
     assert 0 < writer.steps.seconds < 300
     assert not writer.steps.num_steps
     hooked = tiny_target("llama")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from ending_targets import END, ending_target, with_ends
+from ending_targets import END, ending_target, ragged_prompts, texts_of, with_ends
 from hf_pardraft.datagen.fast_steps import FastSteps
 from hf_pardraft.datagen.joined_cache import JoinedCache, has_entries_per_token
 from hf_pardraft.datagen.local_writer import LocalWriter
@@ -29,18 +29,10 @@ def written(
     )
     batch = writer.new_batch()
     batch.joins_caches = batch.joins_caches if joins_caches is None else joins_caches
-    generator = torch.Generator().manual_seed(0)
-    lengths = [3 + 7 * row % 23 for row in range(num_rows)]
-    prompts = [
-        torch.randint(3, target.config.vocab_size, (length,), generator=generator).tolist() for length in lengths
-    ]
+    prompts = ragged_prompts(num_rows, target.config.vocab_size)
     prompts = [[*beginnings[row % len(beginnings)], *ids] for row, ids in enumerate(prompts)]
-    waiting = [Item(row, prompt, MOST - row % 3, seed=row) for row, prompt in enumerate(prompts)]
-    texts = {}
-    while waiting or batch.items:
-        batch.refill(waiting)
-        assert len(batch.items) <= batch_size
-        texts |= {item.row: item.written for item in batch.write_on()}
+    assert batch.most_items == batch_size
+    texts = texts_of(batch, [Item(row, prompt, MOST - row % 3, seed=row) for row, prompt in enumerate(prompts)])
     assert sorted(texts) == list(range(num_rows))
     for row, ids in texts.items():
         assert END not in ids[:-1]
@@ -98,13 +90,9 @@ def test_what_prompts_begin_with_is_read_once(monkeypatch):
     # Whole prompts that are the same leave a token to be read.
     monkeypatch.setattr(type(target), "forward", forward)
     writer = LocalWriter(target, tiny_chat_tokenizer(), temperature=0.0, max_tokens=MOST, batch_size=3)
-    batch, waiting = writer.new_batch(), [Item(row, [*range(3, 30)], MOST, seed=row) for row in range(5)]
-    texts = []
-    while waiting or batch.items:
-        batch.refill(waiting)
-        texts += [item.written for item in batch.write_on()]
+    texts = texts_of(writer.new_batch(), [Item(row, [*range(3, 30)], MOST, seed=row) for row in range(5)])
     alone = target.generate(torch.tensor([[*range(3, 30)]]), max_new_tokens=MOST, do_sample=False, pad_token_id=0)
-    assert texts == [alone[0, 27:].tolist()] * 5
+    assert texts == dict.fromkeys(range(5), alone[0, 27:].tolist())
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
