@@ -71,6 +71,8 @@ class CompiledDecoding(SpeculativeDecoding):
         waits = self.settings.time_rounds or self.recorder.enabled
         self.is_one_step = target.device.type == "cpu" and not waits and self.is_plain
         self.next_draft: Draft | None = None
+        # Of how many rounds without a draft this one's reading of the drafter is.
+        self.stands_for = 1
         self.decode_state: DecodeState | None = None
 
     def round(self) -> None:
@@ -81,7 +83,7 @@ class CompiledDecoding(SpeculativeDecoding):
             return
         self.plan = self._plan()
         depth, num_compiled = self.plan.depth, self.compiler.num_compiled
-        self.is_unique = self.decode_state is None
+        self.is_unique, self.stands_for = self.decode_state is None, 1
         if depth:
             self.reads_trees = self.plan.budget > 0
             if not self.reads_trees:
@@ -106,7 +108,8 @@ class CompiledDecoding(SpeculativeDecoding):
             self.num_pending += max(counts)
             self._note(tree, paths, new_tokens, counts)
             self._drop_finished_items()
-        self.schedule.end_round(self.is_ordinary, self.is_unique or self.compiler.num_compiled > num_compiled)
+        is_unique = self.is_unique or self.compiler.num_compiled > num_compiled
+        self.schedule.end_round(self.is_ordinary, is_unique, self.stands_for)
 
     def entries_of(self, index: int) -> Entries:
         if self.decode_state is None:
@@ -159,7 +162,7 @@ class CompiledDecoding(SpeculativeDecoding):
         # What compiled code depends on, besides the models' and the tensors' own.
         windows, taps = tuple(self.reader.windows.items()), tuple(self.candidates.taps)
         self.read_shape = (batch, windows, taps, self.width)
-        self.draft_shape = (id(self.drafter), self.search.most_tokens, batch, self.full_depth)
+        self.draft_shape = (id(self.drafter), self.search.most_tokens, batch)
         self.longest = self._longest()
         if not self.reader.on_host:
             # Of the cache that the first rounds grew, only the kinds of its layers are asked for.
@@ -193,23 +196,34 @@ class CompiledDecoding(SpeculativeDecoding):
     # The parts of a round.
 
     def _draft(self, depth: int) -> Draft | None:
-        """A draft for the whole batch, as deep as ever; `None` if none is asked for.
+        """A draft for the whole batch, at least as deep as the plan; `None` if none is asked for.
+
+        Rounds in one step end with a draft as deep as theirs. One that is deeper is for itself, and as deep as ever.
 
         Where none are asked for round after round, the drafter must read the pending tokens before there is no room for more.
         """
         self._make_room()
         drafted, self.next_draft = self.next_draft, None
+        if drafted is not None and drafted.depth < depth:
+            steps.take_back(drafted, self.draft_inputs, self.decode_state)
+            drafted = None
         if drafted is None:
             torch.compiler.cudagraph_mark_step_begin()
             is_full = self.num_pending + self._slots() > self.width
             if depth == 0 and not is_full:
                 return None
+            self.stands_for = 1 if depth else max(self.num_pending, 1)
             drafted = self._run_draft()
         self.num_pending = 0
         return drafted if depth else None
 
     def _run_draft(self) -> Draft:
-        return self.compiler(steps.draft, self.draft_shape, self.drafter_side, self.decode_state)
+        return self.compiler(steps.draft, self._draft_shape(self.full_depth), self.drafter_side, self.decode_state)
+
+    def _draft_shape(self, depth: int) -> tuple:
+        """What the step is compiled for that now drafts so deep."""
+        self.drafter_side.depth = depth
+        return (*self.draft_shape, depth)
 
     def _compiled_proposal(self, draft: Draft | None, depth: int) -> TokenTree | None:
         """See [`SpeculativeDecoding._proposal`]; for the items that go on."""
@@ -226,7 +240,7 @@ class CompiledDecoding(SpeculativeDecoding):
         if self.plan.budget:
             return self._search(self._of_live(draft.logits)[:, :depth])
         chain = self._of_live(draft.chain)
-        return chain_tree(chain if depth == self.full_depth else packed(chain[:, :depth]))
+        return chain_tree(chain if depth == draft.depth else packed(chain[:, :depth]))
 
     def _coupled(self, draft: Draft) -> Draft:
         """A draft made with the noise of the draws that it guesses; of items that are over it says nothing."""
@@ -272,8 +286,8 @@ class CompiledDecoding(SpeculativeDecoding):
         tokens = torch.full((batch, slots - 1), -1, device=device)
         if tree:
             tokens[live, :num_nodes] = tree.tokens
-        # Where nothing is proposed, too, the forward is the same as in all other rounds.
-        if not self.reads_trees:
+        # Where nothing is proposed, too, the forward is the same as in all other rounds; and the anchor alone is a chain.
+        if slots == 1 or not self.reads_trees:
             return chain_tree(tokens)
         ancestors = torch.eye(slots - 1, dtype=torch.bool, device=device).repeat(batch, 1, 1)
         shown = TokenTree(tokens, torch.zeros_like(tokens), torch.ones_like(tokens), ancestors)
@@ -294,7 +308,7 @@ class CompiledDecoding(SpeculativeDecoding):
             settings = self.tree_arguments if self._grows_in_step else None
             outcome, self.next_draft = self.compiler(
                 steps.read_commit_and_draft,
-                (shape, self.draft_shape, settings),
+                (shape, self._draft_shape(self.schedule.chosen.depth or self.full_depth), settings),
                 target,
                 self.drafter_side,
                 shown,
@@ -324,7 +338,10 @@ class CompiledDecoding(SpeculativeDecoding):
     @property
     def _is_drafted(self) -> bool:
         """Whether the last round has made this one's draft, and the tree that it reads: rounds in one step do, after others."""
-        return self.next_draft is not None and not (self._grows_in_step and self.next_draft.tree is None)
+        drafted = self.next_draft
+        if drafted is None or drafted.depth < self.plan.depth:
+            return False
+        return drafted.tree is not None or not self._grows_in_step
 
     @property
     def _all_live(self) -> bool:

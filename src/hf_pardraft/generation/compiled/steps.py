@@ -115,12 +115,19 @@ class Draft:
     Attributes:
         logits: `(batch, depth, columns)`, marginal ones.
         chain: `(batch, depth)`, the likeliest tokens.
+        num_read: `(batch,)`, the pending tokens that were read for it; `None` if it was drafted uncompiled.
         tree: what grew from the logits, if it did.
     """
 
     logits: torch.Tensor
     chain: torch.LongTensor
+    num_read: torch.LongTensor | None = None
     tree: TokenTree | None = None
+
+    @property
+    def depth(self) -> int:
+        """How many tokens were drafted."""
+        return self.chain.shape[1]
 
 
 def changing(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -142,9 +149,17 @@ def draft(drafter: DrafterSide, decode_state: DecodeState) -> Draft:
     inputs, state = drafter.inputs, drafter.state
     logits = drafter.model.draft_static(inputs, state, decode_state.draft_lengths, drafter.depth)
     state.cache.columns = None
-    decode_state.draft_lengths.add_(inputs.counts * decode_state.growing)
+    num_read = inputs.counts * decode_state.growing
+    decode_state.draft_lengths.add_(num_read)
     inputs.counts.zero_()
-    return Draft(logits, tokens_of(likeliest(logits), drafter.token_ids))
+    return Draft(logits, tokens_of(likeliest(logits), drafter.token_ids), num_read)
+
+
+def take_back(drafted: Draft, inputs: StaticDraftInputs, decode_state: DecodeState) -> None:
+    """Let the tokens that were read for a draft be pending again: the one of another depth that follows reads them, too."""
+    num_read = drafted.num_read * decode_state.growing
+    decode_state.draft_lengths.sub_(num_read)
+    inputs.counts.copy_(num_read)
 
 
 def grow_tree(

@@ -84,6 +84,8 @@ class Costs:
         # many there were. Calls in other threads may add to it: what is worked on is a copy, and replaced as a whole.
         self.block: list[tuple[Plan, float]] = []
         self.blocks: deque[dict[Plan, tuple[float, int]]] = deque(maxlen=self.REMEMBERED)
+        # Seconds that a drafter's reading now and then takes of each round without a draft.
+        self.upkeep = 0.0
         # Rounds by which each plan was compared with others.
         self.evidence: dict[Plan, float] = {}
         # Logarithms of costs, and the level of the last block.
@@ -146,6 +148,7 @@ class Costs:
         self.last[plan] = self.num_notes
         if seconds is None or not (math.isfinite(seconds) and seconds > 0):
             return
+        seconds += 0.0 if plan.depth else self.upkeep
         self.block.append((plan, math.log(seconds)))
         is_news = self.count(plan) < self.BELIEVED
         self.counts[plan] = self.count(plan) + 1
@@ -160,6 +163,12 @@ class Costs:
                 if len(medians) > 1:
                     self.blocks.append(medians)
                 self.block = []
+
+    def note_upkeep(self, seconds: float, num_rounds: int) -> None:
+        """Learn from a round without a draft in which the drafter read what so many such rounds have written."""
+        usual = self.of(NOTHING)
+        if usual is not None and math.isfinite(seconds):
+            self.upkeep = min(max(seconds - usual + self.upkeep, 0.0), self.OUTLIER * usual) / num_rounds
 
     def _compare(self, plans: set[Plan], last: dict[Plan, tuple[float, int]]) -> None:
         """Find the costs of some plans of the last block, and its level, from its medians."""

@@ -55,7 +55,7 @@ class FixedSchedule:
     def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
         """Nothing is learned."""
 
-    def end_round(self, is_ordinary: bool, is_unique: bool = False) -> None:
+    def end_round(self, is_ordinary: bool, is_unique: bool = False, stands_for: int = 1) -> None:
         """Nothing is measured."""
 
     def learn(self) -> None:

@@ -23,8 +23,9 @@ class Knowledge:
         is_of_compiled: whether rounds are compiled, beside which any number of tries costs little.
     """
 
-    # What it begins with. What is put in: the share of all time that trying may cost. And the most that is saved up.
-    BEGINNING, SHARE, MOST_SAVED = 3.0, 0.005, 32.0
+    # What it begins with. What is put in: the share of all time that trying may cost, of compiled rounds, too, whose tries take
+    # longer. And the most that is saved up.
+    BEGINNING, SHARE, SHARE_COMPILED, MOST_SAVED = 3.0, 0.005, 0.015, 32.0
     # Of what earlier texts taught, the weight that is left once a text is found to be another.
     AFTER_CHANGE = 0.1
 
@@ -36,7 +37,9 @@ class Knowledge:
         self.costs: dict[int, Costs] = {}
         self.reading: dict[int, ReadingCosts] = {}
         self.calibration = Calibration()
-        self.purse = self.MOST_SAVED if is_of_compiled else self.BEGINNING
+        self.purse, self.share = (
+            (self.MOST_SAVED, self.SHARE_COMPILED) if is_of_compiled else (self.BEGINNING, self.SHARE)
+        )
 
     def begin_text(self) -> None:
         """Judge what comes by earlier texts, until it speaks for itself."""
@@ -100,7 +103,7 @@ class Knowledge:
 
     def put_in(self, rounds: float) -> None:
         """Save for tries: so many rounds of the best plan have passed."""
-        self.purse = min(self.purse + self.SHARE * rounds, self.MOST_SAVED)
+        self.purse = min(self.purse + self.share * rounds, self.MOST_SAVED)
 
 
 def size_class(batch: int) -> int:

@@ -49,8 +49,8 @@ class UncompiledRounds:
         """How many rounds in a row say nothing of the later ones, of such as take so long."""
         return 0
 
-    def of_a_try(self, seconds: float) -> int:
-        """How many rounds in a row a plan is tried for whose rounds take so long."""
+    def of_a_try(self, seconds: float, is_about_cost: bool) -> int:
+        """How many rounds in a row a plan is tried for whose rounds take so long; for its cost, or for what is accepted alone."""
         return 1 if seconds >= LONG else 2
 
     def preference(self, rate: float, plan: Plan, followed: Plan) -> float:
@@ -68,8 +68,8 @@ class CompiledRounds(UncompiledRounds):
     may_be_left, opens_free, repeats_tries = False, True, True
     # The first rounds in a row that are cold where they are short, and where they are very short: less than so many seconds.
     COLD, VERY_COLD, VERY_SHORT = 2, 6, 5e-3
-    # The warm ones that are measured in the first call, and in a try.
-    OPENING, IN_A_TRY = 6, 3
+    # The warm ones that are measured in the first call, and in a try; and the rounds of a try that is about what is accepted.
+    OPENING, IN_A_TRY, JUDGING = 6, 3, 3
     # How much faster than any draft rounds without one have to be, which teach nothing of drafts.
     CLEARLY = 1.1
 
@@ -87,8 +87,10 @@ class CompiledRounds(UncompiledRounds):
             return 0
         return self.VERY_COLD if seconds < self.VERY_SHORT else self.COLD
 
-    def of_a_try(self, seconds: float) -> int:
-        return 1 if seconds >= LONG else self.num_cold(seconds) + self.IN_A_TRY
+    def of_a_try(self, seconds: float, is_about_cost: bool) -> int:
+        if seconds >= LONG:
+            return 1
+        return self.num_cold(seconds) + self.IN_A_TRY if is_about_cost else self.JUDGING
 
     def preference(self, rate: float, plan: Plan, followed: Plan) -> float:
         return rate / (1.0 if plan.depth else self.CLEARLY)

@@ -181,19 +181,22 @@ class Schedule:
         if self.plan.depth and outcomes:
             self.outcomes.append((outcomes, of_chains, self.reading.is_whole))
 
-    def end_round(self, is_ordinary: bool, is_unique: bool = False) -> None:
+    def end_round(self, is_ordinary: bool, is_unique: bool = False, stands_for: int = 1) -> None:
         """Learn how long the round took.
 
         Args:
             is_ordinary: whether others like it would take as long.
             is_unique: whether it did what no other round does, whatever it drafts: a prompt was read, something was compiled.
+            stands_for: how many rounds without a draft it read for, so that the drafter may draft again.
         """
         now = self.clock()
         seconds, self.started = now - self.started, now
         self.in_a_row = self.in_a_row + 1 if self.plan == self.last else 1
         self.last = self.plan
         is_cold = self.in_a_row <= self.rounds.num_cold(seconds)
-        is_ordinary = is_ordinary and not is_unique and not is_cold
+        if stands_for > 1 and not (is_unique or is_cold):
+            self.costs.note_upkeep(seconds, stands_for)
+        is_ordinary = is_ordinary and not is_unique and not is_cold and stands_for == 1
         if is_ordinary and self.plan == self.best and self.costs.is_settled(self.plan):
             self.untold.append(self.reading.of_whole(seconds, self.plan.num_nodes))
             if len(self.untold) == self.AT_ONCE:
@@ -205,7 +208,7 @@ class Schedule:
             self.knowledge.put_in(1.0)
         if self.plan in self.plans:
             self.num_tried = self.num_tried + 1 if self.plan == self.again else 1
-            is_over = self.num_tried >= self.rounds.of_a_try(seconds)
+            is_over = self.num_tried >= self.rounds.of_a_try(seconds, self._is_about_cost(self.plan))
             self.again = self.plan if self._says_little(seconds, is_ordinary) and not is_over else None
             whole = self.reading.of_whole(seconds, self.plan.num_nodes)
             self.costs.note(self.plan, whole if is_ordinary else None)
@@ -218,9 +221,12 @@ class Schedule:
         The first round after others finds neither its code nor its data in the processor's caches; that matters where rounds are
         short. Where plain `generate` is best, tries are about what is accepted, but for the first.
         """
-        is_about_cost = self.best.depth > 0 or not self.seconds
         is_short = seconds < min(LONG, (1 + self.CHECK) * (self.costs.of(self.best) or math.inf))
-        return self.is_a_try and (not is_ordinary or (is_about_cost and is_short))
+        return self.is_a_try and (not is_ordinary or (self._is_about_cost(self.plan) and is_short))
+
+    def _is_about_cost(self, plan: Plan) -> bool:
+        """Whether a try of this plan is to tell what it costs, besides what is accepted."""
+        return self.best.depth > 0 or not self.seconds or (self.rounds.repeats_tries and not self.costs.count(plan))
 
     def learn(self) -> None:
         """Learn from the last rounds, all of one plan: to be called when there are no more."""
@@ -337,7 +343,8 @@ class Schedule:
     def _price(self, plan: Plan) -> float:
         """What a try of this plan is thought to lose."""
         is_repeated = self.best.depth or self.rounds.repeats_tries
-        return (self.rounds.of_a_try(self.seconds[plan]) if is_repeated else 1) * self._loss(plan)
+        num_rounds = self.rounds.of_a_try(self.seconds[plan], self._is_about_cost(plan)) if is_repeated else 1
+        return num_rounds * self._loss(plan)
 
     def _is_worth_a_try(self, plan: Plan) -> bool:
         if plan == self.best:
