@@ -31,6 +31,8 @@ from drawn_plans import draw_plans
 from hf_pardraft import NgramModel
 from hf_pardraft.generation import dispatch
 from hf_pardraft.generation.compiled import static_cache as buffers
+from hf_pardraft.generation.compiled import steps as compiled_steps
+from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.compiled.decoder import CompiledDecoding
 from hf_pardraft.generation.compiled.steps import Draft
 from hf_pardraft.generation.scheduling.schedule import Schedule
@@ -228,6 +230,49 @@ def test_rounds_with_and_without_drafts_in_one_step_or_several(monkeypatch, step
     assert_same(target, batch, drafter, max_new_tokens=60)
     if not several:
         assert {*steps} == {"read_commit_and_draft", "read_and_commit", "draft"}
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "top_k": 7}])
+def test_rounds_without_a_draft_have_one_shape_after_chains_and_after_trees(monkeypatch, several, sampling):
+    """Another would be compiled in the middle of a call."""
+    if several:
+        settle(monkeypatch, is_one_step=lambda decoding: False)
+    shapes, call = set(), Compiler.__call__
+    monkeypatch.setattr(
+        Compiler,
+        "__call__",
+        lambda self, step, shape, *rest: shapes.add((step.__name__, shape)) or call(self, step, shape, *rest),
+    )
+    draw_plans(monkeypatch, is_compiled=True)
+    target, batch = tiny_target("llama"), batch_of((6,))
+    drafter = oracle("dflash", target, batch, rates=[0.3] * 4, runner_up=0.0, settings={"tree_budget": 6}, longest=60)
+    assert_same(target, batch, drafter, max_new_tokens=60, **sampling)
+    reading = {shape for name, shape in shapes if name in ("read", "read_and_commit")}
+    assert len([shape for shape in reading if shape[0] == 0]) == 1
+
+
+@pytest.mark.parametrize("rates", [[1.0] * 4, [0.6] * 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_drafts_as_deep_as_its_plan(monkeypatch, kind, rates):
+    """And again where the next plan is deeper: the drafter reads the same tokens once more."""
+    noted, again = [], []
+    read, take_back = CompiledDecoding._read_and_commit, compiled_steps.take_back
+
+    def note(self, tree, shown):
+        result = read(self, tree, shown)
+        if self.plan.depth:
+            noted.append((self.schedule.chosen.depth, self.next_draft.depth))
+        return result
+
+    monkeypatch.setattr(CompiledDecoding, "_read_and_commit", note)
+    monkeypatch.setattr(compiled_steps, "take_back", lambda *rest: again.append(rest[0].depth) or take_back(*rest))
+    draw_plans(monkeypatch, is_compiled=True)
+    target, batch = tiny_target("llama"), batch_of((6, 3))
+    drafter = oracle(kind, target, batch, rates=rates, settings={"tree_budget": 6}, longest=60)
+    assert_same(target, batch, drafter, max_new_tokens=60)
+    assert {*noted} == {(2, 2), (4, 4)}
+    assert {*again} == {2}
 
 
 @pytest.mark.parametrize("kind", ["pard", "dflash"])

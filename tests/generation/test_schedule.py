@@ -14,6 +14,7 @@ from hf_pardraft.generation.scheduling.costs import Costs, interpolated
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.knowledge import Knowledge
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans
+from hf_pardraft.generation.scheduling.rounds import CompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from simulated_rounds import World, random_world
 from threads import in_threads
@@ -300,6 +301,62 @@ def test_compiled_plans_are_compared_warm():
         shares.append(world.speed(12) / world.best_speed())
     assert statistics.median(shares) >= 0.95
     assert min(shares) >= 0.7
+
+
+def test_very_short_compiled_rounds_are_measured_again_in_the_second_call():
+    """In the first one, a young process, those that come later take longer than they ever will again."""
+    world = World([0.5] * 8, draft=0.4, slot=0.03, tree=0.1, noise=0.05, is_compiled=True)
+    # A round that drafts takes a third longer in the first call.
+    usual = world.cost
+    world.cost = lambda plan: usual(plan) * (4 / 3 if plan.depth else 1.0)
+    calls = 0
+    while world.knowledge.costs_for(1).count(Plan(8, 16)) < CompiledRounds.OPENING:
+        world.call()
+        calls += 1
+    assert calls <= 2
+    young = world.knowledge.costs_for(1)
+    world.cost = usual
+    world.speed(8)
+    costs = world.knowledge.costs_for(1)
+    assert costs is not young
+    assert costs.chosen >= young.chosen
+    for plan in (Plan(8), Plan(8, 16)):
+        assert costs.of(plan) / costs.of(NOTHING) == pytest.approx(usual(plan), rel=0.1)
+    # Once is enough, and long rounds are as long in a young process.
+    world.call()
+    assert world.knowledge.costs_for(1) is costs
+    long = World([0.5] * 8, is_compiled=True, pace=lambda number: 0.05)
+    long.speed(2)
+    costs = long.knowledge.costs_for(1)
+    long.speed(2)
+    assert long.knowledge.costs_for(1) is costs
+
+
+def test_rounds_without_a_draft_pay_for_what_the_drafter_has_to_read_meanwhile():
+    """Of nine rounds eight take a second, and the ninth three, which no median shows."""
+    costs = Costs()
+    for number in range(45):
+        if number % 9 == 8:
+            costs.note_upkeep(3.0, 9)
+        else:
+            costs.note(NOTHING, 1.0)
+    assert costs.of(NOTHING) == pytest.approx(11 / 9, rel=0.01)
+    costs.note_upkeep(math.nan, 9)
+    costs.note_upkeep(1e9, 9)
+    costs.note(NOTHING, 1.0)
+    assert costs.of(NOTHING) <= 1 + Costs.OUTLIER / 9
+
+
+def test_compiled_rounds_soon_find_out_that_drafts_have_become_good():
+    """Where nothing is drafted, tries need only say what is accepted, and take few rounds."""
+    found = []
+    for seed in range(6):
+        world = World([0.02] * 8, slot=0.02, noise=0.05, seed=seed, is_compiled=True, pace=lambda number: 0.0005)
+        world.speed(12)
+        assert world.call()[1].count(NOTHING) > 100
+        world.rates = [0.85] * 8
+        found.append(next(number for number in range(40) if world.call()[1].count(NOTHING) < 20))
+    assert statistics.median(found) <= 4
 
 
 @pytest.mark.parametrize("seed", range(4))

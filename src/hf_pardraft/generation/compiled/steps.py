@@ -277,9 +277,14 @@ def read_commit_and_draft(
     end_tokens: torch.LongTensor | None,
     tree_settings: tuple[tuple[str, Any], ...] | None,
 ) -> tuple[torch.LongTensor, Draft]:
-    """[`read_and_commit`], the next [`draft`] and, with settings for it, [`grow_tree`] in one."""
-    outcome = read_and_commit(target, tree, drafter.inputs)
-    drafted = draft(drafter, target.decode_state)
+    """[`read_and_commit`], the next [`draft`] and, with settings for it, [`grow_tree`] in one.
+
+    The drafter has read all tokens before those that are committed here, so that there are no more than the tree has slots.
+    """
+    inputs = drafter.inputs.narrowed(tree.num_nodes + 1)
+    outcome = read_and_commit(target, tree, inputs)
+    reader = DrafterSide(drafter.model, drafter.state, inputs, drafter.depth, drafter.token_ids)
+    drafted = draft(reader, target.decode_state)
     if tree_settings is not None:
         drafted.tree = grow_tree(drafted.logits, end_tokens, tree_settings, token_ids=drafter.token_ids)
     return outcome, drafted

@@ -84,6 +84,8 @@ class Costs:
         # many there were. Calls in other threads may add to it: what is worked on is a copy, and replaced as a whole.
         self.block: list[tuple[Plan, float]] = []
         self.blocks: deque[dict[Plan, tuple[float, int]]] = deque(maxlen=self.REMEMBERED)
+        # Whether they were measured before, and forgotten.
+        self.is_renewed = False
         # Seconds that a drafter's reading now and then takes of each round without a draft.
         self.upkeep = 0.0
         # Rounds by which each plan was compared with others.
@@ -93,6 +95,12 @@ class Costs:
         self.level = 0.0
         self.num_notes = self.num_surprises = 0
         self._known: dict[Plan, float | None] = {}
+
+    def renewed(self) -> "Costs":
+        """To be measured again, with what there is to choose from."""
+        costs = Costs()
+        costs.chosen, costs.is_renewed = {*self.chosen}, True
+        return costs
 
     def count(self, plan: Plan) -> int:
         """How often the plan was measured."""
@@ -116,7 +124,8 @@ class Costs:
         known = self._known
         if plan not in known:
             known[plan] = self._estimate(plan)
-        return known[plan]
+        seconds = known[plan]
+        return seconds if plan.depth or seconds is None else seconds + self.upkeep
 
     def _estimate(self, plan: Plan) -> float | None:
         medians = {other: math.exp(log + self.level) for other, log in self.logs.items()}
@@ -148,7 +157,6 @@ class Costs:
         self.last[plan] = self.num_notes
         if seconds is None or not (math.isfinite(seconds) and seconds > 0):
             return
-        seconds += 0.0 if plan.depth else self.upkeep
         self.block.append((plan, math.log(seconds)))
         is_news = self.count(plan) < self.BELIEVED
         self.counts[plan] = self.count(plan) + 1
@@ -168,7 +176,8 @@ class Costs:
         """Learn from a round without a draft in which the drafter read what so many such rounds have written."""
         usual = self.of(NOTHING)
         if usual is not None and math.isfinite(seconds):
-            self.upkeep = min(max(seconds - usual + self.upkeep, 0.0), self.OUTLIER * usual) / num_rounds
+            usual -= self.upkeep
+            self.upkeep = min(max(seconds - usual, 0.0), self.OUTLIER * usual) / num_rounds
 
     def _compare(self, plans: set[Plan], last: dict[Plan, tuple[float, int]]) -> None:
         """Find the costs of some plans of the last block, and its level, from its medians."""

@@ -1,6 +1,6 @@
 """What calls with one drafter and target have taught about their rounds. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .acceptance import Acceptance, Slowest, TreeGain
 from .confidence import Calibration
@@ -44,6 +44,10 @@ class Knowledge:
     def begin_text(self) -> None:
         """Judge what comes by earlier texts, until it speaks for itself."""
         self.chain = Acceptance(self.earlier)
+
+    def forget_costs(self, are_young: Callable[[Costs], bool]) -> None:
+        """Let costs be measured again of which that is said."""
+        self.costs |= {size: costs.renewed() for size, costs in [*self.costs.items()] if are_young(costs)}
 
     def expected_tokens(self, depth: int) -> list[float]:
         """Of chains, see [`Acceptance.expected_tokens`]."""

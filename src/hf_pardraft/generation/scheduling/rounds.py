@@ -41,6 +41,10 @@ class UncompiledRounds:
             return NOTHING
         return None if self.is_known(costs) else self.first
 
+    def are_young(self, costs: Costs) -> bool:
+        """Whether costs were measured while the process was young, and are to be measured anew."""
+        return False
+
     def is_there(self, plan: Plan, costs: Costs) -> bool:
         """Whether a plan is one of those that are made whatever they may be worth, or that was chosen before."""
         return True
@@ -78,6 +82,12 @@ class CompiledRounds(UncompiledRounds):
             return super().opening(costs)
         count = self.OPENING if (costs.of(NOTHING) or 0.0) < LONG else 2
         return next((plan for plan in self.plans if self.is_there(plan, costs) and costs.count(plan) < count), None)
+
+    def are_young(self, costs: Costs) -> bool:
+        """See [`UncompiledRounds.are_young`]: in the call that compiled them, very short rounds of drafts take up to a third longer."""
+        usual = costs.of(NOTHING)
+        is_very_short = usual is not None and usual < self.VERY_SHORT
+        return is_very_short and not costs.is_renewed and self.opening(costs) is None
 
     def is_there(self, plan: Plan, costs: Costs) -> bool:
         return plan in (NOTHING, self.first, self.plans[-1]) or plan in costs.chosen

@@ -67,6 +67,7 @@ class Schedule:
         self.reading, self.calibration = ReadingChoice(clock, looks), knowledge.calibration
         self.compares, self.reads_again, self.deepest = compares, reads_again, plans[-1].depth
         self.rounds = (CompiledRounds if is_compiled else UncompiledRounds)(plans, first)
+        knowledge.forget_costs(self.rounds.are_young)
         # What is to be tried whenever it was tried last; and what was tried in the last round and shall be again.
         self.due: Plan | None = None
         self.again: Plan | None = None
