@@ -84,7 +84,7 @@ class CompiledRounds(UncompiledRounds):
         return next((plan for plan in self.plans if self.is_there(plan, costs) and costs.count(plan) < count), None)
 
     def are_young(self, costs: Costs) -> bool:
-        """See [`UncompiledRounds.are_young`]: in the call that compiled them, very short rounds of drafts take up to a third longer."""
+        """In the call that compiles them, very short rounds with drafts take up to a third longer."""
         usual = costs.of(NOTHING)
         is_very_short = usual is not None and usual < self.VERY_SHORT
         return is_very_short and not costs.is_renewed and self.opening(costs) is None
