@@ -442,7 +442,7 @@ def test_the_text_alone_is_read_where_that_pays():
     assert schedule.worth_reading_alone(sure) == 0
     schedule.reading.costs.note(1, 0.020)
     schedule.reading.costs.note(11, 0.030)
-    schedule.best, schedule.seconds, schedule.tokens = NOTHING, {NOTHING: 0.021}, {NOTHING: 1.0}
+    schedule.best, schedule.worth.seconds, schedule.worth.tokens = NOTHING, {NOTHING: 0.021}, {NOTHING: 1.0}
     assert (schedule.worth_reading_alone(sure), schedule.worth_reading_alone(unsure)) == (3, 0)
     # A round without a draft that is to tell what one costs has none of the text's either.
     schedule.is_a_try = True
@@ -459,8 +459,8 @@ def test_the_text_alone_is_read_where_it_beats_a_draft(budget, tokens, seconds, 
     schedule.reading.costs.note(1, 0.020)
     schedule.reading.costs.note(11, 0.030)
     schedule.best = Plan(4, budget)
-    schedule.tokens = {NOTHING: 1.0, Plan(4): 1.5, schedule.best: tokens}
-    schedule.seconds = {NOTHING: 0.021, schedule.best: seconds}
+    schedule.worth.tokens = {NOTHING: 1.0, Plan(4): 1.5, schedule.best: tokens}
+    schedule.worth.seconds = {NOTHING: 0.021, schedule.best: seconds}
     assert schedule.worth_reading_alone([0.9, 0.8, 0.7, 0.01]) == count
 
 
@@ -472,7 +472,7 @@ def test_a_tree_holds_what_the_text_suggests_besides_the_draft():
     schedule.reading.costs.note(1, 0.020)
     schedule.reading.costs.note(11, 0.030)
     chain, tree = Plan(4), Plan(4, 16)
-    schedule.tokens, schedule.seconds = (
+    schedule.worth.tokens, schedule.worth.seconds = (
         {NOTHING: 1.0, chain: 3.0, tree: 2.0},
         {NOTHING: 0.021, chain: 0.036, tree: 0.026},
     )
@@ -480,7 +480,7 @@ def test_a_tree_holds_what_the_text_suggests_besides_the_draft():
     # 2.5 tokens of the text alone in 25 ms are better than 2 of a tree in 26, but not than the 3.5 that it would have here.
     schedule.best = tree
     assert schedule.worth_reading_alone(unsure) == 0
-    schedule.tokens[chain] = 1.0
+    schedule.worth.tokens[chain] = 1.0
     assert schedule.worth_reading_alone(unsure) == 3
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
-from .reading import ReadingChoice, best_count, values_of_reading
+from .reading import ReadingChoice
 from .rounds import LONG, CompiledRounds, UncompiledRounds
+from .worth import PlanWorth
 
 
 class Schedule:
@@ -48,8 +49,6 @@ class Schedule:
     # How much faster than the best plan one has to seem that would have to be compiled. Where rounds are long that takes minutes:
     # there it is left.
     WORTH_COMPILING = 1.1
-    # Seconds that a round with more than its own token takes besides the forward, roughly.
-    ALONE = 1e-3
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Schedule:
         self.knowledge, self.plans, self.first, self.clock = knowledge, plans, first, clock
         knowledge.begin_text()
         self.reading, self.calibration = ReadingChoice(clock, looks), knowledge.calibration
-        self.compares, self.reads_again, self.deepest = compares, reads_again, plans[-1].depth
+        self.compares, self.deepest, self.worth = compares, plans[-1].depth, PlanWorth(knowledge, plans, reads_again)
         self.rounds = (CompiledRounds if is_compiled else UncompiledRounds)(plans, first)
         knowledge.forget_costs(self.rounds.are_young)
         # What is to be tried whenever it was tried last; and what was tried in the last round and shall be again.
@@ -77,13 +76,10 @@ class Schedule:
         self.next_try, self.next_loss = NOTHING, math.inf
         self.plan = self.chosen = self.best = NOTHING
         self.is_a_try = self.is_pausing = self.rests_with_plain = False
-        # By plan, as of when the choice was thought over last.
-        self.seconds: dict[Plan, float] = {}
         self.costs = Costs()
         # Of rounds from which nothing was learned yet: what was accepted, and seconds.
         self.outcomes: list[tuple] = []
         self.untold: list[float] = []
-        self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
         self.started = clock()
 
     def leaves_to_plain(self, batch: int) -> bool:
@@ -92,9 +88,9 @@ class Schedule:
         is_judged = self.rounds.is_known(self.costs) and self.knowledge.earlier.num_judged >= self.JUDGED
         if not (self.rounds.may_be_left and is_judged):
             return False
-        self._estimate()
+        self.worth.work_out(self.costs, self.batch)
         self.best = NOTHING
-        if not self._is_surely_plain():
+        if not self.worth.is_surely_plain(self.costs, self.batch):
             return False
         price, plan = self.START * self._certainty, self._least_known
         if price + self._price(plan) > self.knowledge.purse:
@@ -135,7 +131,7 @@ class Schedule:
         self.plan, self.is_a_try = NOTHING, False
         if room:
             choice = self._choice()
-            if choice.depth > room and self.seconds:
+            if choice.depth > room and self.worth.seconds:
                 # A try of less than the plan would teach nothing.
                 choice, self.again = self.best, None
             self.is_a_try, self.is_pausing = choice != self.best, choice == NOTHING
@@ -148,34 +144,12 @@ class Schedule:
         Args:
             probabilities: of each token, that it and all before it will be accepted.
         """
-        if self.is_a_try or not self.seconds or self.reading.costs.of(1) is None:
-            return 0
-        count = best_count(values_of_reading([probabilities], self._seconds_alone, self._rate(self.best)))
-        if count == 0 or self.best == NOTHING:
-            return count
-        tokens = 1 + sum(probabilities[:count])
-        seconds = self._seconds_alone(count + 1) + max(self.seconds[NOTHING] - self.reading.costs.of(1), 0.0)
-        return (
-            count if tokens / seconds > self._tokens_beside(tokens, probabilities[0]) / self.seconds[self.best] else 0
-        )
-
-    def _tokens_beside(self, of_text: float, probability: float) -> float:
-        """What a round of the best plan commits where the text alone would bring so many tokens, the first so probably.
-
-        A tree holds what the text suggests, and what was drafted where that is wrong.
-        """
-        drafted = self.tokens.get(Plan(self.best.depth), 1.0) - 1
-        in_tree = of_text + (1 - probability) * drafted if self.best.budget else 1.0
-        return max(self.tokens[self.best], in_tree)
+        return 0 if self.is_a_try else self.worth.count_alone(probabilities, self.best, self.reading.costs)
 
     def drop_plan(self) -> None:
         """Nothing is drafted in this round: what the text suggests is read instead."""
         self.learn()
         self.plan = NOTHING
-
-    def _seconds_alone(self, slots: int) -> float:
-        """Of a forward over tokens that were not drafted."""
-        return self.reading.costs.of(slots) + (self.ALONE if slots > 1 else 0.0)
 
     def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
         """Learn what was accepted in this round; see [`Knowledge.note`]."""
@@ -203,7 +177,7 @@ class Schedule:
             if len(self.untold) == self.AT_ONCE:
                 self.learn()
             return
-        if self.is_a_try or not self.seconds:
+        if self.is_a_try or not self.worth.seconds:
             self._pay(seconds, is_ordinary, is_unique)
         else:
             self.knowledge.put_in(1.0)
@@ -227,7 +201,9 @@ class Schedule:
 
     def _is_about_cost(self, plan: Plan) -> bool:
         """Whether a try of this plan is to tell what it costs, besides what is accepted."""
-        return self.best.depth > 0 or not self.seconds or (self.rounds.repeats_tries and not self.costs.count(plan))
+        return (
+            self.best.depth > 0 or not self.worth.seconds or (self.rounds.repeats_tries and not self.costs.count(plan))
+        )
 
     def learn(self) -> None:
         """Learn from the last rounds, all of one plan: to be called when there are no more."""
@@ -251,15 +227,15 @@ class Schedule:
         if self.is_a_try:
             cost = (expected if is_ordinary else None) or charged
             counts = [count for outcomes, *_ in self.outcomes for count, _ in outcomes]
-            tokens = max(self.tokens.get(self.plan, 1.0), 1.0 + sum(counts) / max(len(counts), 1))
-            self.knowledge.purse -= max(cost / best - tokens / self.tokens[self.best], 0.0)
+            tokens = max(self.worth.tokens.get(self.plan, 1.0), 1.0 + sum(counts) / max(len(counts), 1))
+            self.knowledge.purse -= max(cost / best - tokens / self.worth.tokens[self.best], 0.0)
 
     def _choice(self) -> Plan:
         if self.again is not None:
             return self.again
         opening = self.rounds.opening(self.costs)
         if opening is not None:
-            self.best, self.tokens = NOTHING, self._expected_tokens()
+            self.best, self.worth.tokens = NOTHING, self.worth.expected_tokens(self.batch)
             return opening
         # A text that has just begun may be another than the last.
         held = min(self.HELD, 2 + self.num_rounds // 2)
@@ -274,62 +250,24 @@ class Schedule:
     def _reconsider(self) -> None:
         """Find the best plan by what is known now, and what to try next."""
         self.reconsidered, self.num_surprises = self.num_rounds, self.costs.num_surprises
-        self._estimate()
+        self.worth.work_out(self.costs, self.batch)
         plans = [plan for plan in self.plans if self.rounds.is_there(plan, self.costs)]
-        self.best = max(plans, key=lambda plan: self.rounds.preference(self._rate(plan), plan, self.best))
-        if self.seconds[NOTHING] < LONG:
-            worth_it = self.WORTH_COMPILING * self._rate(self.best)
-            missing = (plan for plan in self.plans if plan not in plans and self._rate(plan) > worth_it)
+        self.best = max(plans, key=lambda plan: self.rounds.preference(self.worth.rate(plan), plan, self.best))
+        if self.worth.seconds[NOTHING] < LONG:
+            worth_it = self.WORTH_COMPILING * self.worth.rate(self.best)
+            missing = (plan for plan in self.plans if plan not in plans and self.worth.rate(plan) > worth_it)
             self.due = self.due or next(missing, None)
-        matters = self.rounds.may_be_left and (self.batch > 1 or self.seconds[NOTHING] < LONG)
+        matters = self.rounds.may_be_left and (self.batch > 1 or self.worth.seconds[NOTHING] < LONG)
         is_judged = self.knowledge.chain.num_judged >= self.JUDGED
-        self.rests_with_plain = is_judged and matters and self._is_surely_plain()
-        self.reading.know(self._rate(self.best), self.plans[-1].num_nodes)
+        self.rests_with_plain = is_judged and matters and self.worth.is_surely_plain(self.costs, self.batch)
+        self.reading.know(self.worth.rate(self.best), self.plans[-1].num_nodes)
         needs_check = self.costs.count(self.first) == 1 and not self.costs.guesses
-        if needs_check and self._loss(self.first) < self.CHECK:
+        if needs_check and self.worth.loss(self.first, self.best) < self.CHECK:
             self.next_try, self.next_loss = self.first, -math.inf
             return
         tries = [self.due] if self.due is not None else list(filter(self._is_worth_a_try, plans))
         self.next_try = max(tries, key=self._priority, default=self.best)
         self.next_loss = self._price(self.next_try) if tries else math.inf
-
-    def _estimate(self) -> None:
-        """What plans cost and bring, by what is known now."""
-        self.tokens = self._expected_tokens()
-        self.seconds = {plan: self.costs.of(plan) for plan in self.plans}
-
-    def _is_surely_plain(self) -> bool:
-        """Whether no draft pays, by more than costs may be wrong: what is left to plain `generate` teaches nothing.
-
-        A batch is left to it at once: after ragged rounds, ours without a draft cost clearly more than its steps.
-        """
-        rest, is_batch = self._rate(NOTHING), self.batch > 1
-        doubts = {plan: 0.0 if is_batch else self.costs.doubt(plan, NOTHING) for plan in self.plans if plan.depth}
-        return all(self._rate(plan) * (1 + doubt) < rest for plan, doubt in doubts.items())
-
-    def _expected_tokens(self) -> dict[Plan, float]:
-        """Tokens that a round of each plan commits to an item."""
-        depth, has_chains = self.plans[-1].depth, any(plan.depth and not plan.budget for plan in self.plans)
-        of_chain = self.knowledge.expected_tokens(depth)
-        if self.reads_again:
-            # What is read again is followed by one token more, unless all were accepted: a chain's last token, if it is, comes
-            # in the place of that one.
-            of_chain = [1.0, *(shorter + 1 for shorter in of_chain[:-1])]
-        tokens = {plan: of_chain[plan.depth] for plan in self.plans}
-        if has_chains:
-            trees = [plan for plan in self.plans if plan.budget]
-            gains = self.knowledge.tree_gains(depth, [plan.budget for plan in trees])
-            tokens |= {plan: 1 + (tokens[plan] - 1) * gains[plan.budget] for plan in trees}
-        if self.batch > 1:
-            tokens = {plan: self.knowledge.slowest_of(self.batch).slowed(count) for plan, count in tokens.items()}
-        return tokens
-
-    def _rate(self, plan: Plan) -> float:
-        return self.tokens[plan] / self.seconds[plan]
-
-    def _loss(self, plan: Plan) -> float:
-        """What a round of this plan is thought to lose, in rounds of the best one."""
-        return self.seconds[plan] / self.seconds[self.best] - self.tokens[plan] / self.tokens[self.best]
 
     @property
     def _least_known(self) -> Plan:
@@ -344,8 +282,8 @@ class Schedule:
     def _price(self, plan: Plan) -> float:
         """What a try of this plan is thought to lose."""
         is_repeated = self.best.depth or self.rounds.repeats_tries
-        num_rounds = self.rounds.of_a_try(self.seconds[plan], self._is_about_cost(plan)) if is_repeated else 1
-        return num_rounds * self._loss(plan)
+        num_rounds = self.rounds.of_a_try(self.worth.seconds[plan], self._is_about_cost(plan)) if is_repeated else 1
+        return num_rounds * self.worth.loss(plan, self.best)
 
     def _is_worth_a_try(self, plan: Plan) -> bool:
         if plan == self.best:
@@ -354,9 +292,9 @@ class Schedule:
         if plan.depth and self.best.includes(plan):
             # What would be accepted of it is known from the best plan's rounds, and only its cost is to be learned.
             rest *= 1 + min(self.costs.evidence.get(plan, 0.0), Costs.SETTLED)
-        may_be_better = self.DOUBT * (plan.depth + 1) / self.seconds[plan] > self._rate(self.best)
+        may_be_better = self.DOUBT * (plan.depth + 1) / self.worth.seconds[plan] > self.worth.rate(self.best)
         return self.costs.rounds_since(plan) >= rest and may_be_better
 
     def _priority(self, plan: Plan) -> float:
         """Plans that lose little are tried more often than others."""
-        return self.costs.rounds_since(plan) / (self._loss(plan) + 1 / self.REST)
+        return self.costs.rounds_since(plan) / (self.worth.loss(plan, self.best) + 1 / self.REST)

@@ -1,0 +1,101 @@
+"""What plans are worth by what is known: the tokens and the seconds of a round, in this call. Pure."""
+
+from collections.abc import Sequence
+
+from .costs import Costs
+from .knowledge import Knowledge
+from .plans import NOTHING, Plan
+from .reading import ReadingCosts, best_count, values_of_reading
+
+# Seconds that a round with more than its own token takes besides the forward, roughly.
+ALONE = 1e-3
+
+
+class PlanWorth:
+    """Tokens and seconds of a round of each plan, as of when they were worked out last.
+
+    Args:
+        knowledge: of earlier calls and this one.
+        plans: all of them, the largest last.
+        reads_again: whether the target reads the accepted part of a draft again if some was rejected, and writes one token more.
+
+    Attributes:
+        tokens: what a round commits to an item; before there is anything to know, as if all drafts were right.
+        seconds: what it costs; empty until then.
+    """
+
+    def __init__(self, knowledge: Knowledge, plans: Sequence[Plan], reads_again: bool) -> None:
+        self.knowledge, self.plans, self.reads_again = knowledge, plans, reads_again
+        self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
+        self.seconds: dict[Plan, float] = {}
+
+    def work_out(self, costs: Costs, batch: int) -> None:
+        """Go by what is known now, for a batch of so many items."""
+        self.tokens = self.expected_tokens(batch)
+        self.seconds = {plan: costs.of(plan) for plan in self.plans}
+
+    def expected_tokens(self, batch: int) -> dict[Plan, float]:
+        """Tokens that a round of each plan commits to an item."""
+        depth, has_chains = self.plans[-1].depth, any(plan.depth and not plan.budget for plan in self.plans)
+        of_chain = self.knowledge.expected_tokens(depth)
+        if self.reads_again:
+            # What is read again is followed by one token more, unless all were accepted: a chain's last token, if it is, comes
+            # in the place of that one.
+            of_chain = [1.0, *(shorter + 1 for shorter in of_chain[:-1])]
+        tokens = {plan: of_chain[plan.depth] for plan in self.plans}
+        if has_chains:
+            trees = [plan for plan in self.plans if plan.budget]
+            gains = self.knowledge.tree_gains(depth, [plan.budget for plan in trees])
+            tokens |= {plan: 1 + (tokens[plan] - 1) * gains[plan.budget] for plan in trees}
+        if batch > 1:
+            tokens = {plan: self.knowledge.slowest_of(batch).slowed(count) for plan, count in tokens.items()}
+        return tokens
+
+    def rate(self, plan: Plan) -> float:
+        """Tokens a second and item."""
+        return self.tokens[plan] / self.seconds[plan]
+
+    def loss(self, plan: Plan, best: Plan) -> float:
+        """What a round of this plan is thought to lose, in rounds of the best one."""
+        return self.seconds[plan] / self.seconds[best] - self.tokens[plan] / self.tokens[best]
+
+    def is_surely_plain(self, costs: Costs, batch: int) -> bool:
+        """Whether no draft pays, by more than costs may be wrong: what is left to plain `generate` teaches nothing.
+
+        A batch is left to it at once: after ragged rounds, ours without a draft cost clearly more than its steps.
+        """
+        rest = self.rate(NOTHING)
+        doubts = {plan: 0.0 if batch > 1 else costs.doubt(plan, NOTHING) for plan in self.plans if plan.depth}
+        return all(self.rate(plan) * (1 + doubt) < rest for plan, doubt in doubts.items())
+
+    def count_alone(self, probabilities: Sequence[float], best: Plan, reading: ReadingCosts) -> int:
+        """How many tokens that the text alone suggests to read instead of a draft; 0 where the best plan is better.
+
+        Args:
+            probabilities: of each token, that it and all before it will be accepted.
+            best: the plan that is followed otherwise.
+            reading: what the target's forwards cost.
+        """
+        if not self.seconds or reading.of(1) is None:
+            return 0
+
+        def seconds_of(slots: int) -> float:
+            return reading.of(slots) + (ALONE if slots > 1 else 0.0)
+
+        count = best_count(values_of_reading([probabilities], seconds_of, self.rate(best)))
+        if count == 0 or best == NOTHING:
+            return count
+        tokens = 1 + sum(probabilities[:count])
+        seconds = seconds_of(count + 1) + max(self.seconds[NOTHING] - reading.of(1), 0.0)
+        return (
+            count if tokens / seconds > self._tokens_beside(tokens, probabilities[0], best) / self.seconds[best] else 0
+        )
+
+    def _tokens_beside(self, of_text: float, probability: float, best: Plan) -> float:
+        """What a round of the best plan commits where the text alone would bring so many tokens, the first so probably.
+
+        A tree holds what the text suggests, and what was drafted where that is wrong.
+        """
+        drafted = self.tokens.get(Plan(best.depth), 1.0) - 1
+        in_tree = of_text + (1 - probability) * drafted if best.budget else 1.0
+        return max(self.tokens[best], in_tree)
