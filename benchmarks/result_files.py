@@ -21,9 +21,14 @@ def this_machine() -> str:
 
 
 def public_command() -> str:
-    """The command, without the folders of this machine."""
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
+    """The command, without the folders of this machine: of paths the last part, of the names of cases all."""
+    words = [Path(word).name if is_path(word) else word for word in sys.argv[1:]]
     return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+
+
+def is_path(word: str) -> bool:
+    """Whether a word of a command names a file, or one that may come to be: its folder is there."""
+    return "/" in word and (Path(word).is_absolute() or Path(word).parent.exists())
 
 
 def save(path: Path, result: dict[str, Any], indent: int = 2) -> None:

@@ -197,6 +197,10 @@ def main() -> None:
         # Of all that measures here, the schedule included.
         time.perf_counter = time.thread_time
     cases = Cases(arguments)
+    groups = {name.split("/")[0] for name in cases.names}
+    unknown = {*(arguments.cases or [])} - {*cases.names, *groups, "-"}
+    if unknown:
+        sys.exit(f"error: --cases expects any of {', '.join([*cases.names, *sorted(groups)])}, not {min(unknown)}")
     # Plain generate compiles one function for all batch sizes, each of which is a shape of its own.
     with torch._dynamo.config.patch(recompile_limit=64):
         for name in cases.names:

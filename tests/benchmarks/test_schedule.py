@@ -1,6 +1,7 @@
 """The schedule's benchmark: both stages, cases that pay and cases that don't, the bounds, and nothing measured twice."""
 
 import json
+import shlex
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import schedule
 from hf_pardraft.evaluation.entries import plain_entry
 from hf_pardraft.evaluation.measurement import Run
 from in_process import run_main
+from result_files import public_command
 from schedule_cases import mislead, unwritten
 from schedule_measure import Way, grid, name_of
 from schedule_report import misses_of
@@ -46,6 +48,19 @@ def test_both_stages_are_measured_once_and_the_bounds_are_printed(tiny_family, t
     with monkeypatch.context() as patched:
         patched.setattr(schedule, "Bench", lambda *arguments: pytest.fail("it was measured before"))
         assert run_quickly(tiny_family, tmp_path)[0] == [pays, loses]
+
+
+
+def test_cases_that_nobody_knows_are_refused_and_others_are_named_whole(tmp_path):
+    refused = run_main(schedule.main, "--cases", "nobody", "--work", str(tmp_path / "work"))
+    assert "--cases expects any of family/PARD" in str(refused.code)
+    assert "not nobody" in str(refused.code)
+    words = ["--cases", "family/PARD", "stories/never right", "--work", str(tmp_path / "new" / "work")]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sys.argv", ["schedule.py", *words])
+        patched.chdir(tmp_path)
+        told = shlex.split(public_command())
+    assert told == ["python", "benchmarks/schedule.py", "--cases", "family/PARD", "stories/never right", "--work", "work"]
 
 
 def test_by_a_modelled_clock_rounds_take_what_they_are_said_to(tiny_family, tmp_path):
