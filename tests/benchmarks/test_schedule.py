@@ -50,7 +50,6 @@ def test_both_stages_are_measured_once_and_the_bounds_are_printed(tiny_family, t
         assert run_quickly(tiny_family, tmp_path)[0] == [pays, loses]
 
 
-
 def test_cases_that_nobody_knows_are_refused_and_others_are_named_whole(tmp_path):
     refused = run_main(schedule.main, "--cases", "nobody", "--work", str(tmp_path / "work"))
     assert "--cases expects any of family/PARD" in str(refused.code)
@@ -60,7 +59,15 @@ def test_cases_that_nobody_knows_are_refused_and_others_are_named_whole(tmp_path
         patched.setattr("sys.argv", ["schedule.py", *words])
         patched.chdir(tmp_path)
         told = shlex.split(public_command())
-    assert told == ["python", "benchmarks/schedule.py", "--cases", "family/PARD", "stories/never right", "--work", "work"]
+    assert told == [
+        "python",
+        "benchmarks/schedule.py",
+        "--cases",
+        "family/PARD",
+        "stories/never right",
+        "--work",
+        "work",
+    ]
 
 
 def test_by_a_modelled_clock_rounds_take_what_they_are_said_to(tiny_family, tmp_path):

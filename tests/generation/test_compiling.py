@@ -21,7 +21,7 @@ from hf_pardraft.generation import dispatch as loops
 from hf_pardraft.generation.compiled import compiler as compiling
 from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.compiled.steps import DecodeState
-from hf_pardraft.generation.step_inputs import SLICED_INPUTS
+from hf_pardraft.generation.target_side.step_inputs import SLICED_INPUTS
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")

@@ -10,8 +10,8 @@ from transformers import DynamicCache
 
 from fake_device import CPU, PRETENDED, PretendedDevices
 from hf_pardraft import NgramModel
-from hf_pardraft.generation.cache import HostLayer
 from hf_pardraft.generation.candidate_generator import ParallelCandidateGenerator
+from hf_pardraft.generation.target_side.cache import HostLayer
 from hf_pardraft.generation.tree.scoring import DART_SCORING
 from hf_pardraft.generation.tree.token_tree import build_tree
 from hf_pardraft.ngram.lookup import SMOOTHINGS

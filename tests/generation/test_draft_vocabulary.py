@@ -7,9 +7,10 @@ from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from compiled_cases import assert_same, batch_of, leave_uncompiled
 from hf_pardraft import NgramModel
-from hf_pardraft.generation import choice, hooks
-from hf_pardraft.generation.processors import DraftColumns
-from hf_pardraft.generation.rejection import draw_chain, keep_or_redraw
+from hf_pardraft.generation import hooks
+from hf_pardraft.generation.choosing import choice
+from hf_pardraft.generation.choosing.processors import DraftColumns
+from hf_pardraft.generation.choosing.rejection import draw_chain, keep_or_redraw
 from hf_pardraft.generation.tree.token_tree import build_tree, draft_chain, node_log_probabilities
 from tiny_models import make_lasting_oracle, ragged_prompts, tiny_drafter, tiny_target
 

@@ -7,7 +7,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from compiled_cases import leave_uncompiled
 from hf_pardraft.generation.scheduling.schedule import Schedule
-from hf_pardraft.generation.target import TargetReader
+from hf_pardraft.generation.target_side.reader import TargetReader
 from tiny_models import ragged_prompts, random_prompt, tiny_drafter, tiny_target
 from unusual_targets import hybrid_target
 

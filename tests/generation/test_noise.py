@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from hf_pardraft.generation import noise as noises
-from hf_pardraft.generation.choice import coupled_logits, draw_with
-from hf_pardraft.generation.noise import StepNoise
+from hf_pardraft.generation.choosing import noise as noises
+from hf_pardraft.generation.choosing.choice import coupled_logits, draw_with
+from hf_pardraft.generation.choosing.noise import StepNoise
 from sampled_cases import BUDGETS, another, assert_plain_text, batch_of, double_target, knowing, seeded, unpadded
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import torch
 from transformers import SynthIDTextWatermarkingConfig, WatermarkingConfig
 from transformers.generation import logits_process
 
-from hf_pardraft.generation.processors import PREFIX_FREE
+from hf_pardraft.generation.choosing.processors import PREFIX_FREE
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 LONGEST = 24

@@ -17,7 +17,7 @@ from hf_pardraft.generation.scheduling.knowledge import Knowledge
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.settings import read_settings
-from hf_pardraft.generation.target import TargetReader
+from hf_pardraft.generation.target_side.reader import TargetReader
 from sampled_cases import assert_plain_text, batch_of, double_target, knowing, seeded, unpadded, untrained
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 

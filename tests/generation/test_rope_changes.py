@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache, Gemma3TextConfig
 
 from hf_pardraft.generation.compiled.decoder import CompiledDecoding
-from hf_pardraft.generation.rope import RopeChanges, rope_changes
+from hf_pardraft.generation.target_side.rope import RopeChanges, rope_changes
 from tiny_models import batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
 from unusual_targets import LONGROPE, ROPE_LIMIT, ROPE_TARGETS, fresh
 

@@ -18,8 +18,8 @@ from transformers.generation.logits_process import (
 )
 
 from hf_pardraft import DartDrafter
-from hf_pardraft.generation.choice import draw_with
-from hf_pardraft.generation.noise import StepNoise
+from hf_pardraft.generation.choosing.choice import draw_with
+from hf_pardraft.generation.choosing.noise import StepNoise
 from hf_pardraft.generation.tree.verify import accept
 from tiny_models import make_oracle, published_tree, tiny_drafter, tiny_target
 
@@ -155,7 +155,7 @@ def test_the_stock_loop_has_the_target_law_too(target):
 
 
 def test_a_forgotten_residual_is_noticed(target, monkeypatch):
-    from hf_pardraft.generation import choice as selection
+    from hf_pardraft.generation.choosing import choice as selection
 
     def wrong(scores, drawn):
         law = scores.softmax(dim=-1)

@@ -5,7 +5,7 @@ import torch
 from transformers.integrations import sdpa_attention
 
 from compiled_cases import batch_of, oracle
-from hf_pardraft.generation.shared_keys import shared_keys
+from hf_pardraft.generation.target_side.shared_keys import shared_keys
 from threads import in_threads
 from tiny_models import tiny_target
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from hf_pardraft.generation.cache import TargetCache
 from hf_pardraft.generation.compiled.static_cache import (
     SMALLEST,
     capacity_for,
@@ -13,6 +12,7 @@ from hf_pardraft.generation.compiled.static_cache import (
     to_static_inputs,
     with_room,
 )
+from hf_pardraft.generation.target_side.cache import TargetCache
 from hf_pardraft.generation.tree.token_tree import build_tree
 from hf_pardraft.models.cache import GrowingCache, StaticColumns
 from hf_pardraft.models.inputs import DraftInputs

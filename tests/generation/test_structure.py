@@ -10,8 +10,8 @@ from torch import nn
 from transformers import Gemma3TextConfig, Qwen3Config
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from hf_pardraft.generation import structure
-from hf_pardraft.generation.structure import layer_types_of, modules_of
+from hf_pardraft.generation.target_side import structure
+from hf_pardraft.generation.target_side.structure import layer_types_of, modules_of
 
 
 def test_modules_are_those_of_torch_once_each():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_pardraft.generation.cache import TargetCache
+from hf_pardraft.generation.target_side.cache import TargetCache
 from hf_pardraft.generation.tree.token_tree import TokenTree, chain_tree, draft_chain
 from hf_pardraft.generation.tree.verify import NO_CHOICE, accept, plain_step
 from tiny_models import published_tree, random_prompt, tiny_target

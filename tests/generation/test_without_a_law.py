@@ -15,9 +15,9 @@ from transformers.generation.logits_process import (
 
 from compiled_cases import settle
 from hf_pardraft import NgramModel
-from hf_pardraft.generation.choice import PlainDraw, RejectionSampling
-from hf_pardraft.generation.noise import StepNoise
-from hf_pardraft.generation.rejection import DrawnChain, draw, draw_chain, keep_or_redraw
+from hf_pardraft.generation.choosing.choice import PlainDraw, RejectionSampling
+from hf_pardraft.generation.choosing.noise import StepNoise
+from hf_pardraft.generation.choosing.rejection import DrawnChain, draw, draw_chain, keep_or_redraw
 from hf_pardraft.generation.tree.scoring import DART_SCORING
 from hf_pardraft.generation.tree.token_tree import build_tree, draft_chain
 from hf_pardraft.generation.tree.verify import NO_LAW, check_has_law

@@ -17,9 +17,9 @@ from ..generation.checks import check_takes_masks
 from ..generation.compiled.compiler import Compiler
 from ..generation.compiled.static_cache import StaticKVLayer
 from ..generation.packing.packed_layers import fit_in_memory, have_replaced_forwards, packable_layers
-from ..generation.probing import FORWARD_ERRORS, TOLERANCES, relative_errors
-from ..generation.shared_keys import shared_keys
-from ..generation.structure import modules_of
+from ..generation.target_side.probing import FORWARD_ERRORS, TOLERANCES, relative_errors
+from ..generation.target_side.shared_keys import shared_keys
+from ..generation.target_side.structure import modules_of
 from ..models.masks import additive
 from .fast_steps import FastSteps
 from .joined_cache import SEE_ALL, JoinedCache

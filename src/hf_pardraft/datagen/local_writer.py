@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from ..generation.packing.packed_layers import packed_layers
-from ..generation.shared_keys import shared_keys
+from ..generation.target_side.shared_keys import shared_keys
 from ..user_input.models import context_length
 from .compiled_steps import CompiledSteps
 from .draws import ItemDraws, Nucleus

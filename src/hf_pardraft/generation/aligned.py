@@ -6,7 +6,7 @@ import torch
 from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
-from .choice import children_of
+from .choosing.choice import children_of
 from .decoder import SpeculativeDecoding
 from .tree.token_tree import TokenTree, draft_chain
 from .tree.verify import NO_CHOICE

@@ -11,10 +11,10 @@ from transformers.generation import CandidateGenerator
 from ..models.base import ParallelDrafter
 from ..models.inputs import DraftInputs, cached_arange, last_columns, take_positions
 from ..models.likeliest import likeliest
-from .rope import RopeChanges, longest_text, rope_changes
 from .settings import DraftSettings, settings_of_call
 from .stats import DecodeStats, Proposal
-from .target import PendingTokens
+from .target_side.reader import PendingTokens
+from .target_side.rope import RopeChanges, longest_text, rope_changes
 from .tree.columns import tokens_of
 
 

@@ -13,13 +13,13 @@ from transformers.utils import logging
 
 from ..models.inputs import input_device
 from ..models.masks import attention_windows
-from .cache import check_cache, check_can_roll_back, has_attention_only, is_hybrid, is_offloading
-from .probing import check_reads_alike
-from .rope import rope_changes
 from .settings import DraftSettings
-from .step_inputs import StepInputs, step_inputs
-from .structure import modules_of
-from .target import TOKEN_TYPES, first_inputs
+from .target_side.cache import check_cache, check_can_roll_back, has_attention_only, is_hybrid, is_offloading
+from .target_side.probing import check_reads_alike
+from .target_side.reader import TOKEN_TYPES, first_inputs
+from .target_side.rope import rope_changes
+from .target_side.step_inputs import StepInputs, step_inputs
+from .target_side.structure import modules_of
 
 logger = logging.get_logger(__name__)
 

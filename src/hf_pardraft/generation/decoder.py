@@ -9,26 +9,26 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.streamers import BaseStreamer
 
 from ..models.inputs import DraftInputs, cached_arange, last_columns
-from .cache import Entries, Snapshot, attended_layers, is_callers
 from .candidate_generator import ParallelCandidateGenerator
-from .choice import LikeliestToken, PlainDraw, RejectionSampling, choose_along_the_path
+from .choosing.choice import LikeliestToken, PlainDraw, RejectionSampling, choose_along_the_path
+from .choosing.noise import StepNoise
+from .choosing.processors import DraftColumns, ItemProcessors, is_prefix_free, process_everywhere
 from .draft_judge import DraftJudge
 from .inference_mode import mode_for
-from .noise import StepNoise
 from .outputs import ItemRead, OutputRecorder
 from .packing.packed_layers import packed_layers
-from .processors import DraftColumns, ItemProcessors, is_prefix_free, process_everywhere
 from .prompt_lookup import MATCHING_NGRAM_SIZE, PromptLookup
-from .rope import longest_text
 from .scheduling.fixed import FixedSchedule
 from .scheduling.plans import NOTHING, Plan
 from .scheduling.schedule import Schedule
 from .sequences import FinishedItems, StopChecks, TokenBuffer
-from .shared_keys import shared_keys
 from .stats import Proposal, Stopwatch, synchronizer
-from .step_inputs import SLICED_INPUTS, StepInputs
-from .structure import layer_types_of
-from .target import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, prompt_without_padding
+from .target_side.cache import Entries, Snapshot, attended_layers, is_callers
+from .target_side.reader import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, prompt_without_padding
+from .target_side.rope import longest_text
+from .target_side.shared_keys import shared_keys
+from .target_side.step_inputs import SLICED_INPUTS, StepInputs
+from .target_side.structure import layer_types_of
 from .tree.token_tree import TokenTree, draft_chain
 from .tree.verify import Acceptance, accept, paths_on_host, plain_step
 from .tree_search import TreeSearch

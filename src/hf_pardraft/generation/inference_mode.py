@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from .cache import is_callers, is_hybrid
+from .choosing.processors import see_the_batch
 from .packing.packed_layers import is_replaced
-from .probing import KNOWN_PACKAGES, package_of, packages_of
-from .processors import see_the_batch
-from .rope import rope_changes
-from .structure import modules_of
+from .target_side.cache import is_callers, is_hybrid
+from .target_side.probing import KNOWN_PACKAGES, package_of, packages_of
+from .target_side.rope import rope_changes
+from .target_side.structure import modules_of
 
 
 def mode_for(

@@ -6,7 +6,7 @@ import torch
 from transformers import Cache, MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
-from .cache import Entries, TargetCache, export_entries, without_last
+from .target_side.cache import Entries, TargetCache, export_entries, without_last
 
 
 class TokenBuffer:

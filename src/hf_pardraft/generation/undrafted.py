@@ -12,9 +12,9 @@ from ..models.base import ParallelDrafter
 from .inference_mode import mode_for
 from .packing.packed_layers import packed_layers
 from .settings import settings_of_call, wants_compiled
-from .shared_keys import shared_keys
 from .stats import DecodeStats
-from .target import first_inputs
+from .target_side.reader import first_inputs
+from .target_side.shared_keys import shared_keys
 
 
 def write_undrafted(

@@ -12,11 +12,11 @@ from transformers import CompileConfig
 
 from ...models.inputs import DraftInputs
 from ...models.likeliest import likeliest
-from ..cache import Entries
-from ..choice import RejectionSampling
+from ..choosing.choice import RejectionSampling
 from ..decoder import SpeculativeDecoding
 from ..packing.packed_weights import forget, forget_changed, forget_slower
 from ..settings import DraftSettings
+from ..target_side.cache import Entries
 from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, chain_tree, items_of_tree, number_of_levels
 from ..tree.verify import paths_of

@@ -8,7 +8,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ...models.cache import GrowingLayer, ItemEntries
 from ...models.inputs import DraftInputs, StaticDraftInputs, take_positions
-from ..cache import Entries
+from ..target_side.cache import Entries
 
 # Columns of the smallest cache; larger ones are twice as large.
 SMALLEST = 256

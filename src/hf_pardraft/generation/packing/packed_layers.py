@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from ..structure import modules_of
+from ..target_side.structure import modules_of
 from .packed_layouts import layouts_for
 from .packed_weights import can_pack, forget, forget_changed, forget_slower, has_copies, is_packed, packed_product
 from .packing_trials import Trial, is_never_faster, trial_of

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from transformers import LogitsProcessorList
 
+from ..tree.columns import tokens_of
+from ..tree.verify import NO_LAW
 from .processors import warped_law
-from .tree.columns import tokens_of
-from .tree.verify import NO_LAW
 
 
 def draw(weights: torch.Tensor) -> torch.LongTensor:

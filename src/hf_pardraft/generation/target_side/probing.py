@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..tree.token_tree import TokenTree, ancestors_of, chain_tree
+from .reader import PendingTokens, TargetReader
 from .step_inputs import PROBE_ERRORS
 from .structure import modules_of
-from .target import PendingTokens, TargetReader
-from .tree.token_tree import TokenTree, ancestors_of, chain_tree
 
 # Packages whose modules are known to treat each token of a forward alike.
 KNOWN_PACKAGES = {"accelerate", "bitsandbytes", "peft", "torch", "torchao", "transformers"}

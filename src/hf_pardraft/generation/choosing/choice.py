@@ -9,14 +9,14 @@ from collections.abc import Callable
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
-from ..models.likeliest import likeliest
+from ...models.likeliest import likeliest
+from ..sequences import TokenBuffer
+from ..tree.columns import tokens_of
+from ..tree.token_tree import TokenTree, chain_tree
+from ..tree.verify import NO_CHOICE, NO_LAW, check_has_law
 from .noise import StepNoise
 from .processors import ALL_TOKENS, DraftColumns, ItemProcessors, warped
 from .rejection import DrawnChain, draw, draw_chain, keep_or_redraw
-from .sequences import TokenBuffer
-from .tree.columns import tokens_of
-from .tree.token_tree import TokenTree, chain_tree
-from .tree.verify import NO_CHOICE, NO_LAW, check_has_law
 
 Search = Callable[[torch.Tensor], TokenTree | None]
 # How much the noise counts in a draft: all of it, as for the target, or what fitted later positions of small drafters best.

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..models.inputs import are_real, input_device, last_columns
-from ..models.masks import additive_masks, attention_windows, padded_masks
+from ...models.inputs import are_real, input_device, last_columns
+from ...models.masks import additive_masks, attention_windows, padded_masks
+from ..sequences import FinishedItems
+from ..tree.token_tree import TokenTree
 from .cache import Entries, TargetCache, is_hybrid, is_offloading
-from .sequences import FinishedItems
-from .tree.token_tree import TokenTree
 
 # What `generate` prepares and this module handles itself; anything else goes to the target's forward as it is.
 HANDLED = {

@@ -35,8 +35,8 @@ from transformers import (
     WatermarkLogitsProcessor,
 )
 
-from ..models.stock_assistant import with_a_law
-from .sequences import StopChecks
+from ...models.stock_assistant import with_a_law
+from ..sequences import StopChecks
 
 # They look at the logits of one position and at nothing else, so all slots can be processed as one batch. Exact
 # types: a subclass may read the prefix.

@@ -7,7 +7,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
 from transformers.cache_utils import DummyLayer, LinearAttentionLayer
 
-from ..models.cache import GrowingCache, GrowingLayer, HeldColumns
+from ...models.cache import GrowingCache, GrowingLayer, HeldColumns
 from .structure import layer_types_of
 
 ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
