@@ -85,9 +85,24 @@ def line_of(condition: Condition) -> list[str]:
     ]
 
 
+def table_by_batch(conditions: list[Condition]) -> str:
+    """The table of docs/performance.md: a line for each case and temperature, and in it for each batch size three speedups."""
+    sizes = sorted({condition["batch_size"] for condition in conditions})
+    lines: dict[str, dict[int, str]] = {}
+    for condition in conditions:
+        name = f"{title_of(condition)}, T={condition['temperature']:g}"
+        figures = (number(speedup_of(condition, way)) for way in ("best", AUTO, FIRST))
+        lines.setdefault(name, {})[condition["batch_size"]] = " / ".join(figures)
+    headings = ["best fixed / auto / first call", *(f"batch {size}" for size in sizes)]
+    return markdown_table(
+        headings, [[name, *(of_it.get(size, NOTHING) for size in sizes)] for name, of_it in lines.items()]
+    )
+
+
 def print_conditions(conditions: list[Condition]) -> None:
     """The table, how many conditions keep the bounds, and which do not."""
     print("Speed over plain generate, eager over eager, compiled over compiled:")
+    print(table_by_batch(conditions))
     print(markdown_table(HEADINGS, [line_of(condition) for condition in conditions]))
     misses = [miss for condition in conditions for miss in misses_of(condition)]
     num_paying = sum(condition["pays"] for condition in conditions)

@@ -6,11 +6,12 @@
     python $S --tau --dtypes bfloat16 --benchmarks humaneval --limit 8 --batch-sizes 1 --only chain          # 3
     pardraft ngram build 3-grams --tokenizer SMOLLM2 --dataset "benchmarks/data/smollm2-135m-instruct/*.jsonl.gz"
     python $S --tau --max-new-tokens 128 --ngrams 3-grams --only tree tree_ngrams                            # 20, in float32
+    WAYS="prompt_lookup stock_dflash chain tree auto"
+    python $S --speed --dtypes bfloat16 --temperatures 0 1 --only $WAYS                                      # 120
+    python $S --speed --rounds eager --dtypes bfloat16 --only auto_alone                                     # 10
     SPEED="--speed --rounds eager --max-new-tokens 128"
-    python $S $SPEED --dtypes bfloat16 --only prompt_lookup stock_dflash chain auto auto_alone               # 9
     python $S $SPEED --dtypes float32 --only prompt_lookup auto                                              # 4
-    python $S $SPEED --dtypes bfloat16 --temperatures 1 --only auto auto_alone                               # 6
-    python $S $SPEED --dtypes bfloat16 --batch-sizes 4 --limit 4 --benchmarks humaneval gsm8k mt_bench --only auto           # 2
+    python $S $SPEED --dtypes bfloat16 --batch-sizes 4 --limit 4 --only chain tree auto                      # 15
     python benchmarks/smollm2.py --page --plot docs/images/smollm2.png
 
 The minutes are those that the commands took on one core with bfloat16 in hardware. Without `--rounds eager` compiled rounds are
