@@ -59,13 +59,6 @@ class StaticDraftInputs:
         """`(batch, 1)`, of `ids` or `positions` those of the anchor."""
         return values.gather(1, self.anchors)
 
-    def narrowed(self, width: int) -> "StaticDraftInputs":
-        """The same memory, for so many tokens an item at most."""
-        if width >= self.ids.shape[1]:
-            return self
-        features = None if self.features is None else self.features[:, :width]
-        return StaticDraftInputs(self.ids[:, :width], self.positions[:, :width], self.counts, features)
-
     def real(self, after: int = 0) -> torch.BoolTensor:
         """`(batch, width + after)`, which columns are real, where as many real ones stand after all."""
         columns = torch.arange(self.ids.shape[1], device=self.ids.device)

@@ -270,6 +270,14 @@ def read_and_commit(target: TargetSide, tree: TokenTree, inputs: StaticDraftInpu
     return commit(target, tree, likeliest(logits), states, inputs)
 
 
+def narrowed(inputs: StaticDraftInputs, width: int) -> StaticDraftInputs:
+    """The same memory, for so many tokens an item at most."""
+    if width >= inputs.ids.shape[1]:
+        return inputs
+    features = None if inputs.features is None else inputs.features[:, :width]
+    return StaticDraftInputs(inputs.ids[:, :width], inputs.positions[:, :width], inputs.counts, features)
+
+
 def read_commit_and_draft(
     target: TargetSide,
     drafter: DrafterSide,
@@ -281,7 +289,7 @@ def read_commit_and_draft(
 
     The drafter has read all tokens before those that are committed here, so that there are no more than the tree has slots.
     """
-    inputs = drafter.inputs.narrowed(tree.num_nodes + 1)
+    inputs = narrowed(drafter.inputs, tree.num_nodes + 1)
     outcome = read_and_commit(target, tree, inputs)
     reader = DrafterSide(drafter.model, drafter.state, inputs, drafter.depth, drafter.token_ids)
     drafted = draft(reader, target.decode_state)
