@@ -197,14 +197,16 @@ def main() -> None:
         # Of all that measures here, the schedule included.
         time.perf_counter = time.thread_time
     cases = Cases(arguments)
-    groups = {name.split("/")[0] for name in cases.names}
-    unknown = {*(arguments.cases or [])} - {*cases.names, *groups, "-"}
-    if unknown:
-        sys.exit(f"error: --cases expects any of {', '.join([*cases.names, *sorted(groups)])}, not {min(unknown)}")
+    # A case can be asked for by its name, and by that of its group.
+    words = {name: {name, name.split("/")[0]} for name in cases.names}
+    known, asked = set().union(*words.values()), {*(arguments.cases or cases.names)} - {"-"}
+    if asked - known:
+        names = [*cases.names, *sorted(known - {*cases.names})]
+        sys.exit(f"error: --cases expects any of {', '.join(names)}, not {min(asked - known)}")
     # Plain generate compiles one function for all batch sizes, each of which is a shape of its own.
     with torch._dynamo.config.patch(recompile_limit=64):
         for name in cases.names:
-            if arguments.cases and name not in arguments.cases and name.split("/")[0] not in arguments.cases:
+            if not asked & words[name]:
                 continue
             for temperature in arguments.temperatures:
                 for batch_size in arguments.batch_sizes:

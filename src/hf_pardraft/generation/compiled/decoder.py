@@ -218,10 +218,10 @@ class CompiledDecoding(SpeculativeDecoding):
         return drafted if depth else None
 
     def _run_draft(self) -> Draft:
-        return self.compiler(steps.draft, self._draft_shape(self.full_depth), self.drafter_side, self.decode_state)
+        return self.compiler(steps.draft, self._drafting(self.full_depth), self.drafter_side, self.decode_state)
 
-    def _draft_shape(self, depth: int) -> tuple:
-        """What the step is compiled for that now drafts so deep."""
+    def _drafting(self, depth: int) -> tuple:
+        """Let the next step draft so deep; returns what of that it is compiled for."""
         self.drafter_side.depth = depth
         return (*self.draft_shape, depth)
 
@@ -308,7 +308,7 @@ class CompiledDecoding(SpeculativeDecoding):
             settings = self.tree_arguments if self._grows_in_step else None
             outcome, self.next_draft = self.compiler(
                 steps.read_commit_and_draft,
-                (shape, self._draft_shape(self.schedule.chosen.depth or self.full_depth), settings),
+                (shape, self._drafting(self.schedule.chosen.depth or self.full_depth), settings),
                 target,
                 self.drafter_side,
                 shown,

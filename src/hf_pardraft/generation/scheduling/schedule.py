@@ -169,9 +169,10 @@ class Schedule:
         self.in_a_row = self.in_a_row + 1 if self.plan == self.last else 1
         self.last = self.plan
         is_cold = self.in_a_row <= self.rounds.num_cold(seconds)
-        if stands_for > 1 and not (is_unique or is_cold):
+        is_usual, reads_up = not (is_unique or is_cold), stands_for > 1
+        if is_usual and reads_up:
             self.costs.note_upkeep(seconds, stands_for)
-        is_ordinary = is_ordinary and not is_unique and not is_cold and stands_for == 1
+        is_ordinary = is_ordinary and is_usual and not reads_up
         if is_ordinary and self.plan == self.best and self.costs.is_settled(self.plan):
             self.untold.append(self.reading.of_whole(seconds, self.plan.num_nodes))
             if len(self.untold) == self.AT_ONCE:
@@ -235,7 +236,8 @@ class Schedule:
             return self.again
         opening = self.rounds.opening(self.costs)
         if opening is not None:
-            self.best, self.worth.tokens = NOTHING, self.worth.expected_tokens(self.batch)
+            self.best = NOTHING
+            self.worth.expect(self.batch)
             return opening
         # A text that has just begun may be another than the last.
         held = min(self.HELD, 2 + self.num_rounds // 2)

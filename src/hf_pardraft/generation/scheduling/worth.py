@@ -31,11 +31,11 @@ class PlanWorth:
 
     def work_out(self, costs: Costs, batch: int) -> None:
         """Go by what is known now, for a batch of so many items."""
-        self.tokens = self.expected_tokens(batch)
+        self.expect(batch)
         self.seconds = {plan: costs.of(plan) for plan in self.plans}
 
-    def expected_tokens(self, batch: int) -> dict[Plan, float]:
-        """Tokens that a round of each plan commits to an item."""
+    def expect(self, batch: int) -> None:
+        """Go by what is known of drafts now, and leave the seconds as they were."""
         depth, has_chains = self.plans[-1].depth, any(plan.depth and not plan.budget for plan in self.plans)
         of_chain = self.knowledge.expected_tokens(depth)
         if self.reads_again:
@@ -49,7 +49,7 @@ class PlanWorth:
             tokens |= {plan: 1 + (tokens[plan] - 1) * gains[plan.budget] for plan in trees}
         if batch > 1:
             tokens = {plan: self.knowledge.slowest_of(batch).slowed(count) for plan, count in tokens.items()}
-        return tokens
+        self.tokens = tokens
 
     def rate(self, plan: Plan) -> float:
         """Tokens a second and item."""
