@@ -20,12 +20,12 @@ class World:
 
     Attributes:
         rates: for each position, how probably a token is accepted if all before it were.
-        draft, slot, tree: what a draft costs, each token that is verified, and the search for a tree; a round of plain
-            `generate` costs 1.
+        draft, slot, tree: what a draft costs, each token that is verified, and the search for a tree.
         tree_gain: how much of a doubling of guesses a doubling of nodes is worth at each position.
         noise: of the logarithm of a round's seconds.
         pace: seconds of a round of cost 1, by the number of the round.
         outliers: by the number of the round, the seconds that a clock is put forward.
+        plain: what a step of plain `generate` costs, where a round without a draft costs 1.
         is_compiled: whether rounds are compiled. Each plan takes a second then when it is followed for the first time, and the
             first rounds in a row of any plan are slow.
     """
@@ -39,6 +39,7 @@ class World:
     seed: int = 0
     pace: Callable[[int], float] = lambda number: 0.002
     outliers: dict[int, float] = field(default_factory=dict)
+    plain: float = 1.0
     is_compiled: bool = False
 
     def __post_init__(self) -> None:
@@ -83,8 +84,9 @@ class World:
         is_plains = schedule.leaves_to_plain(batch)
         while left > 0:
             if is_plains or schedule.leaves_rest_to_plain():
+                self.now += self.plain * left * self.pace(self.num_rounds)
                 schedule.note_plain(left)
-                return TOKENS / (cost + left), followed
+                return TOKENS / (cost + self.plain * left), followed
             plan = schedule.next_plan(batch, left - 1)
             accepted = [self.accepted(plan) for _ in range(batch)]
             price, is_ordinary = self.cost(plan), not plan.depth or pending <= self.depth + 1
@@ -155,6 +157,7 @@ class PartlyReadWorld:
         left, cost, is_plains = TOKENS, 0.0, schedule.leaves_to_plain(1)
         while left > 0:
             if is_plains or schedule.leaves_rest_to_plain():
+                self.now += 0.05 * left
                 schedule.note_plain(left)
                 return cost + left
             plan, rate = schedule.next_plan(1, left - 1), self.place()

@@ -9,13 +9,15 @@ from itertools import groupby
 
 import pytest
 
-from hf_pardraft.generation.scheduling.acceptance import Acceptance, Slowest
+from hf_pardraft.generation.scheduling.acceptance import Acceptance
 from hf_pardraft.generation.scheduling.costs import Costs, interpolated
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.knowledge import Knowledge
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans
 from hf_pardraft.generation.scheduling.rounds import CompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
+from hf_pardraft.generation.scheduling.spread import Spread
+from hf_pardraft.generation.scheduling.worth import LEAST_SHARE, PlanWorth
 from simulated_rounds import World, random_world
 from threads import in_threads
 
@@ -159,20 +161,82 @@ def test_the_rest_is_drafted_where_our_loop_costs_nothing_that_matters():
     plans = slow.call()[1]
     assert len(plans) == 128
     assert statistics.mean(plan == NOTHING for plan in plans) >= 0.9
-    # A batch that drafts have made uneven is another matter.
-    assert len(slow.call(batch=4)[1]) < 60
 
 
-def test_a_batch_is_judged_by_its_slowest_items():
-    slowest = Slowest()
+def test_a_batch_is_judged_by_what_each_of_its_items_gets():
+    spread = Spread()
+    assert spread.worth(3.0, fixed=0.0) > spread.worth(3.0, fixed=1.0) > 1
+    for _ in range(400):
+        spread.note({0: 3, 1: 1, 2: 2, 3: 2})
+    assert spread.shares == pytest.approx([0.5, 1, 1, 1.5], abs=0.02)
+    assert spread.worth(1.0, fixed=0.5) == 1.0
+    # Rounds as long as the slowest item needs; rounds that cost in proportion to who is left.
+    assert spread.worth(3.0, fixed=1.0) == pytest.approx(2.0, abs=0.05)
+    assert spread.worth(3.0, fixed=0.0) == pytest.approx(4 / (1 / 2 + 2 / 3 + 1 / 4), abs=0.05)
+    # The next call has other items, of which some are over before others.
+    spread.begin()
+    spread.note({0: 1, 1: 1, 2: 1})
+    assert spread.shares == pytest.approx([0.5, 1, 1.5], abs=0.1)
+
+
+def test_how_unevenly_longer_and_shorter_drafts_serve_a_batch_is_known_from_the_same_rounds():
+    knowledge = Knowledge()
+    for depth in (2, 8):
+        assert knowledge.spread_of(3, depth).shares == [*Spread.PRIOR]
+    for _ in range(200):
+        knowledge.note(0, [(8, 8), (8, 8), (2, 3)])
+    assert knowledge.spread_of(3, 8).shares == pytest.approx([1 / 3, 4 / 3, 4 / 3], abs=0.05)
+    assert knowledge.spread_of(3, 2).shares == pytest.approx([1, 1, 1], abs=0.05)
+    # Of longer drafts than were made, what these say is believed.
+    assert knowledge.spread_of(3, 16) is knowledge.spread_of(3, 8)
+    # Drafts of two tokens that were all accepted say nothing of longer ones.
+    before = knowledge.spread_of(3, 8).shares
+    knowledge.note(0, [(2, 2), (2, 2), (2, 2)])
+    assert knowledge.spread_of(3, 8).shares == before
+
+
+def test_the_last_items_of_a_batch_say_nothing_of_the_next():
+    knowledge = Knowledge()
+    knowledge.spread_of(8, 4)
     for _ in range(60):
-        slowest.note([3, 1, 2, 2])
-    assert slowest.share == pytest.approx(0.5, abs=0.02)
-    assert slowest.slowed(1.0) == 1.0
-    assert slowest.slowed(3.0) == pytest.approx(2 / (1 / 3 + 1 / 2), abs=0.03)
-    # Which item is over is not known, so what was found counts as a belief.
-    slowest.note([1, 1, 1])
-    assert slowest.share == pytest.approx(0.55, abs=0.03)
+        knowledge.note(0, [(4, 4)] * 7 + [(0, 1)])
+    before = knowledge.earlier.rates(4), knowledge.spread_of(8, 4).shares
+    for _ in range(200):
+        knowledge.note(0, [(0, 1)], items=[7])
+    assert knowledge.earlier.rates(4) == before[0]
+    # Of this item it is known better now how little it gets.
+    assert knowledge.spread_of(8, 4).shares[1:] == pytest.approx(before[1][1:], abs=0.02)
+    assert knowledge.spread_of(8, 4).shares[0] < before[1][0]
+    assert knowledge.chain.rates(4)[0] < 0.1
+
+
+@pytest.mark.parametrize(("seconds", "fixed"), [(1.08, 1 - 0.01 * 9 / 1.08), (3.0, 1 - 0.25 * 9 / 3), (20.0, LEAST_SHARE)])
+def test_how_much_of_a_round_is_the_same_for_fewer_items_follows_from_what_a_token_more_costs(seconds, fixed):
+    knowledge = Knowledge()
+    worth, costs = PlanWorth(knowledge, [NOTHING, Plan(8)], reads_again=False), knowledge.costs_for(16)
+    worth.expect(16)
+    for _ in range(8):
+        costs.note(NOTHING, 1.0)
+        costs.note(Plan(8), seconds)
+    for _ in range(100):
+        knowledge.note(0, [(8, 8)] * 15 + [(0, 1)])
+    worth.work_out(costs, 16)
+    assert worth.fixed_share(Plan(8)) == pytest.approx(fixed, rel=1e-6)
+    assert worth.tokens[NOTHING] == 1
+    # The item that gets nothing takes as many rounds as tokens, whoever else is over.
+    items = [1 / (1 + share * (knowledge.expected_tokens(8)[8] - 1)) for share in knowledge.spread_of(16, 8).shares]
+    assert worth.tokens[Plan(8)] == pytest.approx(1 / (fixed * items[0] + (1 - fixed) * sum(items) / 16), rel=1e-6)
+
+
+@pytest.mark.parametrize(("plain", "is_left"), [(0.7, True), (1.5, False)])
+def test_a_batch_is_left_to_plain_generate_where_its_steps_are_known_to_be_no_slower(plain, is_left):
+    world = World([0.0] * 7, plain=plain)
+    calls = [world.call(batch=4) for _ in range(30)]
+    rounds = [len(plans) for _, plans in calls]
+    # The first call finds out what plain `generate` takes.
+    assert rounds[0] < 60
+    assert (statistics.mean(rounds[10:]) < 20) == is_left
+    assert statistics.mean(speed for speed, _ in calls[5:]) >= 0.97 / min(plain, 1.0)
 
 
 def test_a_fixed_schedule_follows_its_plan_as_far_as_there_is_room():

@@ -353,9 +353,7 @@ class SpeculativeDecoding:
         plan = self.schedule.next_plan(len(self.items), room)
         # A drafter that was left out for long has more to read than in other rounds.
         has_caught_up = plan.depth == 0 or self.candidates.num_pending <= self.schedule.deepest + 1
-        # A round without a draft stands for a step of plain `generate`, whose items have one length.
-        is_like_plain = plan.depth > 0 or len(self.items) == 1 or self.reader.cache.is_even
-        self.is_ordinary, self.is_unique = has_caught_up and is_like_plain and not reads_text, reads_text
+        self.is_ordinary, self.is_unique = has_caught_up and not reads_text, reads_text
         return plan
 
     @property
@@ -430,7 +428,7 @@ class SpeculativeDecoding:
         if tree is not None and self.settings.record_drafts:
             self._record(tree, accepted, counts)
         outcomes = [self._outcome(len(paths[item]), counts[item]) for item in items]
-        self.judge.note(tree is not None, outcomes, paths, new_tokens, items)
+        self.judge.note(tree is not None, outcomes, paths, new_tokens, items, self.items)
 
     def _tell_levels(self) -> None:
         """Note of each round's tree how many levels it had."""
@@ -557,7 +555,9 @@ class SpeculativeDecoding:
         self.finished.entries.clear()
         self.reader.forget_all()
         self.candidates.state = None
+        num_rounds = self.candidates.stats.rounds
         rest = self.rest.write(self.finished.text(self.rest_from), num_new, self.candidates.stats)
+        self.schedule.note_plain(self.candidates.stats.rounds - num_rounds)
         if isinstance(rest, torch.Tensor):
             return rest
         self.recorder.add_rest(rest)

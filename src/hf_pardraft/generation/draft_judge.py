@@ -121,6 +121,7 @@ class DraftJudge:
         paths: Sequence[Sequence[int]],
         new_tokens: Sequence[Sequence[int]],
         items: Sequence[int],
+        of_call: Sequence[int],
     ) -> None:
         """Learn from a round.
 
@@ -130,12 +131,13 @@ class DraftJudge:
             paths: for each item of the batch, the slots that were accepted, the anchor's first.
             new_tokens: for each, what it got; fewer where its text ended.
             items: those of the batch that the round was about.
+            of_call: the items of the call that are in the batch.
         """
         if self.lookup is not None:
             self.lookup.extend(new_tokens)
         if was_drafted or self.claims is not None:
             chains = self.likeliest and [of_chain(self.likeliest[item], new_tokens[item]) for item in items]
-            self.schedule.note(outcomes, chains)
+            self.schedule.note(outcomes, chains, [of_call[item] for item in items])
             self.likeliest = None
         if self.claims is not None:
             counts = list(map(len, new_tokens))

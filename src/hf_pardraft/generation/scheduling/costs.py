@@ -49,6 +49,20 @@ def weighted_median(weighted: list[tuple[float, float]]) -> float:
     raise ValueError("expected at least one value")
 
 
+class Mean:
+    """The mean of values, of which the last so many count."""
+
+    MEMORY = 512
+
+    def __init__(self) -> None:
+        self.value, self.count = 0.0, 0
+
+    def note(self, value: float, count: int = 1) -> None:
+        """Learn a value, or the mean of so many."""
+        self.count = min(self.count + count, self.MEMORY)
+        self.value += min(count / self.count, 1.0) * (value - self.value)
+
+
 class Costs:
     """Seconds of ordinary rounds by plan, at one batch size.
 
@@ -68,6 +82,8 @@ class Costs:
     NOISE = 0.3
     # Measurements to which one more adds little.
     SETTLED = 24
+    # Rounds without a draft from which is known what they cost in the mean of a text.
+    ENOUGH = 32
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
     OUTLIER = 8.0
 
@@ -88,6 +104,8 @@ class Costs:
         self.is_renewed = False
         # Seconds that a drafter's reading now and then takes of each round without a draft.
         self.upkeep = 0.0
+        # Seconds of rounds without a draft, and of plain `generate`'s steps, at whatever length of text.
+        self.undrafted, self.plain = Mean(), Mean()
         # Rounds by which each plan was compared with others.
         self.evidence: dict[Plan, float] = {}
         # Logarithms of costs, and the level of the last block.
@@ -158,6 +176,8 @@ class Costs:
         if seconds is None or not (math.isfinite(seconds) and seconds > 0):
             return
         self.block.append((plan, math.log(seconds)))
+        if plan == NOTHING:
+            self.undrafted.note(seconds)
         is_news = self.count(plan) < self.BELIEVED
         self.counts[plan] = self.count(plan) + 1
         self.num_surprises += is_news
@@ -171,6 +191,13 @@ class Costs:
                 if len(medians) > 1:
                     self.blocks.append(medians)
                 self.block = []
+
+    @property
+    def plain_is_slower(self) -> bool:
+        """Whether plain `generate`'s steps are known to take longer than rounds without a draft; of few of these nobody knows."""
+        return self.plain.count > 0 and (
+            self.undrafted.count < self.ENOUGH or self.undrafted.value + self.upkeep < self.plain.value
+        )
 
     def note_upkeep(self, seconds: float, num_rounds: int) -> None:
         """Learn from a round without a draft in which the drafter read what so many such rounds have written."""

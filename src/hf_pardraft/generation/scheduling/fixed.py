@@ -52,7 +52,12 @@ class FixedSchedule:
         """The plan, as far as there is room for it."""
         return self.plan.within(room)
 
-    def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
+    def note(
+        self,
+        outcomes: Sequence[tuple[int, int]],
+        of_chains: Sequence[tuple[int, int]] | None = None,
+        items: Sequence[int] | None = None,
+    ) -> None:
         """Nothing is learned."""
 
     def end_round(self, is_ordinary: bool, is_unique: bool = False, stands_for: int = 1) -> None:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from .acceptance import Acceptance, Slowest, TreeGain
+from .acceptance import Acceptance, TreeGain
 from .confidence import Calibration
 from .costs import Costs
 from .reading import ReadingCosts
+from .spread import Spread
 
 
 class Knowledge:
@@ -14,8 +15,8 @@ class Knowledge:
     Attributes:
         earlier, chain: what was accepted of chains in all texts, and in this one; of trees where there are no chains.
         gains: what trees have over chains, by their budget.
-        slowest: how unevenly drafts serve the items of a batch, by batch size.
-        costs, reading: what rounds cost, and the target's forwards, by batch size (powers of two).
+        spreads: how unevenly drafts serve the items of a batch, by batch size (powers of two) and depth.
+        costs, reading: what rounds cost, and the target's forwards, by batch size.
         calibration: what a drafter's own probabilities are worth.
         purse: what may be lost by trying plans that don't seem the best, in rounds of the best one. Each round puts a little in.
 
@@ -32,8 +33,8 @@ class Knowledge:
     def __init__(self, is_of_compiled: bool = False) -> None:
         self.earlier = Acceptance()
         self.gains: dict[int, TreeGain] = {}
+        self.spreads: dict[tuple[int, int], Spread] = {}
         self.begin_text()
-        self.slowest: dict[int, Slowest] = {}
         self.costs: dict[int, Costs] = {}
         self.reading: dict[int, ReadingCosts] = {}
         self.calibration = Calibration()
@@ -43,7 +44,9 @@ class Knowledge:
 
     def begin_text(self) -> None:
         """Judge what comes by earlier texts, until it speaks for itself."""
-        self.chain = Acceptance(self.earlier)
+        self.chain, self.most_items = Acceptance(self.earlier), 0
+        for spread in [*self.spreads.values()]:
+            spread.begin()
 
     def forget_costs(self, are_young: Callable[[Costs], bool]) -> None:
         """Let costs be measured again of which that is said."""
@@ -62,9 +65,12 @@ class Knowledge:
         """What trees of this budget have over chains."""
         return self.gains.setdefault(budget, TreeGain())
 
-    def slowest_of(self, batch: int) -> Slowest:
-        """How unevenly drafts serve a batch of this size."""
-        return self.slowest.setdefault(size_class(batch), Slowest())
+    def spread_of(self, batch: int, depth: int) -> Spread:
+        """How unevenly drafts of so many tokens serve a batch; of such as were never made, like the nearest shorter ones."""
+        size = size_class(batch)
+        spread = self.spreads.setdefault((size, depth), Spread())
+        shorter = [key for key, other in self.spreads.items() if key[0] == size and key[1] < depth and other.is_known]
+        return self.spreads[max(shorter)] if shorter and not spread.is_known else spread
 
     def costs_for(self, batch: int) -> Costs:
         """The costs at a batch size; where they are new, those of the nearest one are believed at first."""
@@ -80,6 +86,7 @@ class Knowledge:
         outcomes: Sequence[tuple[int, int]],
         of_chains: Sequence[tuple[int, int]] | None = None,
         is_whole: bool = True,
+        items: Sequence[int] | None = None,
     ) -> None:
         """Learn what was accepted in a round.
 
@@ -89,17 +96,33 @@ class Knowledge:
             of_chains: of a tree, what would have become of the chain of likeliest tokens; `None` if nobody asked.
             is_whole: whether the target read all of the draft. A part of a tree may accept less than the chain would have, which
                 says nothing of trees.
+            items: of the call, that the outcomes are about; by default the first ones.
         """
-        if len(outcomes) > 1:
-            self.slowest_of(len(outcomes)).note([count for count, _ in outcomes])
         if of_chains is not None and is_whole:
             accepted = (sum(count for count, _ in each) for each in (outcomes, of_chains))
             self.gain_of(budget).note(*accepted)
         outcomes = outcomes if of_chains is None else of_chains
-        self.earlier.note(outcomes)
-        if self.chain.note(outcomes):
+        self.most_items = max(self.most_items, len(outcomes))
+        if self.most_items > 1:
+            self._note_spread(outcomes, range(len(outcomes)) if items is None else items)
+        # The last items of a batch are the ones with which drafts fare worst. They say nothing of the next.
+        speaks_for_all = 2 * len(outcomes) >= self.most_items
+        if speaks_for_all:
+            self.earlier.note(outcomes)
+        if self.chain.note(outcomes) and speaks_for_all:
             # The next text may be like this one.
             self.earlier.weaken(self.AFTER_CHANGE)
+
+    def _note_spread(self, outcomes: Sequence[tuple[int, int]], items: Sequence[int]) -> None:
+        """Learn of all depths how many tokens each item would have accepted, as far as these drafts tell."""
+        size = size_class(self.most_items)
+        all_go_on = len(outcomes) >= self.most_items
+        for (of_size, depth), spread in [*self.spreads.items()]:
+            tells = of_size == size and all(count >= depth or tried > count for count, tried in outcomes)
+            # Of the items that are left in the end the mean is another.
+            if tells and (spread.found or all_go_on):
+                counts = (min(count, depth) for count, _ in outcomes)
+                spread.note(dict(zip(items, counts, strict=True)))
 
     def reading_for(self, batch: int) -> ReadingCosts:
         """What the target's forwards cost at a batch size."""

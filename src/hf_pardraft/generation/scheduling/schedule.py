@@ -104,7 +104,11 @@ class Schedule:
         return self.rests_with_plain and self.next_loss > self.knowledge.purse
 
     def note_plain(self, num_rounds: int) -> None:
-        """Learn that plain `generate` has written so many tokens instead."""
+        """Learn that plain `generate` has written so many tokens instead, in the time since the last round."""
+        now = self.clock()
+        if num_rounds:
+            self.costs.plain.note((now - self.started) / num_rounds, num_rounds)
+        self.started = now
         self.knowledge.put_in(num_rounds)
 
     def next_plan(self, batch: int, room: int) -> Plan:
@@ -151,10 +155,15 @@ class Schedule:
         self.learn()
         self.plan = NOTHING
 
-    def note(self, outcomes: Sequence[tuple[int, int]], of_chains: Sequence[tuple[int, int]] | None = None) -> None:
+    def note(
+        self,
+        outcomes: Sequence[tuple[int, int]],
+        of_chains: Sequence[tuple[int, int]] | None = None,
+        items: Sequence[int] | None = None,
+    ) -> None:
         """Learn what was accepted in this round; see [`Knowledge.note`]."""
         if self.plan.depth and outcomes:
-            self.outcomes.append((outcomes, of_chains, self.reading.is_whole))
+            self.outcomes.append((outcomes, of_chains, self.reading.is_whole, items))
 
     def end_round(self, is_ordinary: bool, is_unique: bool = False, stands_for: int = 1) -> None:
         """Learn how long the round took.

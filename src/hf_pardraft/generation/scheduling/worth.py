@@ -9,6 +9,8 @@ from .reading import ReadingCosts, best_count, values_of_reading
 
 # Seconds that a round with more than its own token takes besides the forward, roughly.
 ALONE = 1e-3
+# What part of a round's time is the same for a batch of any size, before that is known; and at least.
+UNKNOWN_SHARE, LEAST_SHARE = 0.5, 0.1
 
 
 class PlanWorth:
@@ -31,8 +33,8 @@ class PlanWorth:
 
     def work_out(self, costs: Costs, batch: int) -> None:
         """Go by what is known now, for a batch of so many items."""
-        self.expect(batch)
         self.seconds = {plan: costs.of(plan) for plan in self.plans}
+        self.expect(batch)
 
     def expect(self, batch: int) -> None:
         """Go by what is known of drafts now, and leave the seconds as they were."""
@@ -48,8 +50,19 @@ class PlanWorth:
             gains = self.knowledge.tree_gains(depth, [plan.budget for plan in trees])
             tokens |= {plan: 1 + (tokens[plan] - 1) * gains[plan.budget] for plan in trees}
         if batch > 1:
-            tokens = {plan: self.knowledge.slowest_of(batch).slowed(count) for plan, count in tokens.items()}
+            spreads = {plan: self.knowledge.spread_of(batch, plan.depth) for plan in tokens if plan.depth}
+            of_batch = {plan: each.worth(tokens[plan], self.fixed_share(plan)) for plan, each in spreads.items()}
+            tokens |= of_batch
         self.tokens = tokens
+
+    def fixed_share(self, plan: Plan) -> float:
+        """The share of a round's time that is the same for a batch of any size, by what each token more to read costs."""
+        if not self.seconds:
+            return UNKNOWN_SHARE
+        largest = plan if plan.budget else max((other for other in self.plans if not other.budget), default=plan)
+        more = max(self.seconds[largest] - self.seconds[NOTHING], 0.0)
+        of_items = more * (1 + plan.num_nodes) / largest.num_nodes
+        return max(1 - of_items / self.seconds[plan], LEAST_SHARE)
 
     def rate(self, plan: Plan) -> float:
         """Tokens a second and item."""
@@ -62,8 +75,10 @@ class PlanWorth:
     def is_surely_plain(self, costs: Costs, batch: int) -> bool:
         """Whether no draft pays, by more than costs may be wrong: what is left to plain `generate` teaches nothing.
 
-        A batch is left to it at once: after ragged rounds, ours without a draft cost clearly more than its steps.
+        A batch is left to it at once, until it is known to take longer than ours without a draft.
         """
+        if costs.plain_is_slower:
+            return False
         rest = self.rate(NOTHING)
         doubts = {plan: 0.0 if batch > 1 else costs.doubt(plan, NOTHING) for plan in self.plans if plan.depth}
         return all(self.rate(plan) * (1 + doubt) < rest for plan, doubt in doubts.items())

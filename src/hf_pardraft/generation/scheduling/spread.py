@@ -1,0 +1,68 @@
+"""What drafts are worth to a batch whose items they serve unevenly. Pure."""
+
+from collections.abc import Sequence
+
+
+class Spread:
+    """How unevenly drafts of one depth serve the items of a batch: what each item gets a round, compared with the mean of all."""
+
+    # What is believed at first of the two ends, and for how many rounds of each item.
+    PRIOR, PRIOR_WEIGHT = (0.6, 1.4), 8.0
+
+    def __init__(self) -> None:
+        self.before: list[float] = [*self.PRIOR]
+        # Of this call, by item: accepted tokens, and rounds.
+        self.found: dict[int, tuple[int, int]] = {}
+
+    def begin(self) -> None:
+        """Another call begins, with other items."""
+        self.before, self.found = self.shares, {}
+
+    def note(self, counts: dict[int, int]) -> None:
+        """Learn how many tokens of a round's drafts each item accepted."""
+        found = dict(self.found)
+        for item, count in counts.items():
+            accepted, num_rounds = found.get(item, (0, 0))
+            found[item] = accepted + count, num_rounds + 1
+        self.found = found
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any round was noted."""
+        return bool(self.found) or self.before != [*self.PRIOR]
+
+    @property
+    def shares(self) -> list[float]:
+        """The items' shares, the smallest first; 1 if all items fare alike."""
+        found = sorted(self.found.values(), key=lambda of_item: of_item[0] / of_item[1])
+        mean = sum(accepted / num_rounds for accepted, num_rounds in found) / max(len(found), 1)
+        if not mean:
+            return self.before
+        return [
+            (accepted / mean + self.PRIOR_WEIGHT * share) / (num_rounds + self.PRIOR_WEIGHT)
+            for (accepted, num_rounds), share in zip(found, resampled(self.before, len(found)), strict=True)
+        ]
+
+    def worth(self, tokens: float, fixed: float) -> float:
+        """What a round that commits so many tokens to an item is worth to the batch.
+
+        An item leaves the batch when its text is over. A part of a round's time is the same whoever is left, and so lasts as long
+        as the slowest item; the other part falls with each item that leaves.
+
+        Args:
+            tokens: in the mean of the items.
+            fixed: the first part, as a share of the time of a round of all items.
+        """
+        rounds = [1 / (1 + share * (tokens - 1)) for share in self.shares]
+        return 1 / (fixed * max(rounds) + (1 - fixed) * sum(rounds) / len(rounds))
+
+
+def resampled(values: Sequence[float], count: int) -> list[float]:
+    """As many values as there are to be, on the lines through those that there are."""
+    last = len(values) - 1
+    places = [index * last / max(count - 1, 1) for index in range(count)]
+    below = [min(int(place), max(last - 1, 0)) for place in places]
+    return [
+        values[index] + (place - index) * (values[min(index + 1, last)] - values[index])
+        for place, index in zip(places, below, strict=True)
+    ]
