@@ -210,7 +210,9 @@ def test_the_last_items_of_a_batch_say_nothing_of_the_next():
     assert knowledge.chain.rates(4)[0] < 0.1
 
 
-@pytest.mark.parametrize(("seconds", "fixed"), [(1.08, 1 - 0.01 * 9 / 1.08), (3.0, 1 - 0.25 * 9 / 3), (20.0, LEAST_SHARE)])
+@pytest.mark.parametrize(
+    ("seconds", "fixed"), [(1.08, 1 - 0.01 * 9 / 1.08), (3.0, 1 - 0.25 * 9 / 3), (20.0, LEAST_SHARE)]
+)
 def test_how_much_of_a_round_is_the_same_for_fewer_items_follows_from_what_a_token_more_costs(seconds, fixed):
     knowledge = Knowledge()
     worth, costs = PlanWorth(knowledge, [NOTHING, Plan(8)], reads_again=False), knowledge.costs_for(16)
