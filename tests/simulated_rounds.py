@@ -28,6 +28,7 @@ class World:
         plain: what a step of plain `generate` costs, where a round without a draft costs 1.
         is_compiled: whether rounds are compiled. Each plan takes a second then when it is followed for the first time, and the
             first rounds in a row of any plan are slow.
+        cold: how slow these are: by what share of its cost the very first takes longer, of compiled rounds.
     """
 
     rates: list[float]
@@ -41,6 +42,7 @@ class World:
     outliers: dict[int, float] = field(default_factory=dict)
     plain: float = 1.0
     is_compiled: bool = False
+    cold: float = 1.0
 
     def __post_init__(self) -> None:
         self.random, self.now, self.num_rounds = random.Random(self.seed), 0.0, 0
@@ -98,7 +100,7 @@ class World:
             if self.is_compiled:
                 self.compiled.add(schedule.chosen)
                 in_a_row = next((n for n, before in enumerate(reversed(followed)) if before != plan), len(followed))
-                self.now += is_new + price * self.pace(self.num_rounds) * 2.0 ** (1 - in_a_row)
+                self.now += is_new + self.cold * price * self.pace(self.num_rounds) * 2.0 ** (1 - in_a_row)
             self.num_rounds, cost = self.num_rounds + 1, cost + price
             outcomes, of_chains = (
                 [(counts[kind], min(counts[kind] + 1, plan.depth)) for counts in accepted] if plan.depth else []

@@ -29,7 +29,7 @@ class Acceptance:
     # Tries of which less is no belief that could be contradicted.
     KNOWN = 16
     # What nothing is known of: as good as a middling drafter, with the weight of so many tokens.
-    PRIOR, PRIOR_WEIGHT = 0.5, 1.0
+    PRIOR, PRIOR_WEIGHT = 0.5, 2.0
 
     def __init__(self, earlier: "Acceptance | None" = None) -> None:
         self.earlier = earlier
@@ -145,29 +145,56 @@ class Acceptance:
 
 
 class TreeGain:
-    """How many more tokens trees of one size have accepted than the chains of likeliest tokens would have, in the same rounds.
+    """How many times as many tokens rounds commit with trees of one size as with the chains of likeliest tokens in their place.
 
-    The same rounds, since trees may be what easy stretches of a text are drafted with, and chains what hard ones are.
+    The same rounds, since trees may be what easy stretches of a text are drafted with, and chains what hard ones are. And each
+    text's rounds for themselves, the more of them there are: trees hold what a text suggests that repeats itself, and gain far
+    more in it than in the next.
+
+    Args:
+        earlier: what was gained in earlier texts; `None` for that itself, which lasts.
     """
 
     # What is believed at first, with the weight of so many tokens: trees hold the right token for a share of those that chains
-    # get wrong, but gain no more than so much. And tokens after which about a third of their weight is left.
-    CAUGHT, MOST, PRIOR_WEIGHT = 0.2, 1.4, 6.0
-    MEMORY = 2000
+    # get wrong, but have no more than so many times as many accepted.
+    CAUGHT, MOST, PRIOR_WEIGHT = 0.2, 1.4, 16.0
+    # The weight of earlier texts; and tokens after which about a third of their weight is left, in all texts and in one.
+    OF_EARLIER, MEMORY, MEMORY_OF_TEXT = 12.0, 1000.0, 100.0
+    # From how many tokens, and by what factor in the gain, a text is known to be another; and what is left of earlier ones then.
+    KNOWN, CLEARLY, AFTER_CHANGE = 48.0, 1.5, 0.1
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: "TreeGain | None" = None) -> None:
+        self.earlier = earlier
         self.of_tree = self.of_chain = 0.0
 
     def note(self, of_tree: int, of_chain: int) -> None:
-        """Learn from a round that so many tokens were accepted, and would have been."""
-        keep = 1 - of_tree / (of_tree + self.MEMORY)
-        self.of_tree, self.of_chain = keep * self.of_tree + of_tree, keep * self.of_chain + of_chain
+        """Learn that rounds have committed so many tokens, and would have; the bonus tokens counted."""
+        self._weaken(1 - of_chain / (of_chain + (self.MEMORY_OF_TEXT if self.earlier else self.MEMORY)))
+        self.of_tree, self.of_chain = self.of_tree + of_tree, self.of_chain + of_chain
+        if self.earlier:
+            self.earlier.note(of_tree, of_chain)
+            if self._is_another_text():
+                self.earlier._weaken(self.AFTER_CHANGE)
+
+    def _weaken(self, keep: float) -> None:
+        """Believe what was found with this share of its weight."""
+        self.of_tree, self.of_chain = keep * self.of_tree, keep * self.of_chain
+
+    def _is_another_text(self) -> bool:
+        """Whether trees gain clearly more in this text, or less, than in the earlier ones."""
+        if self.of_chain < self.KNOWN:
+            return False
+        ratio = (self.of_tree / self.of_chain) / (self.earlier.of_tree / self.earlier.of_chain)
+        return max(ratio, 1 / ratio) > self.CLEARLY
 
     def factor(self, of_tree: float, of_chain: float) -> float:
-        """How many times as many tokens of trees are accepted as of chains.
+        """How many times as many tokens are committed with trees as with chains.
 
         Args:
             of_tree, of_chain: the tokens of a round that are believed to be, where nothing is known of trees.
         """
-        believed = min(of_tree / of_chain, self.MOST)
-        return (self.of_tree + self.PRIOR_WEIGHT * believed) / (self.of_chain + self.PRIOR_WEIGHT)
+        if self.earlier:
+            believed, weight = self.earlier.factor(of_tree, of_chain), self.OF_EARLIER
+        else:
+            believed, weight = (1 + min(of_tree - 1, self.MOST * (of_chain - 1))) / of_chain, self.PRIOR_WEIGHT
+        return (self.of_tree + weight * believed) / (self.of_chain + weight)

@@ -14,7 +14,7 @@ class Knowledge:
 
     Attributes:
         earlier, chain: what was accepted of chains in all texts, and in this one; of trees where there are no chains.
-        gains: what trees have over chains, by their budget.
+        earlier_gains, gains: what trees had over chains in all texts, and have in this one, by their budget.
         spreads: how unevenly drafts serve the items of a batch, by batch size (powers of two) and depth.
         costs, reading: what rounds cost, and the target's forwards, by batch size.
         calibration: what a drafter's own probabilities are worth.
@@ -25,19 +25,20 @@ class Knowledge:
     """
 
     # What it begins with. What is put in: the share of all time that trying may cost, of compiled rounds, too, whose tries take
-    # longer. And the most that is saved up.
-    BEGINNING, SHARE, SHARE_COMPILED, MOST_SAVED = 3.0, 0.005, 0.015, 32.0
+    # longer. And the most that is saved up, of long compiled rounds, too.
+    BEGINNING, SHARE, SHARE_COMPILED, MOST_SAVED, MOST_SAVED_LONG = 3.0, 0.005, 0.015, 32.0, 8.0
     # Of what earlier texts taught, the weight that is left once a text is found to be another.
     AFTER_CHANGE = 0.1
 
     def __init__(self, is_of_compiled: bool = False) -> None:
         self.earlier = Acceptance()
-        self.gains: dict[int, TreeGain] = {}
+        self.earlier_gains: dict[int, TreeGain] = {}
         self.spreads: dict[tuple[int, int], Spread] = {}
         self.begin_text()
         self.costs: dict[int, Costs] = {}
         self.reading: dict[int, ReadingCosts] = {}
         self.calibration = Calibration()
+        self.most_saved = self.MOST_SAVED
         self.purse, self.share = (
             (self.MOST_SAVED, self.SHARE_COMPILED) if is_of_compiled else (self.BEGINNING, self.SHARE)
         )
@@ -45,6 +46,7 @@ class Knowledge:
     def begin_text(self) -> None:
         """Judge what comes by earlier texts, until it speaks for itself."""
         self.chain, self.most_items = Acceptance(self.earlier), 0
+        self.gains: dict[int, TreeGain] = {}
         for spread in [*self.spreads.values()]:
             spread.begin()
 
@@ -57,13 +59,15 @@ class Knowledge:
         return self.chain.expected_tokens(depth)
 
     def tree_gains(self, depth: int, budgets: Iterable[int]) -> dict[int, float]:
-        """How many times as many drafted tokens are accepted of trees as of chains of the same depth, by the trees' budget."""
-        of_chain, of_tree = (self.chain.expected_tokens(depth, caught)[depth] - 1 for caught in (0.0, TreeGain.CAUGHT))
+        """How many times as many tokens rounds commit with trees as with chains of the same depth, by the trees' budget."""
+        of_chain, of_tree = (self.chain.expected_tokens(depth, caught)[depth] for caught in (0.0, TreeGain.CAUGHT))
         return {budget: self.gain_of(budget).factor(of_tree, of_chain) for budget in budgets}
 
     def gain_of(self, budget: int) -> TreeGain:
-        """What trees of this budget have over chains."""
-        return self.gains.setdefault(budget, TreeGain())
+        """What trees of this budget have over chains, in this text."""
+        if budget not in self.gains:
+            self.gains[budget] = TreeGain(self.earlier_gains.setdefault(budget, TreeGain()))
+        return self.gains[budget]
 
     def spread_of(self, batch: int, depth: int) -> Spread:
         """How unevenly drafts of so many tokens serve a batch; of such as were never made, like the nearest shorter ones."""
@@ -99,8 +103,8 @@ class Knowledge:
             items: of the call, that the outcomes are about; by default the first ones.
         """
         if of_chains is not None and is_whole:
-            accepted = (sum(count for count, _ in each) for each in (outcomes, of_chains))
-            self.gain_of(budget).note(*accepted)
+            committed = (sum(count + 1 for count, _ in each) for each in (outcomes, of_chains))
+            self.gain_of(budget).note(*committed)
         outcomes = outcomes if of_chains is None else of_chains
         self.most_items = max(self.most_items, len(outcomes))
         if self.most_items > 1:
@@ -130,7 +134,12 @@ class Knowledge:
 
     def put_in(self, rounds: float) -> None:
         """Save for tries: so many rounds of the best plan have passed."""
-        self.purse = min(self.purse + self.share * rounds, self.MOST_SAVED)
+        self.purse = min(self.purse + self.share * rounds, self.most_saved)
+
+    def save_for_long_rounds(self) -> None:
+        """Tries of long compiled rounds take as few of them as those of others do, and a call has fewer."""
+        self.share, self.most_saved = self.SHARE, self.MOST_SAVED_LONG
+        self.purse = min(self.purse, self.most_saved)
 
 
 def size_class(batch: int) -> int:

@@ -262,13 +262,16 @@ class Schedule:
         """Find the best plan by what is known now, and what to try next."""
         self.reconsidered, self.num_surprises = self.num_rounds, self.costs.num_surprises
         self.worth.work_out(self.costs, self.batch)
+        is_long = self.worth.seconds[NOTHING] >= LONG
+        if is_long and not self.rounds.may_be_left:
+            self.knowledge.save_for_long_rounds()
         plans = [plan for plan in self.plans if self.rounds.is_there(plan, self.costs)]
         self.best = max(plans, key=lambda plan: self.rounds.preference(self.worth.rate(plan), plan, self.best))
-        if self.worth.seconds[NOTHING] < LONG:
+        if not is_long:
             worth_it = self.WORTH_COMPILING * self.worth.rate(self.best)
             missing = (plan for plan in self.plans if plan not in plans and self.worth.rate(plan) > worth_it)
             self.due = self.due or next(missing, None)
-        matters = self.rounds.may_be_left and (self.batch > 1 or self.worth.seconds[NOTHING] < LONG)
+        matters = self.rounds.may_be_left and (self.batch > 1 or not is_long)
         is_judged = self.knowledge.chain.num_judged >= self.JUDGED
         self.rests_with_plain = is_judged and matters and self.worth.is_surely_plain(self.costs, self.batch)
         self.reading.know(self.worth.rate(self.best), self.plans[-1].num_nodes)

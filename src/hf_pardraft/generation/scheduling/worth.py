@@ -48,7 +48,7 @@ class PlanWorth:
         if has_chains:
             trees = [plan for plan in self.plans if plan.budget]
             gains = self.knowledge.tree_gains(depth, [plan.budget for plan in trees])
-            tokens |= {plan: 1 + (tokens[plan] - 1) * gains[plan.budget] for plan in trees}
+            tokens |= {plan: tokens[plan] * gains[plan.budget] for plan in trees}
         if batch > 1:
             spreads = {plan: self.knowledge.spread_of(batch, plan.depth) for plan in tokens if plan.depth}
             of_batch = {plan: each.worth(tokens[plan], self.fixed_share(plan)) for plan, each in spreads.items()}
