@@ -13,7 +13,7 @@ from hf_pardraft.generation.scheduling.acceptance import Acceptance
 from hf_pardraft.generation.scheduling.costs import Costs, interpolated
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.knowledge import Knowledge
-from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans
+from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans, compiled_plans
 from hf_pardraft.generation.scheduling.rounds import CompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.scheduling.spread import Spread
@@ -250,6 +250,8 @@ def test_a_fixed_schedule_follows_its_plan_as_far_as_there_is_room():
 def test_plans_are_nothing_chains_and_trees_up_to_what_may_be_drafted():
     assert all_plans(5, 0) == [Plan(0), Plan(1), Plan(2), Plan(4), Plan(5)]
     assert all_plans(1, 20) == [Plan(0), Plan(1), Plan(1, 16), Plan(1, 20)]
+    assert compiled_plans(7, 16) == [Plan(0), Plan(4), Plan(7), Plan(7, 16)]
+    assert compiled_plans(1, 0) == [Plan(0), Plan(1)]
 
 
 def test_a_tree_is_compared_with_the_chain_of_the_same_rounds():

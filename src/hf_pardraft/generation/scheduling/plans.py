@@ -42,7 +42,7 @@ NOTHING = Plan(0)
 
 def compiled_plans(depth: int, budget: int) -> list[Plan]:
     """The plans that compiled rounds choose from, see [`all_plans`]: few, since each takes its time to compile."""
-    sizes = [size for size in (depth // 2, depth) if size]
+    sizes = sorted({(depth + 1) // 2, depth} - {0})
     return [NOTHING, *map(Plan, sizes), *([Plan(depth, budget)] if budget else [])]
 
 
