@@ -5,7 +5,7 @@ import random
 import statistics
 import sys
 import threading
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import pytest
 
@@ -521,8 +521,8 @@ def test_tries_of_short_rounds_come_in_pairs():
     for _ in range(6):
         plans = world.call()[1]
         # Near the end there is no room for whole drafts.
-        starts = [number for number in range(len(plans)) if number == 0 or plans[number] != plans[number - 1]]
-        runs += [end - start for start, end in pairwise([*starts, len(plans)]) if start < len(plans) - 8]
+        numbers = [list(run) for _, run in groupby(range(len(plans)), key=plans.__getitem__)]
+        runs += [len(run) for run in numbers if run[0] < len(plans) - 8]
     assert len(runs) > 8
     assert min(runs) >= 2
     # Long ones don't need it.
@@ -571,13 +571,16 @@ def test_calls_in_several_threads_may_teach_the_same_knowledge():
             batch = generator.choice((1, 3, 4))
             depth = generator.choice((2, 5, 9))
             counts = [generator.randint(0, depth) for _ in range(batch)]
-            knowledge.note(0, [(count, min(count + 1, depth)) for count in counts])
+            outcomes = [(count, min(count + 1, depth)) for count in counts]
+            knowledge.note(0, outcomes)
+            knowledge.note(16, outcomes, of_chains=[(0, 1)] * batch)
+            knowledge.tree_gains(9, [16, 32])
             knowledge.expected_tokens(9)
             knowledge.costs_for(batch).note(Plan(depth), 1e-3 * depth)
             reading = knowledge.reading_for(batch)
             reading.note(generator.randint(1, 9), 1e-3)
             reading.of(5)
-            if number % 100 == 0:
+            if number % 10 == 0:
                 knowledge.begin_text()
         return True
 

@@ -11,6 +11,7 @@ from transformers.generation.streamers import BaseStreamer
 from ..models.inputs import DraftInputs, last_columns
 from .candidate_generator import ParallelCandidateGenerator
 from .choosing.choice import LikeliestToken
+from .draft_judge import DraftJudge
 from .inference_mode import mode_for
 from .outputs import ItemRead, OutputRecorder
 from .packing.packed_layers import packed_layers
@@ -45,10 +46,12 @@ class DecodingCall(ABC):
         pending: the tokens of each that the target has not read: its last one, or more.
         prompt: what the target has to read in the first round; `None` afterwards.
         choice: how tokens are chosen.
+        judge: of drafts, and of what the texts suggest.
         finished: the texts of the other items.
     """
 
     choice: LikeliestToken
+    judge: DraftJudge
 
     def __init__(
         self,
@@ -225,6 +228,7 @@ class DecodingCall(ABC):
         if self.items:
             self.sequences.select_items(kept)
             self.choice.select_items(kept)
+            self.judge.select_items(kept)
             self.select_items(kept)
 
     def _are_over(self) -> list[bool]:

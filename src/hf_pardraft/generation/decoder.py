@@ -71,10 +71,6 @@ class SpeculativeDecoding(DecodingCall):
         self.schedule.learn()
         self._tell_levels()
 
-    def select_items(self, kept: list[int]) -> None:
-        super().select_items(kept)
-        self.judge.select_items(kept)
-
     def round(self) -> None:
         """Draft, read, verify and commit once."""
         if self.prompt is None and self.inputs.rereads(self.sequences.lengths[0]):

@@ -121,7 +121,6 @@ class CompiledDecoding(SpeculativeDecoding):
         if self.decode_state is None:
             super().select_items(kept)
             return
-        self.judge.select_items(kept)
         for item in {*self.live} - {self.live[index] for index in kept}:
             # It takes no room any more, and its positions are such as exist.
             self.decode_state.reset(item)

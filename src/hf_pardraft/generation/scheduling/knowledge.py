@@ -38,7 +38,7 @@ class Knowledge:
         self.costs: dict[int, Costs] = {}
         self.reading: dict[int, ReadingCosts] = {}
         self.calibration = Calibration()
-        self.most_saved = self.MOST_SAVED
+        self.is_of_compiled, self.most_saved = is_of_compiled, self.MOST_SAVED
         self.purse, self.share = (
             (self.MOST_SAVED, self.SHARE_COMPILED) if is_of_compiled else (self.BEGINNING, self.SHARE)
         )
@@ -65,9 +65,8 @@ class Knowledge:
 
     def gain_of(self, budget: int) -> TreeGain:
         """What trees of this budget have over chains, in this text."""
-        if budget not in self.gains:
-            self.gains[budget] = TreeGain(self.earlier_gains.setdefault(budget, TreeGain()))
-        return self.gains[budget]
+        # Calls in other threads may begin a text meanwhile.
+        return self.gains.setdefault(budget, TreeGain(self.earlier_gains.setdefault(budget, TreeGain())))
 
     def spread_of(self, batch: int, depth: int) -> Spread:
         """How unevenly drafts of so many tokens serve a batch; of such as were never made, like the nearest shorter ones."""
@@ -136,10 +135,11 @@ class Knowledge:
         """Save for tries: so many rounds of the best plan have passed."""
         self.purse = min(self.purse + self.share * rounds, self.most_saved)
 
-    def save_for_long_rounds(self) -> None:
-        """Tries of long compiled rounds take as few of them as those of others do, and a call has fewer."""
-        self.share, self.most_saved = self.SHARE, self.MOST_SAVED_LONG
-        self.purse = min(self.purse, self.most_saved)
+    def note_length(self, is_long: bool) -> None:
+        """Learn whether rounds are long: tries of compiled ones then take as few as those of others do, and a call has fewer."""
+        if is_long and self.is_of_compiled:
+            self.share, self.most_saved = self.SHARE, self.MOST_SAVED_LONG
+            self.purse = min(self.purse, self.most_saved)
 
 
 def size_class(batch: int) -> int:

@@ -263,8 +263,7 @@ class Schedule:
         self.reconsidered, self.num_surprises = self.num_rounds, self.costs.num_surprises
         self.worth.work_out(self.costs, self.batch)
         is_long = self.worth.seconds[NOTHING] >= LONG
-        if is_long and not self.rounds.may_be_left:
-            self.knowledge.save_for_long_rounds()
+        self.knowledge.note_length(is_long)
         plans = [plan for plan in self.plans if self.rounds.is_there(plan, self.costs)]
         self.best = max(plans, key=lambda plan: self.rounds.preference(self.worth.rate(plan), plan, self.best))
         if not is_long:
