@@ -9,7 +9,8 @@ from hf_pardraft.generation.scheduling.knowledge import Knowledge
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans, compiled_plans
 from hf_pardraft.generation.scheduling.schedule import Schedule
 
-TOKENS = 128
+# Of a prompt, and to write.
+PROMPT, TOKENS = 64, 128
 # Tokens that a drafter reads for nothing; any more cost a share of a round each.
 FREE, READING = 9, 0.02
 
@@ -83,13 +84,13 @@ class World:
         first = Plan(self.depth)
         schedule = Schedule(self.knowledge, self.plans, first, lambda: self.now, is_compiled=self.is_compiled)
         left, pending, cost, followed = TOKENS, 24, 0.0, []
-        is_plains = schedule.leaves_to_plain(batch)
+        is_plains = schedule.leaves_to_plain(batch, PROMPT)
         while left > 0:
             if is_plains or schedule.leaves_rest_to_plain():
                 self.now += self.plain * left * self.pace(self.num_rounds)
                 schedule.note_plain(left)
                 return TOKENS / (cost + self.plain * left), followed
-            plan = schedule.next_plan(batch, left - 1)
+            plan = schedule.next_plan(batch, left - 1, PROMPT + TOKENS - left, left)
             accepted = [self.accepted(plan) for _ in range(batch)]
             price, is_ordinary = self.cost(plan), not plan.depth or pending <= self.depth + 1
             if plan.depth:
@@ -156,13 +157,13 @@ class PartlyReadWorld:
     def call(self) -> float:
         """The cost of a call by the schedule, noise not counted."""
         schedule = Schedule(self.knowledge, self.plans, Plan(8), lambda: self.now, looks=True)
-        left, cost, is_plains = TOKENS, 0.0, schedule.leaves_to_plain(1)
+        left, cost, is_plains = TOKENS, 0.0, schedule.leaves_to_plain(1, PROMPT)
         while left > 0:
             if is_plains or schedule.leaves_rest_to_plain():
                 self.now += 0.05 * left
                 schedule.note_plain(left)
                 return cost + left
-            plan, rate = schedule.next_plan(1, left - 1), self.place()
+            plan, rate = schedule.next_plan(1, left - 1, PROMPT + TOKENS - left, left), self.place()
             # All nodes of a tree but the likeliest of each depth are hopeless.
             probabilities = [rate ** (depth + 1) for depth in range(plan.depth)]
             probabilities += [1e-6] * (plan.num_nodes - plan.depth)

@@ -412,7 +412,7 @@ def test_a_call_that_plain_generate_would_not_compile_is_not_left_to_it(monkeypa
     target, batch = tiny_target("llama"), batch_of((6,))
     drafter = tiny_drafter("dflash", target)
     drafter.generation_config.draft_schedule = "auto"
-    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch: True)
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch, length: True)
     target.generate(**batch, assistant_model=drafter, cache_implementation="static", **GREEDY)
     assert names
     names.clear()

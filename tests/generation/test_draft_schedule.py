@@ -205,7 +205,7 @@ def test_ranks_of_a_split_target_decide_alike(monkeypatch):
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "top_k": 5}])
 @pytest.mark.parametrize("end", [None, 7])
 def test_a_call_that_is_left_to_plain_generate_is_just_that(monkeypatch, sampling, end):
-    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch: True)
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch, length: True)
     target = tiny_target(eos_token_id=end)
     drafter = tiny_drafter("pard", target)
     drafter.generation_config.draft_schedule = "auto"

@@ -134,7 +134,7 @@ class Kept(BaseStreamer):
 
 @pytest.mark.parametrize("is_left", [False, True])
 def test_what_a_streamer_is_shown_is_as_usable_as_ever(monkeypatch, is_left):
-    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch: is_left)
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch, length: is_left)
     target, streamer = tiny_target("llama"), Kept()
     drafter = tiny_drafter("dflash", target)
     drafter.generation_config.draft_schedule = "auto"
@@ -145,7 +145,7 @@ def test_what_a_streamer_is_shown_is_as_usable_as_ever(monkeypatch, is_left):
 
 @pytest.mark.parametrize("options", [{}, {"return_dict_in_generate": True}])
 def test_what_is_left_to_plain_generate_runs_in_it_as_well(monkeypatch, options):
-    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch: True)
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch, length: True)
     target, seen = tiny_target("llama"), []
     sample = type(target)._sample
 

@@ -76,7 +76,7 @@ def test_layers_that_hold_their_weights_the_other_way_round_are_packed_too(produ
 def test_a_call_that_is_left_to_plain_generate_multiplies_so_as_well(products, monkeypatch):
     target = tiny_target("llama")
     drafter = tiny_drafter("dflash", target)
-    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch: True)
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch, length: True)
     text = write(target, drafter, draft_schedule="auto")
     assert products
     assert not any("forward" in vars(layer) for layer in target.modules())
@@ -236,7 +236,7 @@ def test_a_target_that_is_compiled_keeps_its_layers(products, whole):
 def test_a_compiled_call_that_is_left_to_plain_generate_keeps_its_layers(products, monkeypatch):
     target = tiny_target("llama")
     drafter = tiny_drafter("dflash", target)
-    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch: True)
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch, length: True)
     write(target, drafter, draft_schedule="auto", cache_implementation="static")
     assert not products
 

@@ -387,7 +387,7 @@ def pausing(monkeypatch):
     """Schedules that never draft, and read as much of the text alone as `read` says."""
 
     def pause(read):
-        monkeypatch.setattr(Schedule, "next_plan", lambda self, batch, room: NOTHING)
+        monkeypatch.setattr(Schedule, "next_plan", lambda self, *_: NOTHING)
         monkeypatch.setattr(Schedule, "worth_reading_alone", lambda self, probabilities: read(probabilities))
 
     return pause
@@ -493,7 +493,7 @@ def test_rounds_of_the_text_alone_between_drafts(kind, budget, sampling, monkeyp
     plain = target.generate(**call)
     rounds = itertools.count()
 
-    def next_plan(self, batch, room):
+    def next_plan(self, batch, room, length, left):
         self.plan = Plan(4, budget).within(room)
         return self.plan
 

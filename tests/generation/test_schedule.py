@@ -12,13 +12,14 @@ import pytest
 from hf_pardraft.generation.scheduling.acceptance import Acceptance
 from hf_pardraft.generation.scheduling.costs import Costs, interpolated
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
+from hf_pardraft.generation.scheduling.growth import Growth
 from hf_pardraft.generation.scheduling.knowledge import Knowledge
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans, compiled_plans
 from hf_pardraft.generation.scheduling.rounds import CompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.scheduling.spread import Spread
 from hf_pardraft.generation.scheduling.worth import LEAST_SHARE, PlanWorth
-from simulated_rounds import World, random_world
+from simulated_rounds import TOKENS, World, random_world
 from threads import in_threads
 
 PLANS = all_plans(8, 32)
@@ -103,7 +104,7 @@ def test_texts_that_are_shorter_than_a_draft_do_no_harm(length):
     for _ in range(30):
         schedule = Schedule(world.knowledge, world.plans, Plan(7), lambda: world.now)
         for left in range(length, 0, -1):
-            plan = schedule.next_plan(1, left - 1)
+            plan = schedule.next_plan(1, left - 1, 100 - left, left)
             world.now += world.cost(plan)
             schedule.note([(0, 1)] if plan.depth else [])
             schedule.end_round(True)
@@ -114,7 +115,7 @@ def test_texts_that_are_shorter_than_a_draft_do_no_harm(length):
 def test_a_clock_that_says_nothing_does_no_harm(stopped):
     schedule = Schedule(Knowledge(), all_plans(4, 16), Plan(4), lambda: stopped)
     for _ in range(50):
-        plan = schedule.next_plan(1, 9)
+        plan = schedule.next_plan(1, 9, 10, 10)
         schedule.note([(0, 1)] if plan.depth else [])
         schedule.end_round(True)
     assert math.isfinite(schedule.knowledge.purse)
@@ -235,16 +236,21 @@ def test_a_batch_is_left_to_plain_generate_where_its_steps_are_known_to_be_no_sl
     world = World([0.0] * 7, plain=plain)
     calls = [world.call(batch=4) for _ in range(30)]
     rounds = [len(plans) for _, plans in calls]
-    # The first call finds out what plain `generate` takes.
-    assert rounds[0] < 60
+    # The first call leaves its last tokens to plain `generate`, and so finds out what it takes.
+    assert TOKENS - Schedule.LAST <= rounds[0] <= TOKENS - Schedule.LAST + 2
     assert (statistics.mean(rounds[10:]) < 20) == is_left
     assert statistics.mean(speed for speed, _ in calls[5:]) >= 0.97 / min(plain, 1.0)
 
 
 def test_a_fixed_schedule_follows_its_plan_as_far_as_there_is_room():
     schedule = FixedSchedule(Plan(4, 16))
-    assert [schedule.next_plan(1, room) for room in (9, 4, 2, 0)] == [Plan(4, 16), Plan(4, 16), Plan(2, 16), NOTHING]
-    assert not schedule.leaves_to_plain(64)
+    assert [schedule.next_plan(1, room, 64, 64) for room in (9, 4, 2, 0)] == [
+        Plan(4, 16),
+        Plan(4, 16),
+        Plan(2, 16),
+        NOTHING,
+    ]
+    assert not schedule.leaves_to_plain(64, 64)
 
 
 def test_plans_are_nothing_chains_and_trees_up_to_what_may_be_drafted():
@@ -354,6 +360,33 @@ def test_costs_are_compared_with_those_of_the_same_hour():
     assert costs.of(tree) / costs.of(NOTHING) == pytest.approx(3.0, rel=0.05)
     assert costs.of(chain) / costs.of(NOTHING) == pytest.approx(2.0, rel=0.05)
     assert costs.of(chain) == pytest.approx(8.0, rel=0.05)
+
+
+@pytest.mark.parametrize("per_token", [0.0, 1e-4])
+def test_a_longer_text_makes_all_rounds_longer_also_those_of_plans_that_were_tried_early(per_token):
+    knowledge, chain, drawn = Knowledge(), Plan(8), random.Random(0)
+    costs = knowledge.costs_for(64)
+    for _ in range(6):
+        knowledge.begin_text()
+        for costs.length in range(64, 192, 4):
+            plan = NOTHING if costs.length < 72 else chain
+            seconds = {NOTHING: 0.03, chain: 0.1}[plan] + per_token * (costs.length - 64)
+            costs.note(plan, seconds * math.exp(drawn.gauss(0, 0.03)))
+    assert costs.growth.per_token == pytest.approx(per_token, rel=0.2, abs=1e-5)
+    for costs.length in (64, 192):
+        assert costs.of(NOTHING) == pytest.approx(0.03 + per_token * (costs.length - 64), rel=0.1)
+
+
+def test_neither_other_plans_nor_other_calls_say_how_rounds_grow():
+    growth = Growth()
+    for call in range(8):
+        growth.begin_text()
+        # A slower hour with each call, whose prompts are longer; and longer drafts later in the text.
+        for length in range(64):
+            growth.note(Plan(length // 16), 64 * call + length, (1 + call) * (1 + length // 16))
+        # A text that stands still, and a debugger.
+        growth.note(NOTHING, 64 * call, 1e6)
+    assert growth.per_token == 0
 
 
 def test_a_plan_that_looked_cheap_when_it_was_tried_is_found_out_while_it_is_followed():
@@ -492,7 +525,7 @@ def test_neither_prompts_nor_compiling_are_charged_to_tries():
     world.speed(3)
     before = world.knowledge.purse
     schedule = Schedule(world.knowledge, world.plans, Plan(8), lambda: world.now, is_compiled=True)
-    schedule.next_plan(1, 20)
+    schedule.next_plan(1, 20, 64, 64)
     schedule.is_a_try, schedule.plan = True, Plan(8, 16)
     world.now += 60.0
     schedule.note([(0, 1)], [(0, 1)])
@@ -506,7 +539,7 @@ def test_nothing_is_tried_where_there_is_room_for_a_part_of_it_only():
     for _ in range(20):
         schedule = Schedule(world.knowledge, world.plans, Plan(7), lambda: world.now)
         for _ in range(12):
-            plan = schedule.next_plan(1, 2)
+            plan = schedule.next_plan(1, 2, 64, 64)
             assert plan in (NOTHING, Plan(1), Plan(2)) or plan == schedule.best.within(2)
             world.now += 0.002 * world.cost(plan)
             schedule.note([(0, 1)] if plan.depth else [])

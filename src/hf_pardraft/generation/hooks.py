@@ -182,7 +182,7 @@ def _assisted_decoding(
                 settings = fit_to(asked, self, model_kwargs, generation_config)
                 setattr(generation_config, RESOLVED, settings)
             schedule = schedule_for(self, assistant_model, settings, generation_config)
-            if is_compiled_alike(self, generation_config) and schedule.leaves_to_plain(len(input_ids)):
+            if is_compiled_alike(self, generation_config) and schedule.leaves_to_plain(*input_ids.shape):
                 result = write_undrafted(
                     self, assistant_model, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs
                 )

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
+from .growth import Growth
 from .plans import NOTHING, Plan
 
 
@@ -68,7 +69,8 @@ class Costs:
 
     A machine that slows down slows all plans down. So plans are compared with each other within a few rounds alone, a *block*:
     otherwise each plan in turn would look better for having last been tried in a faster hour. The model is that the logarithm
-    of a round's seconds is its plan's cost plus its block's level plus noise. Seconds are told as of the last block.
+    of a round's seconds is its plan's cost plus its block's level plus noise, once what a longer text adds is taken off. Seconds
+    are told as of the last block, for a text as long as the one that is written.
 
     Args:
         like: costs at another batch size, to be believed until there are own ones.
@@ -86,6 +88,8 @@ class Costs:
     ENOUGH = 32
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
     OUTLIER = 8.0
+    # A longer text makes a round at most so many times as long, and a shorter one as short.
+    MOST_ADDED = 4.0
 
     def __init__(self, like: "Costs | None" = None) -> None:
         self.counts: dict[Plan, int] = {}
@@ -104,7 +108,10 @@ class Costs:
         self.is_renewed = False
         # Seconds that a drafter's reading now and then takes of each round without a draft.
         self.upkeep = 0.0
-        # Seconds of rounds without a draft, and of plain `generate`'s steps, at whatever length of text.
+        # What a longer text adds; the length of the one that is written (0 if that doesn't matter), and of the first, as
+        # of which all is kept.
+        self.growth, self.length, self.first_length = Growth(), 0, 0
+        # Seconds of rounds without a draft, and of plain `generate`'s steps.
         self.undrafted, self.plain = Mean(), Mean()
         # Rounds by which each plan was compared with others.
         self.evidence: dict[Plan, float] = {}
@@ -143,7 +150,14 @@ class Costs:
         if plan not in known:
             known[plan] = self._estimate(plan)
         seconds = known[plan]
-        return seconds if plan.depth or seconds is None else seconds + self.upkeep
+        if seconds is None:
+            return None
+        return self.at_length(seconds) + (0.0 if plan.depth else self.upkeep)
+
+    def at_length(self, seconds: float, sign: int = 1) -> float:
+        """What a round takes for the present text that takes so long for the first one; the reverse with a `sign` of -1."""
+        added = self.growth.per_token * (self.length - (self.first_length or self.length))
+        return max(seconds + sign * added, seconds / self.MOST_ADDED)
 
     def _estimate(self, plan: Plan) -> float | None:
         medians = {other: math.exp(log + self.level) for other, log in self.logs.items()}
@@ -175,6 +189,10 @@ class Costs:
         self.last[plan] = self.num_notes
         if seconds is None or not (math.isfinite(seconds) and seconds > 0):
             return
+        if self.length:
+            self.first_length = self.first_length or self.length
+            self.growth.note(plan, self.length, seconds)
+            seconds = self.at_length(seconds, sign=-1)
         self.block.append((plan, math.log(seconds)))
         if plan == NOTHING:
             self.undrafted.note(seconds)
@@ -191,6 +209,12 @@ class Costs:
                 if len(medians) > 1:
                     self.blocks.append(medians)
                 self.block = []
+
+    def note_plain(self, seconds: float, num_steps: int) -> None:
+        """Learn what so many steps of plain `generate` have taken each, which wrote what comes after the present length."""
+        before, self.length = self.length, self.length + num_steps // 2
+        self.plain.note(self.at_length(seconds, sign=-1), num_steps)
+        self.length = before
 
     @property
     def plain_is_slower(self) -> bool:

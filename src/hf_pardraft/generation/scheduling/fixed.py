@@ -30,7 +30,7 @@ class FixedSchedule:
         """The plan, whatever room there is."""
         return self.plan
 
-    def leaves_to_plain(self, batch: int) -> bool:
+    def leaves_to_plain(self, batch: int, length: int) -> bool:
         """It drafts."""
         return False
 
@@ -48,7 +48,7 @@ class FixedSchedule:
     def note_plain(self, num_rounds: int) -> None:
         """Nothing is learned."""
 
-    def next_plan(self, batch: int, room: int) -> Plan:
+    def next_plan(self, batch: int, room: int, length: int, left: int) -> Plan:
         """The plan, as far as there is room for it."""
         return self.plan.within(room)
 

@@ -34,8 +34,8 @@ class Knowledge:
         self.earlier = Acceptance()
         self.earlier_gains: dict[int, TreeGain] = {}
         self.spreads: dict[tuple[int, int], Spread] = {}
-        self.begin_text()
         self.costs: dict[int, Costs] = {}
+        self.begin_text()
         self.reading: dict[int, ReadingCosts] = {}
         self.calibration = Calibration()
         self.is_of_compiled, self.most_saved = is_of_compiled, self.MOST_SAVED
@@ -49,6 +49,8 @@ class Knowledge:
         self.gains: dict[int, TreeGain] = {}
         for spread in [*self.spreads.values()]:
             spread.begin()
+        for costs in [*self.costs.values()]:
+            costs.growth.begin_text()
 
     def forget_costs(self, are_young: Callable[[Costs], bool]) -> None:
         """Let costs be measured again of which that is said."""

@@ -20,9 +20,10 @@ class UncompiledRounds:
         may_be_left: whether plain `generate` may be better than rounds that draft nothing.
         opens_free: whether what is measured before there is a choice is charged to nobody.
         repeats_tries: whether plans are tried several times even where nothing is drafted otherwise.
+        grow: whether rounds take the longer the longer the text is. A compiled one reads its whole cache always.
     """
 
-    may_be_left, opens_free, repeats_tries = True, False, False
+    may_be_left, opens_free, repeats_tries, grow = True, False, False, True
     # How much faster a plan becomes when it is followed rather than tried: what its rounds use is in the processor's caches.
     FOLLOWED = 1.03
 
@@ -69,7 +70,7 @@ class CompiledRounds(UncompiledRounds):
     data are in the processor's caches. Rounds that draft nothing are faster than plain `generate`.
     """
 
-    may_be_left, opens_free, repeats_tries = False, True, True
+    may_be_left, opens_free, repeats_tries, grow = False, True, True, False
     # The first rounds in a row that are cold where they are short, and where they are very short: less than so many seconds.
     COLD, VERY_COLD, VERY_SHORT = 2, 6, 5e-3
     # The warm ones that are measured in the first call, and in a try; and the rounds of a try that is about what is accepted.

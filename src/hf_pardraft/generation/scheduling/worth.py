@@ -75,7 +75,7 @@ class PlanWorth:
     def is_surely_plain(self, costs: Costs, batch: int) -> bool:
         """Whether no draft pays, by more than costs may be wrong: what is left to plain `generate` teaches nothing.
 
-        A batch is left to it at once, until it is known to take longer than ours without a draft.
+        A batch is left to it at once, unless it is known to take longer than ours without a draft.
         """
         if costs.plain_is_slower:
             return False
