@@ -31,7 +31,7 @@ class Match(NamedTuple):
 
 
 class NgramIndex:
-    """Where each n-gram of a growing text stood last. A token is indexed once, when it comes.
+    """Where each n-gram of a growing text stood last. A token is indexed once, when it is first asked about.
 
     Args:
         size: of the longest n-gram.
@@ -40,16 +40,22 @@ class NgramIndex:
     def __init__(self, size: int = MATCHING_NGRAM_SIZE) -> None:
         self.size = size
         self.text: list[int] = []
-        # For each n-gram that has a token after it, the place of that token; of several, the last.
-        self.after: dict[tuple[int, ...], int] = {}
+        self._after: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
-        for token in tokens:
-            place = len(self.text)
+        self.text.extend(tokens)
+
+    @property
+    def after(self) -> dict[tuple[int, ...], int]:
+        """For each n-gram that has a token after it, the place of that token; of several, the last."""
+        text, after = self.text, self._after
+        for place in range(self._num_indexed, len(text)):
             for length in range(1, min(self.size, place) + 1):
-                self.after[tuple(self.text[place - length :])] = place
-            self.text.append(token)
+                after[tuple(text[place - length : place])] = place
+        self._num_indexed = len(text)
+        return after
 
     def match(self, num_tokens: int, drafted: Sequence[int] = (), shortest: int = 1) -> Match | None:
         """The longest n-gram that ends the text and stood in it before, there as far back as it agrees, and what came next.
@@ -59,10 +65,10 @@ class NgramIndex:
             drafted: tokens that the text is taken to end with.
             shortest: tokens that have to match.
         """
-        text = self.text
+        text, after = self.text, self.after
         end = [*text[-LONGEST_MATCH - 1 :], *drafted] if drafted else text
         for length in range(min(self.size, len(end)), shortest - 1, -1):
-            place = self.after.get(tuple(end[-length:]))
+            place = after.get(tuple(end[-length:]))
             if place is not None:
                 break
         else:
@@ -86,13 +92,13 @@ class NgramIndex:
             num_tokens: how deep a branch may come, counted from the anchor.
         """
         anchor = self.match(num_tokens)
-        found, paths = {} if anchor is None else {0: anchor}, [()]
+        found, paths, after = {} if anchor is None else {0: anchor}, [()], self.after
         for slot, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
             path = (*paths[parent], token)
             paths.append(path)
             # Most have no match at all, which their last two tokens tell.
             before = path[-2] if parent else self.text[-1]
-            if len(path) < num_tokens and (before, token) in self.after:
+            if len(path) < num_tokens and (before, token) in after:
                 found[slot] = self.match(num_tokens - len(path), path, DRAFTED_MATCH)
         return found
 
