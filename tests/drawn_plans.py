@@ -14,10 +14,10 @@ class DrawnSchedule(FixedSchedule):
         super().__init__(Plan(depth, budget))
         self.random, self.full, self.is_compiled = random.Random(seed), self.plan, is_compiled
 
-    def next_plan(self, batch: int, room: int, length: int, left: int) -> Plan:
+    def next_plan(self, batch: int, room: int, length: int) -> Plan:
         self.plan = self._drawn()
         self.is_pausing = self.plan == NOTHING
-        return super().next_plan(batch, room, length, left)
+        return super().next_plan(batch, room, length)
 
     def _drawn(self) -> Plan:
         if self.random.random() < 1 / 3:

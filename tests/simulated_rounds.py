@@ -90,7 +90,7 @@ class World:
                 self.now += self.plain * left * self.pace(self.num_rounds)
                 schedule.note_plain(left)
                 return TOKENS / (cost + self.plain * left), followed
-            plan = schedule.next_plan(batch, left - 1, PROMPT + TOKENS - left, left)
+            plan = schedule.next_plan(batch, left - 1, PROMPT + TOKENS - left)
             accepted = [self.accepted(plan) for _ in range(batch)]
             price, is_ordinary = self.cost(plan), not plan.depth or pending <= self.depth + 1
             if plan.depth:
@@ -163,7 +163,7 @@ class PartlyReadWorld:
                 self.now += 0.05 * left
                 schedule.note_plain(left)
                 return cost + left
-            plan, rate = schedule.next_plan(1, left - 1, PROMPT + TOKENS - left, left), self.place()
+            plan, rate = schedule.next_plan(1, left - 1, PROMPT + TOKENS - left), self.place()
             # All nodes of a tree but the likeliest of each depth are hopeless.
             probabilities = [rate ** (depth + 1) for depth in range(plan.depth)]
             probabilities += [1e-6] * (plan.num_nodes - plan.depth)

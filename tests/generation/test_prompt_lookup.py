@@ -493,7 +493,7 @@ def test_rounds_of_the_text_alone_between_drafts(kind, budget, sampling, monkeyp
     plain = target.generate(**call)
     rounds = itertools.count()
 
-    def next_plan(self, batch, room, length, left):
+    def next_plan(self, batch, room, length):
         self.plan = Plan(4, budget).within(room)
         return self.plan
 

@@ -40,7 +40,7 @@ def schedule_of(knowledge: Knowledge, clock: Clock, costs: dict[int, float]) -> 
     for slots, seconds in costs.items():
         knowledge.reading_for(1).note(slots, seconds)
     schedule = Schedule(knowledge, all_plans(8, 32), Plan(8), clock, looks=True)
-    schedule.next_plan(1, 8, 64, 64)
+    schedule.next_plan(1, 8, 64)
     return schedule
 
 
@@ -174,7 +174,7 @@ def test_the_text_is_plain_generates_however_much_is_read(monkeypatch, kind, bud
         read.append(luck.randint(0, len(probabilities[0])))
         return [float(count == read[-1]) for count in range(len(probabilities[0]) + 1)]
 
-    def next_plan(self, batch, room, length, left):
+    def next_plan(self, batch, room, length):
         self.plan = self.best = self.plans[-1].within(room)
         self.num_rounds += 1
         self.reading.begin_round(self.num_rounds, is_a_try=False)

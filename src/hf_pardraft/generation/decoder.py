@@ -225,8 +225,7 @@ class SpeculativeDecoding(DecodingCall):
             return NOTHING
         reads_text = self._reads_text
         room = self._room(self.schedule.deepest) if not reads_text or self._drafts_after_a_prompt() else 0
-        lengths, most = self.sequences.lengths, self.candidates.max_length
-        plan = self.schedule.next_plan(len(self.items), room, max(lengths), most - min(lengths))
+        plan = self.schedule.next_plan(len(self.items), room, max(self.sequences.lengths))
         # A drafter that was left out for long has more to read than in other rounds.
         has_caught_up = plan.depth == 0 or self.candidates.num_pending <= self.schedule.deepest + 1
         self.is_ordinary, self.is_unique = has_caught_up and not reads_text, reads_text

@@ -44,9 +44,8 @@ class Schedule:
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
     CHECK = 1.5
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many, or for sure by more.
-    # Beginning a call in our loop costs so many rounds. As long as nobody knows what its steps take for a batch, which may be far
-    # more than rounds without a draft do, only the last tokens are left to it, so many.
-    JUDGED, SURE, START, LAST = 3, 32, 3.0, 32
+    # Beginning a call in our loop costs so many rounds.
+    JUDGED, SURE, START = 3, 32, 3.0
     # How much faster than the best plan one has to seem that would have to be compiled. Where rounds are long that takes minutes:
     # there it is left.
     WORTH_COMPILING = 1.1
@@ -74,8 +73,8 @@ class Schedule:
         # Rounds that it was tried for; and the last round's plan, and for how many rounds it was followed or tried.
         self.num_tried, self.last, self.in_a_row = 0, NOTHING, 0
         self.num_rounds, self.reconsidered, self.num_surprises, self.batch = 0, -self.HELD, 0, 1
-        # The length of the text before this round, the prompt included, and how many tokens are left to write.
-        self.length, self.left = 0, math.inf
+        # The length of the text before this round, the prompt included.
+        self.length = 0
         self.next_try, self.next_loss = NOTHING, math.inf
         self.plan = self.chosen = self.best = NOTHING
         self.is_a_try = self.is_pausing = self.rests_with_plain = False
@@ -90,7 +89,7 @@ class Schedule:
         self.costs, self.batch = self.knowledge.costs_for(batch), batch
         self.costs.length = length if self.rounds.grow else 0
         is_judged = self.rounds.is_known(self.costs) and self.knowledge.earlier.num_judged >= self.JUDGED
-        if not (self.rounds.may_be_left and is_judged and self._knows_plain):
+        if not (self.rounds.may_be_left and is_judged and self._may_leave):
             return False
         self.worth.work_out(self.costs, self.batch)
         self.best = NOTHING
@@ -105,13 +104,12 @@ class Schedule:
 
     def leaves_rest_to_plain(self) -> bool:
         """Whether plain `generate` is better for the rest of a call, too: to be asked before each round."""
-        may_be_left = self._knows_plain or self.left <= self.LAST
-        return self.rests_with_plain and may_be_left and self.next_loss > self.knowledge.purse
+        return self.rests_with_plain and self._may_leave and self.next_loss > self.knowledge.purse
 
     @property
-    def _knows_plain(self) -> bool:
-        """Whether what plain `generate` takes is known well enough to leave more than a few tokens to it."""
-        return self.batch == 1 or self.costs.plain.count > 0
+    def _may_leave(self) -> bool:
+        """Whether it is known what a batch's rounds without a draft take, which may be far less than plain `generate`'s steps."""
+        return self.batch == 1 or self.costs.undrafted.count >= Costs.ENOUGH
 
     def note_plain(self, num_rounds: int) -> None:
         """Learn that plain `generate` has written so many tokens instead, in the time since the last round."""
@@ -121,17 +119,16 @@ class Schedule:
         self.started = now
         self.knowledge.put_in(num_rounds)
 
-    def next_plan(self, batch: int, room: int, length: int, left: int) -> Plan:
+    def next_plan(self, batch: int, room: int, length: int) -> Plan:
         """What to do in the round that now begins.
 
         Args:
             batch: items that go on.
             room: the most tokens that are worth drafting.
             length: of the longest item's text, the prompt included.
-            left: the most tokens that are still to be written.
         """
         self.num_rounds += 1
-        self.length, self.left = length if self.rounds.grow else 0, left
+        self.length = length if self.rounds.grow else 0
         if not self.untold or batch != self.batch or room < self.plan.depth:
             self._choose(batch, room)
         self.reading.begin_round(self.num_rounds, self.is_a_try)
