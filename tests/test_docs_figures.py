@@ -264,6 +264,16 @@ def test_training_steps():
     assert not shown
 
 
+def test_writing_training_text():
+    shown = table_of("training.md", "tokens a second", "bfloat16", "over plain").values()
+    found = [results(f"writing_{dtype}")["results"][0] for dtype in ("bfloat16", "float32")]
+    for way, cells in zip(("plain", "after", "compiled", "limit"), shown, strict=True):
+        assert numbers(cells) == [
+            figure for row in found for figure in (row[way]["tokens_a_second"], row[way].get("times_plain", 1.0))
+        ]
+    assert [row["compiled"]["texts_unlike_plain"] for row in found] == [244, 0]
+
+
 def test_branches_from_the_text():
     shown = table_of("decoding.md", "Spec-Bench")
     runs = [run for run in results("text_lookup")["runs"] if run["drafters"] == ["DART"]]
