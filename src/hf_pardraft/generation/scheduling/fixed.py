@@ -13,12 +13,11 @@ class FixedSchedule:
     Attributes:
         deepest: the most tokens that are drafted.
         reading: all that is drafted is read.
-        is_pausing: never.
-        compares: never.
+        is_pausing, compares, heeds_text: never.
         calibration: what was accepted in this call, so that calls are alike.
     """
 
-    is_pausing = compares = False
+    is_pausing = compares = heeds_text = False
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.deepest = plan, plan.depth
