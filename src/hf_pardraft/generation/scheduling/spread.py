@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+# Items of which two may well be alike.
+MANY = 12
+
 
 class Spread:
     """How unevenly drafts of one depth serve the items of a batch: what each item gets a round, compared with the mean of all."""
@@ -34,13 +37,14 @@ class Spread:
     @property
     def shares(self) -> list[float]:
         """The items' shares, the smallest first; 1 if all items fare alike."""
-        found = sorted(self.found.values(), key=lambda of_item: of_item[0] / of_item[1])
-        mean = sum(accepted / num_rounds for accepted, num_rounds in found) / max(len(found), 1)
+        found = sorted((accepted / num_rounds, num_rounds) for accepted, num_rounds in self.found.values())
+        mean = sum(accepted for accepted, _ in found) / max(len(found), 1)
         if not mean:
             return self.before
+        accepted = smoothed([accepted for accepted, _ in found])
         return [
-            (accepted / mean + self.PRIOR_WEIGHT * share) / (num_rounds + self.PRIOR_WEIGHT)
-            for (accepted, num_rounds), share in zip(found, resampled(self.before, len(found)), strict=True)
+            (num_rounds * own / mean + self.PRIOR_WEIGHT * share) / (num_rounds + self.PRIOR_WEIGHT)
+            for own, (_, num_rounds), share in zip(accepted, found, resampled(self.before, len(found)), strict=True)
         ]
 
     def worth(self, tokens: float, fixed: float) -> float:
@@ -55,6 +59,14 @@ class Spread:
         """
         rounds = [1 / (1 + share * (tokens - 1)) for share in self.shares]
         return 1 / (fixed * max(rounds) + (1 - fixed) * sum(rounds) / len(rounds))
+
+
+def smoothed(ordered: Sequence[float]) -> list[float]:
+    """Each value's mean with its two neighbours, of many: luck, too, makes the first ones small, and the last ones large."""
+    if len(ordered) < MANY:
+        return [*ordered]
+    places = (min(max(place, 1), len(ordered) - 2) for place in range(len(ordered)))
+    return [sum(ordered[place - 1 : place + 2]) / 3 for place in places]
 
 
 def resampled(values: Sequence[float], count: int) -> list[float]:

@@ -32,11 +32,25 @@ class PlanWorth:
         self.knowledge, self.plans, self.reads_again = knowledge, plans, reads_again
         self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
         self.seconds: dict[Plan, float] = {}
+        # Items of the batch, and of each plan what rounds of fewer of them take.
+        self.batch, self.smaller = 1, {}
 
     def work_out(self, costs: Costs, batch: int) -> None:
         """Go by what is known now, for a batch of so many items."""
         self.seconds = {plan: costs.of(plan) for plan in self.plans}
+        self.batch = batch
+        if batch > 1:
+            self.smaller = {plan: self._of_fewer_items(plan) for plan in self.plans}
         self.expect(batch)
+
+    def _of_fewer_items(self, plan: Plan) -> tuple[int, float] | None:
+        """Of the size at which rounds of a plan were measured most, among batches half as large and less: that, and seconds."""
+        known = [
+            (costs.count(plan), size, costs.of(plan))
+            for size, costs in [*self.knowledge.costs.items()]
+            if 2 * size <= self.batch and costs.count(plan) >= Costs.BELIEVED
+        ]
+        return max(known)[1:] if known else None
 
     def expect(self, batch: int) -> None:
         """Go by what is known of drafts now, and leave the seconds as they were."""
@@ -58,9 +72,16 @@ class PlanWorth:
         self.tokens = tokens
 
     def fixed_share(self, plan: Plan) -> float:
-        """The share of a round's time that is the same for a batch of any size, by what each token more to read costs."""
+        """The share of a round's time that is the same for a batch of any size.
+
+        By what rounds of fewer items have taken, or else by what each token more to read costs.
+        """
         if not self.seconds:
             return UNKNOWN_SHARE
+        if self.smaller.get(plan):
+            size, seconds = self.smaller[plan]
+            of_items = (self.seconds[plan] - seconds) * self.batch / (self.batch - size)
+            return min(max(1 - of_items / self.seconds[plan], LEAST_SHARE), 1.0)
         largest = plan if plan.budget else max((other for other in self.plans if not other.budget), default=plan)
         more = max(self.seconds[largest] - self.seconds[NOTHING], 0.0)
         of_items = more * (1 + plan.num_nodes) / largest.num_nodes
