@@ -189,48 +189,6 @@ class PartlyReadWorld:
         return calls * TOKENS / sum(self.call() for _ in range(calls))
 
 
-class QuotingWorld:
-    """Long compiled rounds over one text at a time, which quotes itself in places; a drafter that is seldom right, and dear.
-
-    Args:
-        heeds_text: whether the schedule is told what the text suggests.
-    """
-
-    COSTS = {NOTHING: 1.0, Plan(4): 1.7, Plan(7): 1.9, Plan(7, 16): 2.2}
-    RATE, QUOTED, GUESSED, NOISE = 0.35, 0.97, 0.15, 0.05
-
-    def __init__(self, seed: int, heeds_text: bool) -> None:
-        self.random, self.heeds_text, self.now = random.Random(seed), heeds_text, 0.0
-        self.knowledge, self.plans = Knowledge(is_of_compiled=True), compiled_plans(7, 16)
-
-    def accepted(self, rates: list[float]) -> int:
-        return next((count for count, rate in enumerate(rates) if self.random.random() >= rate), len(rates))
-
-    def call(self, share: float) -> float:
-        """Tokens over cost of a call that quotes itself for this share of its text, in stretches of 16 tokens."""
-        schedule = Schedule(self.knowledge, self.plans, Plan(7), lambda: self.now, is_compiled=True)
-        left, total = TOKENS, 0.0
-        while left > 0:
-            plan = schedule.next_plan(1, min(left - 1, 7), PROMPT + TOKENS - left)
-            # What is left of a stretch that quotes; elsewhere the text suggests something, too, and is rarely right.
-            quoted = left % 16 or 16 if (left - 1) // 16 % 8 < 8 * share else 0
-            rate = self.QUOTED if quoted else self.GUESSED
-            if self.heeds_text and schedule.heeds_text and left > 7:
-                schedule.follow_text([rate ** (ahead + 1) for ahead in range(10)])
-                plan = schedule.plan
-            drafted = self.accepted([self.RATE] * plan.depth)
-            of_text = self.accepted([rate] * (quoted or 10)) if plan.budget else 0
-            count, cost = max(drafted, of_text), self.COSTS[schedule.chosen]
-            total += cost
-            self.now += 0.05 * cost * math.exp(self.random.gauss(0, self.NOISE))
-            outcomes, of_chains = ([(of, min(of + 1, plan.depth))] if plan.depth else [] for of in (count, drafted))
-            schedule.note(outcomes, of_chains if plan.budget else None)
-            schedule.end_round(is_ordinary=True)
-            left -= count + 1
-        schedule.learn()
-        return TOKENS / total
-
-
 def random_world(seed: int) -> World:
     """A world as they may be: from a drafter that is never right to one that is hardly ever wrong, on machines of all kinds."""
     draws = random.Random(seed)

@@ -14,10 +14,8 @@ from hf_pardraft.generation.dispatch import schedule_for
 from hf_pardraft.generation.prompt_lookup import LONGEST_MATCH, Match, NgramIndex, PromptLookup, with_matches
 from hf_pardraft.generation.scheduling.confidence import Calibration, ClaimedTree
 from hf_pardraft.generation.scheduling.knowledge import Knowledge
-from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, compiled_plans
-from hf_pardraft.generation.scheduling.rounds import CompiledRounds
+from hf_pardraft.generation.scheduling.plans import NOTHING, Plan
 from hf_pardraft.generation.scheduling.schedule import Schedule
-from hf_pardraft.generation.scheduling.worth import PlanWorth
 from hf_pardraft.generation.settings import read_settings
 from hf_pardraft.generation.target_side.reader import TargetReader
 from sampled_cases import assert_plain_text, batch_of, double_target, knowing, seeded, unpadded, untrained
@@ -215,16 +213,12 @@ def test_a_callers_processors_see_what_plain_generate_shows_them(lengths, sampli
 
 
 class Repeats(LogitsProcessor):
-    """Lets a target write what it wrote, or read, so many tokens ago; of every `breaks` tokens the first quarter only."""
+    """Lets a target write what it wrote, or read, so many tokens ago."""
 
-    def __init__(self, period: int, breaks: int = 0):
-        self.period, self.breaks = period, breaks
+    def __init__(self, period: int):
+        self.period = period
 
     def __call__(self, input_ids, scores):
-        if self.breaks and 4 * (input_ids.shape[1] % self.breaks) >= self.breaks:
-            # Something else each time: the text suggests nothing, or what is wrong.
-            factors = torch.arange(1, scores.shape[1] + 1) * 7919
-            return scores + 1000.0 * ((factors * input_ids.shape[1] ** 2) % 104729)
         return scores + 1000 * torch.nn.functional.one_hot(input_ids[:, -self.period], scores.shape[1])
 
 
@@ -551,73 +545,6 @@ def test_compiled_rounds_follow_the_text_deeper_than_they_draft(monkeypatch, sam
     drafter = looking("pard", target, prompt_lookup_num_tokens=8)
     assert torch.equal(target.generate(assistant_model=drafter, cache_implementation="static", **call), plain)
     assert drafter.last_stats.tau > 6
-
-
-@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True}])
-def test_compiled_rounds_of_one_text_draft_trees_where_it_speaks(monkeypatch, sampling):
-    leave_uncompiled(monkeypatch)
-    monkeypatch.setattr(CompiledRounds, "VERY_SHORT", 0.0)
-    target, call = double_target("llama"), {**quoting(160), **sampling}
-    call["logits_processor"] = LogitsProcessorList([Repeats(20, breaks=40)])
-    followed, said = [], []
-
-    def plan_beside_text(self, probabilities, plans, last):
-        assert all(0 < later <= earlier <= 1 for earlier, later in itertools.pairwise([1.0, *probabilities]))
-        said.append(sum(probabilities))
-        return plans[-1] if said[-1] >= 1 else NOTHING
-
-    real = Schedule.end_round
-
-    def end_round(self, *arguments):
-        followed.append((self.plan, self.is_a_try))
-        return real(self, *arguments)
-
-    monkeypatch.setattr(PlanWorth, "plan_beside_text", plan_beside_text)
-    monkeypatch.setattr(Schedule, "end_round", end_round)
-    drafter = looking("pard", target, draft_schedule="auto", prompt_lookup_num_tokens=8)
-    for _ in range(3):
-        torch.manual_seed(2)
-        plain = target.generate(**call)
-        torch.manual_seed(2)
-        assert torch.equal(target.generate(assistant_model=drafter, cache_implementation="static", **call), plain)
-    plans = {plan for plan, is_a_try in followed if not is_a_try}
-    assert {NOTHING, Plan(4, 10)} <= plans
-    assert min(said) < 0.5
-    assert max(said) > 4
-
-
-def test_text_that_speaks_says_nothing_of_drafted_trees():
-    schedule = Schedule(Knowledge(is_of_compiled=True), compiled_plans(4, 10), Plan(4), lambda: 0.0, is_compiled=True)
-    chain, tree = Plan(4), Plan(4, 10)
-    for probabilities, speaks in (([0.9, 0.8, 0.7], True), ([0.2, 0.1], False), ([], False)):
-        schedule.next_plan(1, 8, 64)
-        schedule.worth.seconds = {NOTHING: 0.05, Plan(2): 0.09, chain: 0.1, tree: 0.11}
-        schedule.worth.tokens = {NOTHING: 1.0, Plan(2): 1.2, chain: 1.3, tree: 1.5}
-        before = schedule.knowledge.gain_of(10).of_tree
-        schedule.follow_text(probabilities)
-        assert schedule.plan == schedule.chosen == (tree if speaks else NOTHING)
-        assert schedule.is_pausing == (not speaks)
-        schedule.plan = tree
-        schedule.note([(3, 4)], [(1, 2)])
-        schedule.learn()
-        assert (schedule.knowledge.gain_of(10).of_tree > before) == (not speaks)
-
-
-@pytest.mark.parametrize(
-    ("drafted", "cost", "silent"), [(1.4, 2.2, NOTHING), (3.0, 2.2, Plan(4)), (3.0, 2.05, Plan(4, 10))]
-)
-def test_the_plan_beside_a_text_is_the_one_with_the_most_tokens_a_second(drafted, cost, silent):
-    plans = [NOTHING, Plan(4), Plan(4, 10)]
-    worth = PlanWorth(Knowledge(), plans, reads_again=False)
-    worth.seconds = dict(zip(plans, (1.0, 2.0, cost), strict=True))
-    worth.tokens = dict(zip(plans, (1.0, drafted, 1.05 * drafted), strict=True))
-    assert worth.plan_beside_text([], plans, silent) == silent
-    # Whatever else was followed before, a text that is sure of four tokens and more is read.
-    for last in plans:
-        assert worth.plan_beside_text([0.99, 0.98, 0.97, 0.96, 0.95], plans, last) == Plan(4, 10)
-    # Of what a tree drafts besides, as much counts as the text may be wrong: here 1.8 and half of the chain's.
-    rates = {NOTHING: 1.1, Plan(4): drafted / 2, Plan(4, 10): max(1.05 * drafted, 1.8 + (drafted - 1) / 2) / cost}
-    assert worth.plan_beside_text([0.5, 0.3], plans, NOTHING) == max(rates, key=rates.get)
 
 
 @pytest.mark.parametrize("sampling", [{"do_sample": False}, {}])

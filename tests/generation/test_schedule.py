@@ -19,7 +19,7 @@ from hf_pardraft.generation.scheduling.rounds import CompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.scheduling.spread import Spread
 from hf_pardraft.generation.scheduling.worth import LEAST_SHARE, PlanWorth
-from simulated_rounds import QuotingWorld, World, random_world
+from simulated_rounds import World, random_world
 from threads import in_threads
 
 PLANS = all_plans(8, 32)
@@ -315,30 +315,6 @@ def test_long_compiled_rounds_lose_little_once_texts_no_longer_repeat_themselves
     world.accepted = of_text
     world.speed(2)
     assert world.speed(8) > 0.93
-
-
-def quoting_speeds(share: float, *, heeds_text: bool, after: float | None = None) -> list[float]:
-    """The mean speeds of six calls over texts that quote themselves for this share, in ten worlds, after others if asked for."""
-    speeds = []
-    for seed in range(10):
-        world = QuotingWorld(seed, heeds_text)
-        if after is not None:
-            for _ in range(6):
-                world.call(after)
-        speeds.append([world.call(share) for _ in range(6)])
-    return [statistics.mean(of_call) for of_call in zip(*speeds, strict=True)]
-
-
-@pytest.mark.parametrize(("share", "least", "gain"), [(0.5, 1.5, 1.2), (0.25, 1.15, 1.15), (0.0, 0.95, 0.99)])
-def test_rounds_that_go_by_what_the_text_suggests_draft_where_it_quotes_itself(share, least, gain):
-    heeding, deaf = (quoting_speeds(share, heeds_text=heeds)[1:] for heeds in (True, False))
-    assert statistics.mean(heeding) >= max(least, gain * statistics.mean(deaf))
-
-
-def test_a_text_that_quotes_nothing_after_others_that_did_loses_little():
-    first, *others = quoting_speeds(0.0, heeds_text=True, after=0.9)
-    assert first >= 0.88
-    assert statistics.mean(others) >= 0.95
 
 
 def test_a_call_begins_with_what_earlier_texts_taught_and_follows_its_own():

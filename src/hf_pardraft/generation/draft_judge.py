@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from ..models.likeliest import likeliest
-from .prompt_lookup import Match, PromptLookup, with_matches
+from .prompt_lookup import PromptLookup, with_matches
 from .scheduling.confidence import ClaimedTree, best_nodes
 from .scheduling.fixed import FixedSchedule
 from .scheduling.plans import Plan
@@ -102,7 +102,8 @@ class DraftJudge:
         match = self.lookup.match(room)
         if match is None:
             return None
-        branch = branch_of(match)
+        lengths = range(match.length, match.length + len(match.tokens))
+        branch = ClaimedTree(range(len(lengths)), [None] * len(lengths), lengths)
         count = self.schedule.worth_reading_alone(self.schedule.calibration.probabilities(branch))
         if count == 0 and plan.budget:
             # The tree will hold it.
@@ -112,16 +113,6 @@ class DraftJudge:
             return None
         self.claims = [branch.nodes(range(count), range(count))]
         return chain_tree(torch.tensor([match.tokens[:count]], device=device))
-
-    def follow_text(self, room: int) -> None:
-        """Let the schedule go by what the text of the only item suggests, `room` tokens of it at most.
-
-        If nothing of it is read, whether its first token is right is known all the same.
-        """
-        match = self.lookup.match(room) if room else None
-        self.schedule.follow_text(self.schedule.calibration.probabilities(branch_of(match)) if match else [])
-        if match and not self.schedule.plan.budget:
-            self.suggested = match.length, match.tokens[0]
 
     def note(
         self,
@@ -159,12 +150,6 @@ class DraftJudge:
             is_right = new_tokens[0][:1] == [token]
             self.schedule.calibration.note([(ClaimedTree([0], [None], [length]), [0, 1] if is_right else [0], True)])
             self.suggested = None
-
-
-def branch_of(match: Match) -> ClaimedTree:
-    """What speaks for the tokens that came next after a match."""
-    lengths = range(match.length, match.length + len(match.tokens))
-    return ClaimedTree(range(len(lengths)), [None] * len(lengths), lengths)
 
 
 def of_chain(drafted: Sequence[int], new_tokens: Sequence[int]) -> tuple[int, int]:

@@ -15,7 +15,6 @@ from ...models.likeliest import likeliest
 from ..choosing.choice import RejectionSampling
 from ..decoder import SpeculativeDecoding
 from ..packing.packed_weights import forget, forget_changed, forget_slower
-from ..scheduling.plans import Plan
 from ..settings import DraftSettings
 from ..target_side.cache import Entries
 from ..tree.columns import tokens_of
@@ -111,16 +110,6 @@ class CompiledDecoding(SpeculativeDecoding):
             self._drop_finished_items()
         is_unique = self.is_unique or self.compiler.num_compiled > num_compiled
         self.schedule.end_round(self.is_ordinary, is_unique, self.stands_for)
-
-    def _plan(self) -> Plan:
-        plan = super()._plan()
-        # Rounds of one text are of the plan that its next tokens suggest, if there is room for any.
-        if self.judge.lookup is None or len(self.items) > 1 or self._reads_text or not self.schedule.heeds_text:
-            return plan
-        if self._room(self.full_depth) < self.full_depth:
-            return plan
-        self.judge.follow_text(self._room_for_matches())
-        return self.schedule.plan
 
     def entries_of(self, index: int) -> Entries:
         if self.decode_state is None:

@@ -13,11 +13,12 @@ class FixedSchedule:
     Attributes:
         deepest: the most tokens that are drafted.
         reading: all that is drafted is read.
-        is_pausing, compares, heeds_text: never.
+        is_pausing: never.
+        compares: never.
         calibration: what was accepted in this call, so that calls are alike.
     """
 
-    is_pausing = compares = heeds_text = False
+    is_pausing = compares = False
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.deepest = plan, plan.depth

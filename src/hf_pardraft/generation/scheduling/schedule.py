@@ -39,8 +39,6 @@ class Schedule:
     # Rounds before the choice is thought over, and before a plan is tried again. By what even a bad estimate of a cost is wrong.
     HELD, REST = 16, 8
     DOUBT = 1.5
-    # Tokens that a text suggests, and the target will accept, from which on it speaks.
-    SPEAKS = 0.5
     # Rounds like those before from which is learned at once: four times one takes the interpreter far longer than once four.
     AT_ONCE = 4
     # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
@@ -80,8 +78,6 @@ class Schedule:
         self.next_try, self.next_loss = NOTHING, math.inf
         self.plan = self.chosen = self.best = NOTHING
         self.is_a_try = self.is_pausing = self.rests_with_plain = False
-        # Whether this round's plan was chosen by what the text suggests, which then says nothing of drafted trees.
-        self.text_speaks = False
         self.costs = Costs()
         # Of rounds from which nothing was learned yet: what was accepted; and lengths and seconds.
         self.outcomes: list[tuple] = []
@@ -133,7 +129,6 @@ class Schedule:
         """
         self.num_rounds += 1
         self.length = length if self.rounds.grow else 0
-        self.text_speaks = False
         if not self.untold or batch != self.batch or room < self.plan.depth:
             self._choose(batch, room)
         self.reading.begin_round(self.num_rounds, self.is_a_try)
@@ -166,26 +161,6 @@ class Schedule:
         """
         return 0 if self.is_a_try else self.worth.count_alone(probabilities, self.best, self.reading.costs)
 
-    @property
-    def heeds_text(self) -> bool:
-        """Whether [`follow_text`] may change this round's plan: where that takes far less time than the round."""
-        seconds = self.worth.seconds.get(NOTHING, 0.0)
-        return self.plans[-1].budget > 0 and not self.is_a_try and seconds >= self.rounds.VERY_SHORT
-
-    def follow_text(self, probabilities: Sequence[float]) -> None:
-        """Go by what the text suggests in this round, for one item: a tree holds it, other plans don't.
-
-        Args:
-            probabilities: of each token that it suggests, that it and all before it will be accepted.
-        """
-        plans = [plan for plan in self.plans if self.rounds.is_there(plan, self.costs)]
-        plan = self.worth.plan_beside_text(probabilities, plans, self.last)
-        self.text_speaks = sum(probabilities) >= self.SPEAKS
-        if plan != self.plan:
-            self.learn()
-            self.plan = self.chosen = plan
-            self.is_pausing = plan == NOTHING
-
     def drop_plan(self) -> None:
         """Nothing is drafted in this round: what the text suggests is read instead."""
         self.learn()
@@ -199,7 +174,7 @@ class Schedule:
     ) -> None:
         """Learn what was accepted in this round; see [`Knowledge.note`]."""
         if self.plan.depth and outcomes:
-            self.outcomes.append((outcomes, of_chains, self.reading.is_whole and not self.text_speaks, items))
+            self.outcomes.append((outcomes, of_chains, self.reading.is_whole, items))
 
     def end_round(self, is_ordinary: bool, is_unique: bool = False, stands_for: int = 1) -> None:
         """Learn how long the round took.

@@ -9,8 +9,6 @@ from .reading import ReadingCosts, best_count, values_of_reading
 
 # Seconds that a round with more than its own token takes besides the forward, roughly.
 ALONE = 1e-3
-# How much faster another plan has to seem than the last round's where rounds go by what the text suggests.
-STAYING = 1.1
 # What part of a round's time is the same for a batch of any size, before that is known; and at least.
 UNKNOWN_SHARE, LEAST_SHARE = 0.5, 0.1
 
@@ -128,22 +126,6 @@ class PlanWorth:
         return (
             count if tokens / seconds > self._tokens_beside(tokens, probabilities[0], best) / self.seconds[best] else 0
         )
-
-    def plan_beside_text(self, probabilities: Sequence[float], plans: Sequence[Plan], last: Plan) -> Plan:
-        """The best of some plans in a round in which the text suggests tokens that a tree would hold.
-
-        Args:
-            probabilities: of each token, that it and all before it will be accepted; none where it suggests nothing.
-            plans: to choose from.
-            last: the last round's, to change from which costs something.
-        """
-        of_text = 1 + sum(probabilities)
-
-        def rate(plan: Plan) -> float:
-            tokens = self._tokens_beside(of_text, probabilities[0], plan) if probabilities else self.tokens[plan]
-            return tokens / self.seconds[plan] * (STAYING if plan == last else 1.0)
-
-        return max(plans, key=rate)
 
     def _tokens_beside(self, of_text: float, probability: float, best: Plan) -> float:
         """What a round of the best plan commits where the text alone would bring so many tokens, the first so probably.
