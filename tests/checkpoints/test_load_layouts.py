@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
+from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, ParallelDrafter, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.checkpoints.published import layer_ids_of
 from published_checkpoints import (
@@ -354,3 +354,8 @@ def test_a_class_that_is_not_the_drafters_is_named(kind, named, other, tmp_path)
     drafter.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"holds a {named}, and {other.__name__} was to load it: use {named} or Auto"):
         other.from_pretrained(tmp_path)
+
+
+def test_what_all_kinds_have_in_common_is_no_drafter_and_says_who_loads_one(tmp_path):
+    with pytest.raises(ValueError, match=r"AutoDrafter\.from_pretrained"):
+        ParallelDrafter.from_pretrained(tmp_path)

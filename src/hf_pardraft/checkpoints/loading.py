@@ -52,6 +52,11 @@ def load_drafter(model_class: type[ParallelDrafter], name_or_path, *model_args: 
     Raises:
         OSError, ValueError: see there.
     """
+    if getattr(model_class, "config_class", None) is None:
+        raise ValueError(
+            f"{model_class.__name__} is what all kinds of drafters have in common: load one of any kind by "
+            "AutoDrafter.from_pretrained, or by the class of its kind"
+        )
     if name_or_path is not None:
         finish_interrupted(name_or_path)
     if not issubclass(model_class, PardDrafter):
