@@ -368,10 +368,10 @@ def test_a_longer_text_makes_all_rounds_longer_also_those_of_plans_that_were_tri
     costs = knowledge.costs_for(64)
     for _ in range(6):
         knowledge.begin_text()
-        for costs.length in range(64, 192, 4):
-            plan = NOTHING if costs.length < 72 else chain
-            seconds = {NOTHING: 0.03, chain: 0.1}[plan] + per_token * (costs.length - 64)
-            costs.note(plan, seconds * math.exp(drawn.gauss(0, 0.03)))
+        for length in range(64, 192, 4):
+            plan = NOTHING if length < 72 else chain
+            seconds = {NOTHING: 0.03, chain: 0.1}[plan] + per_token * (length - 64)
+            costs.note(plan, seconds * math.exp(drawn.gauss(0, 0.03)), length)
     assert costs.growth.per_token == pytest.approx(per_token, rel=0.2, abs=1e-5)
     for costs.length in (64, 192):
         assert costs.of(NOTHING) == pytest.approx(0.03 + per_token * (costs.length - 64), rel=0.1)

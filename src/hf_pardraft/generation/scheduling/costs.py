@@ -108,8 +108,7 @@ class Costs:
         self.is_renewed = False
         # Seconds that a drafter's reading now and then takes of each round without a draft.
         self.upkeep = 0.0
-        # What a longer text adds; the length of the one that is written (0 if that doesn't matter), and of the first, as
-        # of which all is kept.
+        # What a longer text adds; the length of the one that is written, and of the first, as of which all is kept.
         self.growth, self.length, self.first_length = Growth(), 0, 0
         # Seconds of rounds without a draft, and of plain `generate`'s steps.
         self.undrafted, self.plain = Mean(), Mean()
@@ -184,8 +183,12 @@ class Costs:
         others, count = interpolated(sorted(points), plan.num_nodes), min(self.count(plan), self.SETTLED)
         return own if others is None else (count * own + self.BELIEVED * others) / (count + self.BELIEVED)
 
-    def note(self, plan: Plan, seconds: float | None) -> None:
-        """Learn from a round, which took so many seconds if it was an ordinary one."""
+    def note(self, plan: Plan, seconds: float | None, length: int = 0) -> None:
+        """Learn from a round before which the text was so long, and which took so many seconds if it was an ordinary one.
+
+        A length of 0 is one that doesn't matter.
+        """
+        self.length = length
         self.last[plan] = self.num_notes
         if seconds is None or not (math.isfinite(seconds) and seconds > 0):
             return

@@ -207,7 +207,7 @@ class Schedule:
             is_over = self.num_tried >= self.rounds.of_a_try(seconds, self._is_about_cost(self.plan))
             self.again = self.plan if self._says_little(seconds, is_ordinary) and not is_over else None
             whole = self.reading.of_whole(seconds, self.plan.num_nodes)
-            self.costs.note(self.plan, whole if is_ordinary else None)
+            self.costs.note(self.plan, whole if is_ordinary else None, self.length)
             self.due = None if self.plan == self.due else self.due
         self.learn()
 
@@ -234,8 +234,8 @@ class Schedule:
         if self.untold:
             self.knowledge.put_in(len(self.untold))
             untold, self.untold = self.untold, []
-            for self.costs.length, seconds in untold:
-                self.costs.note(self.plan, seconds)
+            for length, seconds in untold:
+                self.costs.note(self.plan, seconds, length)
 
     def _pay(self, seconds: float, is_ordinary: bool, is_unique: bool) -> None:
         """What a try has cost is taken from the purse, by what is expected, not by what bad luck made of it."""
