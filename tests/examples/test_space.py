@@ -1,9 +1,9 @@
 """The Space: both texts are the same, closing the page stops them, and no text becomes part of the page's code."""
 
 import importlib
+import threading
 import time
 from pathlib import Path
-from threading import active_count
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_closing_the_page_stops_the_text(watching, models, monkeypatch):
     target, tokenizer, _ = models
     monkeypatch.setattr(watching, "EACH", 0.001)
     ids = tokenizer("def add(a, b):", return_tensors="pt").input_ids
-    before, recorders = active_count(), []
+    before, recorders = {*threading.enumerate()}, []
     original = watching.RunRecorder
 
     def recorder_of(show):
@@ -75,7 +75,8 @@ def test_closing_the_page_stops_the_text(watching, models, monkeypatch):
     text = watching.watch(target, tokenizer, ids, None, max_new_tokens=200, do_sample=False)
     next(text)
     text.close()
-    assert active_count() == before
+    # Threads of other tests may end meanwhile.
+    assert {*threading.enumerate()} <= before
     assert len(recorders[0].ids) < 200
 
 
