@@ -17,7 +17,7 @@ from hf_pardraft.generation.scheduling.knowledge import Knowledge
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans, compiled_plans
 from hf_pardraft.generation.scheduling.rounds import CompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
-from hf_pardraft.generation.scheduling.spread import Spread
+from hf_pardraft.generation.scheduling.spread import MANY, Spread, smoothed
 from hf_pardraft.generation.scheduling.worth import LEAST_SHARE, PlanWorth
 from simulated_rounds import World, random_world
 from threads import in_threads
@@ -229,6 +229,46 @@ def test_how_much_of_a_round_is_the_same_for_fewer_items_follows_from_what_a_tok
     # The item that gets nothing takes as many rounds as tokens, whoever else is over.
     items = [1 / (1 + share * (knowledge.expected_tokens(8)[8] - 1)) for share in knowledge.spread_of(16, 8).shares]
     assert worth.tokens[Plan(8)] == pytest.approx(1 / (fixed * items[0] + (1 - fixed) * sum(items) / 16), rel=1e-6)
+
+
+def test_how_much_of_a_round_is_the_same_for_fewer_items_is_known_once_such_were_measured():
+    knowledge, plans = Knowledge(), [NOTHING, Plan(8)]
+    worth, costs, fewer = (
+        PlanWorth(knowledge, plans, reads_again=False),
+        knowledge.costs_for(16),
+        knowledge.costs_for(4),
+    )
+    for _ in range(8):
+        costs.note(NOTHING, 1.0)
+        costs.note(Plan(8), 5.0)
+    worth.work_out(costs, 16)
+    guessed = worth.fixed_share(Plan(8))
+    # Two rounds may have been outliers.
+    for seconds in (2.0, 2.0, 2.0):
+        worth.work_out(costs, 16)
+        assert worth.fixed_share(Plan(8)) == guessed
+        fewer.note(Plan(8), seconds)
+    worth.work_out(costs, 16)
+    # A quarter of a second for each item, and a second whoever is left.
+    assert worth.fixed_share(Plan(8)) == pytest.approx(1 / 5)
+    # Batches of nearly the same size say little.
+    worth.work_out(costs, 7)
+    assert worth.fixed_share(Plan(8)) == guessed
+
+
+def test_of_many_items_the_extreme_ones_are_less_so_than_luck_made_them():
+    assert smoothed([0.1, 0.2, 0.9]) == [0.1, 0.2, 0.9]
+    values = [float(place**2) for place in range(MANY)]
+    expected = [sum(values[max(place - 1, 0) :][:3]) / 3 for place in range(MANY - 1)] + [sum(values[-3:]) / 3]
+    assert smoothed(values) == expected
+    # Items that are all alike: the slowest of 16 seems to be so by less than without, after as many rounds as a text has.
+    drawn, spread = random.Random(0), Spread()
+    for _ in range(30):
+        spread.note({item: sum(drawn.random() < 0.5 for _ in range(2)) for item in range(16)})
+    rates = [accepted / num_rounds for accepted, num_rounds in spread.found.values()]
+    believed, weight = Spread.PRIOR[0], Spread.PRIOR_WEIGHT
+    by_itself = (30 * min(rates) / statistics.mean(rates) + weight * believed) / (30 + weight)
+    assert by_itself < spread.shares[0] < 1
 
 
 @pytest.mark.parametrize(("plain", "is_left"), [(0.7, True), (1.5, False)])

@@ -88,7 +88,7 @@ class Costs:
     ENOUGH = 32
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
     OUTLIER = 8.0
-    # A longer text makes a round at most so many times as long, and a shorter one as short.
+    # However short a text is, at least one in so many of a round's seconds is left.
     MOST_ADDED = 4.0
 
     def __init__(self, like: "Costs | None" = None) -> None:
@@ -110,7 +110,7 @@ class Costs:
         self.upkeep = 0.0
         # What a longer text adds; the length of the one that is written, and of the first, as of which all is kept.
         self.growth, self.length, self.first_length = Growth(), 0, 0
-        # Seconds of rounds without a draft, and of plain `generate`'s steps.
+        # Seconds of rounds without a draft, and of plain `generate`'s steps, for a text of the first length.
         self.undrafted, self.plain = Mean(), Mean()
         # Rounds by which each plan was compared with others.
         self.evidence: dict[Plan, float] = {}
@@ -151,12 +151,15 @@ class Costs:
         seconds = known[plan]
         if seconds is None:
             return None
-        return self.at_length(seconds) + (0.0 if plan.depth else self.upkeep)
+        return self._longer(seconds, self._added(self.length)) + (0.0 if plan.depth else self.upkeep)
 
-    def at_length(self, seconds: float, sign: int = 1) -> float:
-        """What a round takes for the present text that takes so long for the first one; the reverse with a `sign` of -1."""
-        added = self.growth.per_token * (self.length - (self.first_length or self.length))
-        return max(seconds + sign * added, seconds / self.MOST_ADDED)
+    def _added(self, length: int) -> float:
+        """Seconds that a text of this length adds to a round, compared with one of the first length."""
+        return self.growth.per_token * (length - self.first_length)
+
+    def _longer(self, seconds: float, by: float) -> float:
+        """A round that takes so much more, or less, for the length of its text, within reason."""
+        return max(seconds + by, seconds / self.MOST_ADDED)
 
     def _estimate(self, plan: Plan) -> float | None:
         medians = {other: math.exp(log + self.level) for other, log in self.logs.items()}
@@ -192,10 +195,10 @@ class Costs:
         self.last[plan] = self.num_notes
         if seconds is None or not (math.isfinite(seconds) and seconds > 0):
             return
-        if self.length:
-            self.first_length = self.first_length or self.length
-            self.growth.note(plan, self.length, seconds)
-            seconds = self.at_length(seconds, sign=-1)
+        if length:
+            self.first_length = self.first_length or length
+            self.growth.note(plan, length, seconds)
+            seconds = self._longer(seconds, -self._added(length))
         self.block.append((plan, math.log(seconds)))
         if plan == NOTHING:
             self.undrafted.note(seconds)
@@ -215,9 +218,8 @@ class Costs:
 
     def note_plain(self, seconds: float, num_steps: int) -> None:
         """Learn what so many steps of plain `generate` have taken each, which wrote what comes after the present length."""
-        before, self.length = self.length, self.length + num_steps // 2
-        self.plain.note(self.at_length(seconds, sign=-1), num_steps)
-        self.length = before
+        middle = self.length + num_steps // 2
+        self.plain.note(self._longer(seconds, -self._added(middle)), num_steps)
 
     @property
     def plain_is_slower(self) -> bool:

@@ -30,15 +30,13 @@ class PlanWorth:
         self.knowledge, self.plans, self.reads_again = knowledge, plans, reads_again
         self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
         self.seconds: dict[Plan, float] = {}
-        # Items of the batch, and of each plan what rounds of fewer of them take.
-        self.batch, self.smaller = 1, {}
+        # Items of the batch that these are of.
+        self.batch = 1
 
     def work_out(self, costs: Costs, batch: int) -> None:
         """Go by what is known now, for a batch of so many items."""
         self.seconds = {plan: costs.of(plan) for plan in self.plans}
         self.batch = batch
-        if batch > 1:
-            self.smaller = {plan: self._of_fewer_items(plan) for plan in self.plans}
         self.expect(batch)
 
     def _of_fewer_items(self, plan: Plan) -> tuple[int, float] | None:
@@ -76,8 +74,9 @@ class PlanWorth:
         """
         if not self.seconds:
             return UNKNOWN_SHARE
-        if self.smaller.get(plan):
-            size, seconds = self.smaller[plan]
+        of_fewer = self._of_fewer_items(plan)
+        if of_fewer:
+            size, seconds = of_fewer
             of_items = (self.seconds[plan] - seconds) * self.batch / (self.batch - size)
             return min(max(1 - of_items / self.seconds[plan], LEAST_SHARE), 1.0)
         largest = plan if plan.budget else max((other for other in self.plans if not other.budget), default=plan)
