@@ -185,13 +185,23 @@ class GrowingLayer(DynamicLayer):
             buffer.narrow(2, start, len(source)).copy_(buffer.index_select(2, source))
 
     def select_items(self, items: torch.LongTensor, item_lengths: list[int]) -> None:
-        """Keep only some items of the batch, which have `item_lengths`, and the columns that they use."""
+        """Go on with only some items of the batch, which have `item_lengths`, and the columns that they use.
+
+        Mostly only items that change their places are copied.
+        """
         if self.dropped is not None:
             self.dropped = [self.dropped[item] for item in items.tolist()]
-        num_columns = max(self.held(item_lengths))
-        self.key_buffer = self.keys[:, :, :num_columns].index_select(0, items.to(self.device))
-        self.value_buffer = self.values[:, :, :num_columns].index_select(0, items.to(self.device))
+        gaps = [place for place, item in enumerate(items.tolist()) if item != place]
+        sources, num_items = items[gaps].to(self.device), len(items)
+        for buffer in (self.key_buffer, self.value_buffer):
+            buffer[gaps] = buffer[sources]
+        self.key_buffer, self.value_buffer = self.key_buffer[:num_items], self.value_buffer[:num_items]
         self.fit_to(item_lengths)
+        # Memory that is far more than they need is given back.
+        capacity = self.num_columns + self.reserve(self.num_columns)
+        is_half_empty = 2 * self.key_buffer.nbytes <= self.key_buffer.untyped_storage().nbytes()
+        if is_half_empty or self.key_buffer.shape[2] > capacity + self.MIN_SLACK:
+            self._reallocate([0] * num_items, [self.num_columns] * num_items, capacity)
 
     def held_columns(self, item_lengths: list[int] | None) -> HeldColumns:
         """Where items of these lengths lie; `None` before any item was shortened."""

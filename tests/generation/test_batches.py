@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_pardraft.generation.candidate_generator import items_of
+from hf_pardraft.generation.pending import items_of
 from hf_pardraft.models.inputs import DraftInputs
 from tiny_models import (
     every_architecture,

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from hf_pardraft import AutoDrafter, DartConfig, DartDrafter, NgramModel
 from hf_pardraft.generation import decoder as decode
-from hf_pardraft.generation.candidate_generator import joined
+from hf_pardraft.generation.pending import joined
 from hf_pardraft.models.inputs import DraftInputs
 from hf_pardraft.pairing.fresh import default_tapped_hidden_states
 from tiny_models import StandIn, make_oracle, random_prompt, tiny_drafter, tiny_target

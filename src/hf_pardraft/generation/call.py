@@ -17,7 +17,7 @@ from .outputs import ItemRead, OutputRecorder
 from .packing.packed_layers import packed_layers
 from .scheduling.fixed import FixedSchedule
 from .scheduling.schedule import Schedule
-from .sequences import FinishedItems, StopChecks, TokenBuffer
+from .sequences import FinishedItems, StopChecks, TokenBuffer, filling_gaps
 from .target_side.cache import Entries, attended_layers, is_callers
 from .target_side.reader import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, prompt_without_padding
 from .target_side.rope import longest_text
@@ -223,7 +223,7 @@ class DecodingCall(ABC):
             if over[index]:
                 entries = self.entries_of(index) if self._returns_cache() else None
                 self.finished.add(item, self.sequences.item(index), entries)
-        kept = [index for index, is_over in enumerate(over) if not is_over]
+        kept = filling_gaps(over)
         self.items = [self.items[index] for index in kept]
         if self.items:
             self.sequences.select_items(kept)

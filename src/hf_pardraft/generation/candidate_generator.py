@@ -11,6 +11,7 @@ from transformers.generation import CandidateGenerator
 from ..models.base import ParallelDrafter
 from ..models.inputs import DraftInputs, cached_arange, last_columns, take_positions
 from ..models.likeliest import likeliest
+from .pending import PendingInputs
 from .settings import DraftSettings, settings_of_call
 from .stats import DecodeStats, Proposal
 from .target_side.reader import PendingTokens
@@ -50,7 +51,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self.target_config = target.config.get_text_config(decoder=True)
         self.state = drafter.new_draft_state(target)
         self.stats = DecodeStats()
-        self._pending: list[DraftInputs] = []
+        self.pending = PendingInputs()
         self._num_seen = 0
         self._first_pending = 0
         self._last_depth = 0
@@ -68,7 +69,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
 
     def observe(self, context: DraftInputs) -> None:
         """Note newly committed tokens, and the tapped states of what the target has read."""
-        self._pending.append(context)
+        self.pending.add(context)
 
     def draft_logits(self, depth: int) -> torch.Tensor | None:
         """Marginal logits `(batch, depth, columns)` after the committed text, see [`ParallelDrafter.draft`], from one forward.
@@ -76,29 +77,19 @@ class ParallelCandidateGenerator(CandidateGenerator):
         `None` where there is nothing to draft (`depth` is 0) or nothing to draft from: a drafter that taps the target has
         to wait until the target has read the prompt.
         """
-        if depth == 0 or (self.taps and all(context.features is None for context in self._pending)):
+        if depth == 0 or (self.taps and not self.pending.has_features):
             return None
-        return self.drafter.draft(self.take_pending(), self.state, depth)
+        return self.drafter.draft(self.pending.take(), self.state, depth)
 
     def token_ids(self, device: torch.device) -> torch.LongTensor | None:
         """The tokens of the columns of [`draft_logits`]; `None` if they are the same."""
         token_ids = self.drafter.draft_token_ids
         return None if token_ids is None else token_ids.to(device)
 
-    @property
-    def num_pending(self) -> int:
-        """How many tokens, at most, the drafter has yet to read."""
-        return sum(context.new_ids.shape[1] for context in self._pending)
-
-    def take_pending(self) -> DraftInputs:
-        """All that was observed since the last draft."""
-        context, self._pending = joined(self._pending), []
-        return context
-
     def select_items(self, items: list[int]) -> None:
         """Go on with only some items of the batch."""
         self.state.cache.select_items(items)
-        self._pending = [items_of(context, items) for context in self._pending]
+        self.pending.select_items(items)
 
     def add_features(
         self,
@@ -215,67 +206,3 @@ class ParallelCandidateGenerator(CandidateGenerator):
                 Proposal(0, num_before, tuple(tokens), tuple(depths), num_matches, num_matches + 1)
             )
         self.stats.add_round([self._last_depth], [num_matches], [num_matches + 1])
-
-
-def joined(contexts: list[DraftInputs]) -> DraftInputs:
-    """Several rounds' pending tokens as one. Items stay padded on the left, so padding between the parts moves to the front."""
-    if len(contexts) == 1:
-        return contexts[0]
-    ids, positions, counts = _joined_columns(
-        [(context.new_ids, context.new_positions) for context in contexts], [context.new_counts for context in contexts]
-    )
-    result = DraftInputs(ids, positions, new_counts=counts)
-    read = [context for context in contexts if context.features is not None]
-    if read:
-        result.features, result.feature_positions, result.feature_counts = _joined_columns(
-            [(context.features, context.feature_positions) for context in read],
-            [context.feature_counts for context in read],
-        )
-    return result
-
-
-def _joined_columns(
-    parts: list[tuple[torch.Tensor, torch.Tensor]], counts: list[list[int] | None]
-) -> tuple[torch.Tensor, torch.Tensor, list[int] | None]:
-    """Join pairs of `(batch, columns, ...)` tensors along their columns, real ones last; and how many of them are real."""
-    first, second = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
-    if all(count is None for count in counts):
-        return first, second, None
-    batch, widths = first.shape[0], [part[0].shape[1] for part in parts]
-    order, totals = [], []
-    for item in range(batch):
-        real, padding, start = [], [], 0
-        for width, count in zip(widths, counts, strict=True):
-            boundary = start + width - (width if count is None else count[item])
-            padding += range(start, boundary)
-            real += range(boundary, start + width)
-            start += width
-        order.append(padding + real)
-        totals.append(len(real))
-    widest = max(totals)
-    order = torch.tensor(order, device=first.device)[:, -widest:]
-    items = torch.arange(batch, device=first.device)[:, None]
-    return first[items, order], second[items.to(second.device), order.to(second.device)], totals
-
-
-def items_of(context: DraftInputs, items: list[int]) -> DraftInputs:
-    """Only some items of what was observed, without the columns that are padding in all of them."""
-    ids, positions, counts = _items_of_columns(context.new_ids, context.new_positions, context.new_counts, items)
-    result = DraftInputs(ids, positions, new_counts=counts)
-    if context.features is not None:
-        result.features, result.feature_positions, result.feature_counts = _items_of_columns(
-            context.features, context.feature_positions, context.feature_counts, items
-        )
-    return result
-
-
-def _items_of_columns(
-    first: torch.Tensor, second: torch.Tensor, counts: list[int] | None, items: list[int]
-) -> tuple[torch.Tensor, torch.Tensor, list[int] | None]:
-    """Some items of a pair of `(batch, columns, ...)` tensors, and how many columns of each are real, `None` if all are."""
-    kept = [first.shape[1]] * len(items) if counts is None else [counts[item] for item in items]
-    # An item that is left alone is drafted without a mask, so nothing may hide after one.
-    first, second = (
-        tensor[torch.tensor(items, device=tensor.device), tensor.shape[1] - max(kept) :] for tensor in (first, second)
-    )
-    return first, second, None if min(kept) == max(kept) else kept

@@ -227,7 +227,7 @@ class SpeculativeDecoding(DecodingCall):
         room = self._room(self.schedule.deepest) if not reads_text or self._drafts_after_a_prompt() else 0
         plan = self.schedule.next_plan(len(self.items), room, max(self.sequences.lengths))
         # A drafter that was left out for long has more to read than in other rounds.
-        has_caught_up = plan.depth == 0 or self.candidates.num_pending <= self.schedule.deepest + 1
+        has_caught_up = plan.depth == 0 or self.candidates.pending.num_tokens <= self.schedule.deepest + 1
         self.is_ordinary, self.is_unique = has_caught_up and not reads_text, reads_text
         return plan
 

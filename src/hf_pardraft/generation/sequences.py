@@ -89,6 +89,13 @@ class TokenBuffer:
         self.waiting = [[] for _ in self.lengths]
 
 
+def filling_gaps(gone: list[bool]) -> list[int]:
+    """The items that are left, the last ones in the places of those that are gone, so that few have to be moved."""
+    num_left = gone.count(False)
+    last = [item for item in range(num_left, len(gone)) if not gone[item]]
+    return [last.pop() if is_gone else place for place, is_gone in enumerate(gone[:num_left])]
+
+
 def stack_padded(items: list[torch.LongTensor], padding: int) -> torch.LongTensor:
     """Batch items of `(1, length)` as `(batch, longest)`, padded on the right as plain `generate` pads them."""
     longest = max(item.shape[1] for item in items)

@@ -131,7 +131,7 @@ class CompiledDecoding(SpeculativeDecoding):
 
     def _first_draft(self, depth: int) -> Draft | None:
         """See [`_draft`]; moves everything into static tensors, after a draft as ever if the drafter has a prompt to read."""
-        context, state = self.candidates.take_pending(), self.candidates.state
+        context, state = self.candidates.pending.take(), self.candidates.state
         has_read = state.cache.growing_layers() and context.new_ids.shape[1] <= self.width
         # One draft is not worth a compilation.
         if has_read and not self.is_one_step:
