@@ -10,7 +10,8 @@ from itertools import groupby
 import pytest
 
 from hf_pardraft.generation.scheduling.acceptance import Acceptance
-from hf_pardraft.generation.scheduling.costs import Costs, interpolated
+from hf_pardraft.generation.scheduling.costs import Costs
+from hf_pardraft.generation.scheduling.estimates import interpolated
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.growth import Growth
 from hf_pardraft.generation.scheduling.knowledge import Knowledge
@@ -165,7 +166,7 @@ def test_the_rest_is_drafted_where_our_loop_costs_nothing_that_matters():
 
 
 def test_a_batch_is_judged_by_what_each_of_its_items_gets():
-    spread = Spread()
+    spread = Spread(4)
     assert spread.worth(3.0, fixed=0.0) > spread.worth(3.0, fixed=1.0) > 1
     for _ in range(400):
         spread.note({0: 3, 1: 1, 2: 2, 3: 2})
@@ -183,7 +184,8 @@ def test_a_batch_is_judged_by_what_each_of_its_items_gets():
 def test_how_unevenly_longer_and_shorter_drafts_serve_a_batch_is_known_from_the_same_rounds():
     knowledge = Knowledge()
     for depth in (2, 8):
-        assert knowledge.spread_of(3, depth).shares == [*Spread.PRIOR]
+        believed = knowledge.spread_of(3, depth).shares
+        assert Spread.PRIOR[0] < believed[0] < 1 < believed[-1] < Spread.PRIOR[1]
     for _ in range(200):
         knowledge.note(0, [(8, 8), (8, 8), (2, 3)])
     assert knowledge.spread_of(3, 8).shares == pytest.approx([1 / 3, 4 / 3, 4 / 3], abs=0.05)
@@ -262,11 +264,11 @@ def test_of_many_items_the_extreme_ones_are_less_so_than_luck_made_them():
     expected = [sum(values[max(place - 1, 0) :][:3]) / 3 for place in range(MANY - 1)] + [sum(values[-3:]) / 3]
     assert smoothed(values) == expected
     # Items that are all alike: the slowest of 16 seems to be so by less than without, after as many rounds as a text has.
-    drawn, spread = random.Random(0), Spread()
+    drawn, spread = random.Random(0), Spread(16)
     for _ in range(30):
         spread.note({item: sum(drawn.random() < 0.5 for _ in range(2)) for item in range(16)})
     rates = [accepted / num_rounds for accepted, num_rounds in spread.found.values()]
-    believed, weight = Spread.PRIOR[0], Spread.PRIOR_WEIGHT
+    believed, weight = spread.before[0], Spread.PRIOR_WEIGHT
     by_itself = (30 * min(rates) / statistics.mean(rates) + weight * believed) / (30 + weight)
     assert by_itself < spread.shares[0] < 1
 

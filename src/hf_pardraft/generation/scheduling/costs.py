@@ -4,14 +4,10 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
+from .estimates import interpolated, lower_median, weighted_median
 from .growth import Growth
 from .plans import NOTHING, Plan
-
-
-def lower_median(values) -> float:
-    """The median; of two in the middle the lower one, so that a single outlier among two values is not believed."""
-    ordered = sorted(values)
-    return ordered[(len(ordered) - 1) // 2]
+from .reading import ReadingCosts
 
 
 def medians_of(block: Sequence[tuple[Plan, float]]) -> dict[Plan, tuple[float, int]]:
@@ -39,17 +35,6 @@ def compared_in(
     return median - level_of(others, logs), count * num_others / (count + num_others)
 
 
-def weighted_median(weighted: list[tuple[float, float]]) -> float:
-    """The median of values with weights; of two in the middle the lower one."""
-    ordered, below = sorted(weighted), 0.0
-    half = sum(weight for _, weight in ordered) / 2
-    for value, weight in ordered:
-        below += weight
-        if below >= half:
-            return value
-    raise ValueError("expected at least one value")
-
-
 class Mean:
     """The mean of values, of which the last so many count."""
 
@@ -74,6 +59,7 @@ class Costs:
 
     Args:
         like: costs at another batch size, to be believed until there are own ones.
+        share: what a draft takes here of the time that it takes there, at least.
     """
 
     # Rounds of a block, and blocks with several plans that are remembered.
@@ -91,7 +77,7 @@ class Costs:
     # However short a text is, at least one in so many of a round's seconds is left.
     MOST_ADDED = 4.0
 
-    def __init__(self, like: "Costs | None" = None) -> None:
+    def __init__(self, like: "Costs | None" = None, share: float = 1.0) -> None:
         self.counts: dict[Plan, int] = {}
         # Plans that were chosen. Others may be measured, too, by rounds of longer ones, where less than these was left to write.
         self.chosen: set[Plan] = set()
@@ -99,7 +85,9 @@ class Costs:
         self.last: dict[Plan, int] = {}
         self.guesses: dict[Plan, float] = {}
         if like is not None:
-            self.guesses = {**like.guesses, **{plan: like.of(plan) for plan in [*like.counts]}}
+            known = {**like.guesses, **{plan: like.of(plan) for plan in [*like.counts]}}
+            undrafted = known.get(NOTHING, 0.0)
+            self.guesses = {plan: undrafted + share * (cost - undrafted) for plan, cost in known.items()}
         # Logarithms of seconds: of the rounds of the block that has begun; and of earlier blocks, by plan, the median and how
         # many there were. Calls in other threads may add to it: what is worked on is a copy, and replaced as a whole.
         self.block: list[tuple[Plan, float]] = []
@@ -112,6 +100,8 @@ class Costs:
         self.growth, self.length, self.first_length = Growth(), 0, 0
         # Seconds of rounds without a draft, and of plain `generate`'s steps, for a text of the first length.
         self.undrafted, self.plain = Mean(), Mean()
+        # What the target's forwards take.
+        self.reading = ReadingCosts()
         # Rounds by which each plan was compared with others.
         self.evidence: dict[Plan, float] = {}
         # Logarithms of costs, and the level of the last block.
@@ -169,12 +159,22 @@ class Costs:
         if own is None and plan in self.guesses:
             return max([self.guesses[plan], *(cost for other, cost in medians.items() if plan.includes(other))])
         costs = {**self.guesses, **medians}
-        others = interpolated(sorted((other.num_nodes, cost) for other, cost in costs.items()), plan.num_nodes)
+        others = self._like_others(plan, costs)
         if own is None or others is None:
             return others if own is None else own
         # One or two rounds may have been outliers, dearer than others say. Drafts can't say what a round without one costs.
         limit = self.DOUBT * others if plan.depth else math.inf
         return min([own, limit, *(cost for other, cost in costs.items() if other.includes(plan))])
+
+    def _like_others(self, plan: Plan, costs: dict[Plan, float]) -> float | None:
+        """What others say of a plan: a draft takes longer than another by what the target takes to read more, if it is known."""
+        drafts = [other for other in costs if other.depth and other != plan] if plan.depth else []
+        if drafts:
+            near = min(drafts, key=lambda other: (abs(other.num_nodes - plan.num_nodes), -other.num_nodes))
+            of_plan, of_near = (self.reading.of(1 + each.num_nodes) for each in (plan, near))
+            if of_plan is not None:
+                return max(costs[near] + of_plan - of_near, of_plan)
+        return interpolated(sorted((other.num_nodes, cost) for other, cost in costs.items()), plan.num_nodes)
 
     def _smoothed(self, plan: Plan, own: float, medians: dict[Plan, float]) -> float:
         """A plan's own cost, and a little of what other sizes of its kind say."""
@@ -254,20 +254,3 @@ class Costs:
         """What a round did cost, ordinary or not, within reason."""
         usual = max(self.of(plan) or 0.0, self.of(NOTHING) or 0.0)
         return min(max(seconds, 0.0), self.OUTLIER * usual)
-
-
-def interpolated(points: list[tuple[int, float]], size: int) -> float | None:
-    """The value at `size` on the lines through points of different sizes, sorted; `None` of fewer than two points.
-
-    Beyond the last point it goes on as steeply as from the first draft to the last, but not down.
-    """
-    points = [(at, min(value for place, value in points if place == at)) for at in sorted({at for at, _ in points})]
-    if len(points) < 2:
-        return None
-    after = next((index for index, (at, _) in enumerate(points) if at >= size), None)
-    (left, low), (right, high) = (
-        points[1 if after is None else max(after, 1) - 1],
-        points[-1 if after is None else max(after, 1)],
-    )
-    slope = (high - low) / (right - left) if right > left else 0.0
-    return low + slope * (size - left) if after is not None else high + max(slope, 0.0) * (size - right)

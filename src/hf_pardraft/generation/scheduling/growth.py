@@ -23,6 +23,8 @@ class Growth:
 
     # Rounds after which half is forgotten; and standard errors that are taken off: a clock is uneven, and most rounds don't grow.
     MEMORY, DOUBT = 1024, 2.0
+    # By what share a round takes more or less time than another, before that is known; with the weight of so many rounds.
+    NOISE, PRIOR_WEIGHT = 0.15, 8.0
     # A round counts as at most so many times as long as those before, and at least by as much as short.
     OUTLIER = 1.5
 
@@ -37,7 +39,8 @@ class Growth:
         if self.count < 3 or not self.lengths:
             return 0.0
         slope = self.both / self.lengths
-        variance = max(self.seconds - slope * self.both, 0.0) / (self.count - 2)
+        unexplained = max(self.seconds - slope * self.both, 0.0) + self.PRIOR_WEIGHT * self.NOISE**2
+        variance = unexplained / (self.count - 2 + self.PRIOR_WEIGHT)
         return max(slope - self.DOUBT * math.sqrt(variance / self.lengths), 0.0)
 
     def begin_text(self) -> None:

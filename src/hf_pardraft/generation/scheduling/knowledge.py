@@ -16,7 +16,7 @@ class Knowledge:
         earlier, chain: what was accepted of chains in all texts, and in this one; of trees where there are no chains.
         earlier_gains, gains: what trees had over chains in all texts, and have in this one, by their budget.
         spreads: how unevenly drafts serve the items of a batch, by batch size (powers of two) and depth.
-        costs, reading: what rounds cost, and the target's forwards, by batch size.
+        costs: what rounds cost, by batch size.
         calibration: what a drafter's own probabilities are worth.
         purse: what may be lost by trying plans that don't seem the best, in rounds of the best one. Each round puts a little in.
 
@@ -36,7 +36,6 @@ class Knowledge:
         self.spreads: dict[tuple[int, int], Spread] = {}
         self.costs: dict[int, Costs] = {}
         self.begin_text()
-        self.reading: dict[int, ReadingCosts] = {}
         self.calibration = Calibration()
         self.is_of_compiled, self.most_saved = is_of_compiled, self.MOST_SAVED
         self.purse, self.share = (
@@ -73,7 +72,7 @@ class Knowledge:
     def spread_of(self, batch: int, depth: int) -> Spread:
         """How unevenly drafts of so many tokens serve a batch; of such as were never made, like the nearest shorter ones."""
         size = size_class(batch)
-        spread = self.spreads.setdefault((size, depth), Spread())
+        spread = self.spreads.setdefault((size, depth), Spread(size))
         shorter = [key for key, other in self.spreads.items() if key[0] == size and key[1] < depth and other.is_known]
         return self.spreads[max(shorter)] if shorter and not spread.is_known else spread
 
@@ -82,7 +81,8 @@ class Knowledge:
         size = size_class(batch)
         if size not in self.costs:
             near = min([*self.costs], key=lambda known: max(known, size) / min(known, size), default=None)
-            self.costs[size] = Costs(like=self.costs.get(near))
+            # Of fewer items a draft may take less. That it doesn't is found out at once, that it does only by tries.
+            self.costs[size] = Costs(self.costs.get(near), min(size / near, 1.0)) if near else Costs()
         return self.costs[size]
 
     def note(
@@ -131,7 +131,7 @@ class Knowledge:
 
     def reading_for(self, batch: int) -> ReadingCosts:
         """What the target's forwards cost at a batch size."""
-        return self.reading.setdefault(size_class(batch), ReadingCosts())
+        return self.costs_for(batch).reading
 
     def put_in(self, rounds: float) -> None:
         """Save for tries: so many rounds of the best plan have passed."""

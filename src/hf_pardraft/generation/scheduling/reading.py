@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from .costs import interpolated, lower_median
+from .estimates import interpolated, lower_median
 
 
 class ReadingCosts:
@@ -45,7 +45,12 @@ class ReadingCosts:
         known = self._known
         if slots not in known:
             points = sorted((size, lower_median([*seconds])) for size, seconds in [*self.measured.items()])
-            known[slots] = interpolated(points, slots)
+            if len(points) == 2 and slots > points[1][0]:
+                # All that is known of more slots is what the first draft took more.
+                (one, least), (most, seconds) = points
+                known[slots] = seconds + max(seconds - least, 0.0) * (slots - most) / (most - one)
+            else:
+                known[slots] = interpolated(points, slots)
         return known[slots]
 
     def whole(self, seconds: float, read: int, drafted: int) -> float:
@@ -114,7 +119,7 @@ class ReadingChoice:
     """
 
     # In one of so many rounds more is read of a draft than seems worth it, in one of so many a draft is looked at although looks
-    # don't pay, and in one of so many the target's forward is timed: of rounds like those before a few will do.
+    # don't pay, and in one of so many the target's forward is timed, after so many: of rounds like those before a few will do.
     READS_MORE, LOOKS, TIMED = 16, 8, 4
 
     def __init__(self, clock: Callable[[], float], looks: bool) -> None:
@@ -170,7 +175,7 @@ class ReadingChoice:
         if self.looking_since is not None:
             self.looked, self.looking_since = self.clock() - self.looking_since, None
             self.costs.note_look(self.looked, self.saved)
-        is_timed = self.looks and (self.is_a_try or self.number % self.TIMED == 0)
+        is_timed = self.looks and (self.is_a_try or self.number <= self.TIMED or self.number % self.TIMED == 0)
         self.reading_since = self.clock() if is_timed else None
 
     def end(self, slots: int) -> None:

@@ -263,8 +263,10 @@ class Schedule:
         held = min(self.HELD, 2 + self.num_rounds // 2)
         if self.num_rounds >= self.reconsidered + held or self.costs.num_surprises != self.num_surprises:
             self._reconsider()
-        # Where the purse is too small for it, it is saved up for: the cheapest tries are not the ones that say most.
-        if self.next_loss > self.knowledge.purse:
+        # Where the purse is too small for it, it is saved up for: the cheapest tries are not the ones that say most. And nothing
+        # is tried before a batch is left to plain `generate`.
+        is_waiting = self.rests_with_plain and not self._may_leave
+        if self.next_loss > self.knowledge.purse or (is_waiting and self.next_loss > 0):
             return self.best
         self.reconsidered = -self.HELD
         return self.next_try

@@ -7,18 +7,25 @@ MANY = 12
 
 
 class Spread:
-    """How unevenly drafts of one depth serve the items of a batch: what each item gets a round, compared with the mean of all."""
+    """How unevenly drafts of one depth serve the items of a batch: what each item gets a round, compared with the mean of all.
 
-    # What is believed at first of the two ends, and for how many rounds of each item.
-    PRIOR, PRIOR_WEIGHT = (0.6, 1.4), 8.0
+    Args:
+        num_items: of the batch, roughly.
+    """
 
-    def __init__(self) -> None:
-        self.before: list[float] = [*self.PRIOR]
+    # Between which ends shares are believed to lie evenly at first, and for how many rounds of each item.
+    PRIOR, PRIOR_WEIGHT = (0.3, 1.7), 8.0
+
+    def __init__(self, num_items: int) -> None:
+        low, high = self.PRIOR
+        self.before = [low + (high - low) * (item + 0.5) / num_items for item in range(num_items)]
+        self.had_found = False
         # Of this call, by item: accepted tokens, and rounds.
         self.found: dict[int, tuple[int, int]] = {}
 
     def begin(self) -> None:
         """Another call begins, with other items."""
+        self.had_found = self.is_known
         self.before, self.found = self.shares, {}
 
     def note(self, counts: dict[int, int]) -> None:
@@ -32,7 +39,7 @@ class Spread:
     @property
     def is_known(self) -> bool:
         """Whether any round was noted."""
-        return bool(self.found) or self.before != [*self.PRIOR]
+        return self.had_found or bool(self.found)
 
     @property
     def shares(self) -> list[float]:

@@ -1,0 +1,35 @@
+"""Medians, and values between those that are known. Pure."""
+
+
+def lower_median(values) -> float:
+    """The median; of two in the middle the lower one, so that a single outlier among two values is not believed."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def weighted_median(weighted: list[tuple[float, float]]) -> float:
+    """The median of values with weights; of two in the middle the lower one."""
+    ordered, below = sorted(weighted), 0.0
+    half = sum(weight for _, weight in ordered) / 2
+    for value, weight in ordered:
+        below += weight
+        if below >= half:
+            return value
+    raise ValueError("expected at least one value")
+
+
+def interpolated(points: list[tuple[int, float]], size: int) -> float | None:
+    """The value at `size` on the lines through points of different sizes, sorted; `None` of fewer than two points.
+
+    Beyond the last point it goes on as steeply as from the first draft to the last, but not down.
+    """
+    points = [(at, min(value for place, value in points if place == at)) for at in sorted({at for at, _ in points})]
+    if len(points) < 2:
+        return None
+    after = next((index for index, (at, _) in enumerate(points) if at >= size), None)
+    (left, low), (right, high) = (
+        points[1 if after is None else max(after, 1) - 1],
+        points[-1 if after is None else max(after, 1)],
+    )
+    slope = (high - low) / (right - left) if right > left else 0.0
+    return low + slope * (size - left) if after is not None else high + max(slope, 0.0) * (size - right)
