@@ -306,10 +306,13 @@ class Schedule:
         return min(1.0, self.knowledge.chain.num_judged / self.SURE)
 
     def _price(self, plan: Plan) -> float:
-        """What a try of this plan is thought to lose."""
+        """What a try of this plan is thought to lose; of a tree of a size that was never measured, at worst."""
         is_repeated = self.best.depth or self.rounds.repeats_tries
         num_rounds = self.rounds.of_a_try(self.worth.seconds[plan], self._is_about_cost(plan)) if is_repeated else 1
-        return num_rounds * self.worth.loss(plan, self.best)
+        loss = self.worth.loss(plan, self.best)
+        if plan.budget and not self.costs.count(plan):
+            loss += (self.DOUBT - 1) * self.worth.seconds[plan] / self.worth.seconds[self.best]
+        return num_rounds * loss
 
     def _is_worth_a_try(self, plan: Plan) -> bool:
         if plan == self.best:
