@@ -431,6 +431,57 @@ def test_neither_other_plans_nor_other_calls_say_how_rounds_grow():
     assert growth.per_token == 0
 
 
+def test_a_few_uneven_rounds_do_not_say_that_rounds_grow():
+    growth = Growth()
+    # The last one of three comes after others, and finds nothing in the processor's caches.
+    for length, seconds in ((20, 2.2e-3), (21, 2.3e-3), (45, 3.6e-3)):
+        growth.note(NOTHING, length, seconds)
+    for length, seconds in ((22, 6.1e-3), (25, 6.2e-3)):
+        growth.note(Plan(7), length, seconds)
+    assert growth.per_token == 0
+
+
+def test_what_a_plan_costs_that_was_never_tried_is_guessed_by_what_the_target_takes_to_read():
+    costs, (draft, slot) = Costs(), (3.0, 0.5)
+    for plan, seconds in ((NOTHING, 1.0), (Plan(8), 1.0 + draft + 8 * slot)):
+        for _ in range(3):
+            costs.note(plan, seconds)
+    # As if a draft took the longer the more tokens it has, and trees nothing.
+    assert costs.of(Plan(2)) == pytest.approx(1.0 + (draft + 8 * slot) / 4)
+    assert costs.of(Plan(8, 32)) == pytest.approx(costs.of(Plan(8)))
+    for slots in (1, 9):
+        costs.reading.note(slots, 1.0 + (slots - 1) * slot)
+    costs.note(Plan(4), 1.0 + draft + 4 * slot)
+    for plan in (Plan(2), Plan(4), Plan(8, 32)):
+        assert costs.of(plan) == pytest.approx(1.0 + draft + plan.num_nodes * slot)
+    # Whatever else may be wrong, a round takes no less than the forward in it.
+    costs.reading.note(33, 100.0)
+    costs.note(Plan(1), 1.0 + draft + slot)
+    assert costs.of(Plan(8, 32)) >= 100.0
+
+
+def test_of_fewer_items_drafts_are_thought_to_take_in_proportion_less_until_they_are_measured():
+    knowledge = Knowledge()
+    costs = knowledge.costs_for(16)
+    for plan, seconds in ((NOTHING, 2.0), (Plan(8), 10.0)):
+        for _ in range(3):
+            costs.note(plan, seconds)
+    few, many = knowledge.costs_for(4), knowledge.costs_for(64)
+    assert (few.of(NOTHING), few.of(Plan(8))) == pytest.approx((2.0, 4.0))
+    assert (many.of(NOTHING), many.of(Plan(8))) == pytest.approx((2.0, 10.0))
+    for _ in range(3):
+        few.note(Plan(8), 7.0)
+    assert few.of(Plan(8)) == pytest.approx(7.0)
+
+
+def test_nothing_is_tried_while_a_batch_waits_to_be_left_to_plain_generate():
+    for seed in range(4):
+        plans = World([0.0] * 7, seed=seed, plain=0.7).call(batch=16)[1]
+        assert Costs.ENOUGH <= len(plans) < 60
+        assert {*plans[2:5]} == {Plan(7)}
+        assert {*plans[5 : Costs.ENOUGH]} == {NOTHING}
+
+
 def test_a_plan_that_looked_cheap_when_it_was_tried_is_found_out_while_it_is_followed():
     costs, chain, tree = Costs(), Plan(8), Plan(8, 16)
     for plan, seconds in [(NOTHING, 1.0)] * 2 + [(chain, 2.0)] * 12 + [(tree, 1.5)] * 2:

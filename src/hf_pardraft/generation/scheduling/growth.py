@@ -26,7 +26,7 @@ class Growth:
     # By what share a round takes more or less time than another, before that is known; with the weight of so many rounds.
     NOISE, PRIOR_WEIGHT = 0.15, 8.0
     # A round counts as at most so many times as long as those before, and at least by as much as short.
-    OUTLIER = 1.5
+    OUTLIER = 1.25
 
     def __init__(self) -> None:
         # Sums over rounds, of deviations from the means of their group: of lengths, of both, and of seconds.
