@@ -185,23 +185,19 @@ class GrowingLayer(DynamicLayer):
             buffer.narrow(2, start, len(source)).copy_(buffer.index_select(2, source))
 
     def select_items(self, items: torch.LongTensor, item_lengths: list[int]) -> None:
-        """Go on with only some items of the batch, which have `item_lengths`, and the columns that they use.
-
-        Mostly only items that change their places are copied.
-        """
+        """Go on with only some items of the batch, which have `item_lengths`; mostly only those are copied that fill gaps."""
         if self.dropped is not None:
             self.dropped = [self.dropped[item] for item in items.tolist()]
         gaps = [place for place, item in enumerate(items.tolist()) if item != place]
-        sources, num_items = items[gaps].to(self.device), len(items)
         for buffer in (self.key_buffer, self.value_buffer):
-            buffer[gaps] = buffer[sources]
-        self.key_buffer, self.value_buffer = self.key_buffer[:num_items], self.value_buffer[:num_items]
+            buffer[gaps] = buffer[items[gaps].to(self.device)]
+        self.key_buffer, self.value_buffer = self.key_buffer[: len(items)], self.value_buffer[: len(items)]
         self.fit_to(item_lengths)
         # Memory that is far more than they need is given back.
         capacity = self.num_columns + self.reserve(self.num_columns)
         is_half_empty = 2 * self.key_buffer.nbytes <= self.key_buffer.untyped_storage().nbytes()
         if is_half_empty or self.key_buffer.shape[2] > capacity + self.MIN_SLACK:
-            self._reallocate([0] * num_items, [self.num_columns] * num_items, capacity)
+            self._reallocate([0] * len(items), [self.num_columns] * len(items), capacity)
 
     def held_columns(self, item_lengths: list[int] | None) -> HeldColumns:
         """Where items of these lengths lie; `None` before any item was shortened."""
@@ -315,8 +311,7 @@ class ItemEntries:
         lengths = [all_lengths[item] for item in items]
         for layer in layers:
             layer.select_items(torch.tensor(items), lengths)
-        if self.item_lengths is not None:
-            self.item_lengths = lengths
+        self.item_lengths = self.item_lengths and lengths
 
     def held_columns(self) -> HeldColumns:
         """Where the first layer holds the committed text; the same in all layers without a window."""
