@@ -19,7 +19,7 @@ class Acceptance:
 
     # Rounds with a draft after which about a third of their weight is left; and the weight that a change leaves.
     MEMORY, AFTER_CHANGE = 250, 1.5
-    # Rounds of a text that count for as much as all earlier texts.
+    # Rounds of a text that count for as much as all earlier texts. A batch is of several texts, and more like those.
     OF_EARLIER = 5.0
     # Deviations per round that are no news, and their sum that is: a run of 10 rounds that are one off.
     TOLERATED, ALARM = 0.5, 7.0
@@ -38,8 +38,8 @@ class Acceptance:
         self.counts: list[tuple[float, float]] = []
         # Outcomes that are not counted among these yet: a round has no time for it.
         self.uncounted: list[tuple[int, int]] = []
-        # Of all that was found.
-        self.weight = 0.0
+        # Of all that was found; and items of a round, at most.
+        self.weight, self.num_items = 0.0, 1
         # How many tokens a round is believed to accept, and how far rounds are off, by its depth; worked out now and then.
         self.believed: dict[int, tuple[float, float]] = {}
         self.num_notes = 0
@@ -62,6 +62,7 @@ class Acceptance:
             self.believed = {}
         self.uncounted.extend(outcomes)
         self.weight += len(outcomes)
+        self.num_items = max(self.num_items, len(outcomes))
         return is_another
 
     def _count(self) -> None:
@@ -88,7 +89,7 @@ class Acceptance:
             weight = self.PRIOR_WEIGHT
             if self.earlier:
                 rate, weight = self.earlier.updated(position, rate, weight)
-            rate, _ = self.updated(position, rate, min(weight, self.OF_EARLIER))
+            rate, _ = self.updated(position, rate, min(weight, self.OF_EARLIER * self.num_items))
             rates.append(rate)
         return rates
 
