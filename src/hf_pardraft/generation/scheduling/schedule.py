@@ -46,6 +46,8 @@ class Schedule:
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many, or for sure by more.
     # Beginning a call in our loop costs so many rounds.
     JUDGED, SURE, START = 3, 32, 3.0
+    # How much faster rounds without a draft, which teach nothing of drafts, have to be where these paid in earlier texts.
+    CLEARLY = 1.1
     # How much faster than the best plan one has to seem that would have to be compiled. Where rounds are long that takes minutes:
     # there it is left.
     WORTH_COMPILING = 1.1
@@ -78,6 +80,8 @@ class Schedule:
         self.next_try, self.next_loss = NOTHING, math.inf
         self.plan = self.chosen = self.best = NOTHING
         self.is_a_try = self.is_pausing = self.rests_with_plain = False
+        # Whether many drafts of earlier texts are known; and what rounds without one have to be faster by, once that is known.
+        self.is_informed, self.handicap = knowledge.earlier.num_judged >= self.SURE, None
         self.costs = Costs()
         # Of rounds from which nothing was learned yet: what was accepted; and lengths and seconds.
         self.outcomes: list[tuple] = []
@@ -278,14 +282,18 @@ class Schedule:
         is_long = self.worth.seconds[NOTHING] >= LONG
         self.knowledge.note_length(is_long)
         plans = [plan for plan in self.plans if self.rounds.is_there(plan, self.costs)]
-        self.best = max(plans, key=lambda plan: self.rounds.preference(self.worth.rate(plan), plan, self.best))
+        self.best = max(plans, key=self._preference)
         if not is_long:
             worth_it = self.WORTH_COMPILING * self.worth.rate(self.best)
             missing = (plan for plan in self.plans if plan not in plans and self.worth.rate(plan) > worth_it)
             self.due = self.due or next(missing, None)
         matters = self.rounds.may_be_left and (self.batch > 1 or not is_long)
+        if self.handicap is None:
+            self.handicap = self.CLEARLY if self.best.depth and self.is_informed else 1.0
         is_judged = self.knowledge.chain.num_judged >= self.JUDGED
-        self.rests_with_plain = is_judged and matters and self.worth.is_surely_plain(self.costs, self.batch)
+        self.rests_with_plain = (
+            is_judged and matters and self.worth.is_surely_plain(self.costs, self.batch, self.handicap)
+        )
         self.reading.know(self.worth.rate(self.best), self.plans[-1].num_nodes)
         needs_check = self.costs.count(self.first) == 1 and not self.costs.guesses
         if needs_check and self.worth.loss(self.first, self.best) < self.CHECK:
@@ -294,6 +302,11 @@ class Schedule:
         tries = [self.due] if self.due is not None else list(filter(self._is_worth_a_try, plans))
         self.next_try = max(tries, key=self._priority, default=self.best)
         self.next_loss = self._price(self.next_try) if tries else math.inf
+
+    def _preference(self, plan: Plan) -> float:
+        """How good a plan is to follow."""
+        preference = self.rounds.preference(self.worth.rate(plan), plan, self.best)
+        return preference if plan.depth else preference / (self.handicap or 1.0)
 
     @property
     def _least_known(self) -> Plan:
