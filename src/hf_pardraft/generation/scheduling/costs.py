@@ -85,7 +85,9 @@ class Costs:
         self.last: dict[Plan, int] = {}
         self.guesses: dict[Plan, float] = {}
         if like is not None:
-            known = {**like.guesses, **{plan: like.of(plan) for plan in [*like.counts]}}
+            # Calls in other threads may teach meanwhile, and a cost be counted that is not known yet.
+            measured = {plan: cost for plan in [*like.counts] if (cost := like.of(plan)) is not None}
+            known = {**like.guesses, **measured}
             undrafted = known.get(NOTHING, 0.0)
             self.guesses = {plan: undrafted + share * (cost - undrafted) for plan, cost in known.items()}
         # Logarithms of seconds: of the rounds of the block that has begun; and of earlier blocks, by plan, the median and how

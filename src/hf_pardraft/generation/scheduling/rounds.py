@@ -20,15 +20,18 @@ class UncompiledRounds:
         may_be_left: whether plain `generate` may be better than rounds that draft nothing.
         opens_free: whether what is measured before there is a choice is charged to nobody.
         repeats_tries: whether plans are tried several times even where nothing is drafted otherwise.
-        grow: whether rounds take the longer the longer the text is. A compiled one reads its whole cache always.
     """
 
-    may_be_left, opens_free, repeats_tries, grow = True, False, False, True
+    may_be_left, opens_free, repeats_tries = True, False, False
     # How much faster a plan becomes when it is followed rather than tried: what its rounds use is in the processor's caches.
     FOLLOWED = 1.03
 
     def __init__(self, plans: Sequence[Plan], first: Plan) -> None:
         self.plans, self.first = plans, first
+
+    def length_that_matters(self, length: int) -> int:
+        """Of a text of this length, the tokens with which rounds take longer."""
+        return length
 
     def is_known(self, costs: Costs) -> bool:
         """Whether there is something to choose by."""
@@ -70,7 +73,7 @@ class CompiledRounds(UncompiledRounds):
     data are in the processor's caches. Rounds that draft nothing are faster than plain `generate`.
     """
 
-    may_be_left, opens_free, repeats_tries, grow = False, True, True, False
+    may_be_left, opens_free, repeats_tries = False, True, True
     # The first rounds in a row that are cold where they are short, and where they are very short: less than so many seconds.
     COLD, VERY_COLD, VERY_SHORT = 2, 6, 5e-3
     # The warm ones that are measured in the first call, and in a try; and the rounds of a try that is about what is accepted.
@@ -83,6 +86,10 @@ class CompiledRounds(UncompiledRounds):
             return super().opening(costs)
         count = self.OPENING if (costs.of(NOTHING) or 0.0) < LONG else 2
         return next((plan for plan in self.plans if self.is_there(plan, costs) and costs.count(plan) < count), None)
+
+    def length_that_matters(self, length: int) -> int:
+        """None: each reads its whole cache, whatever is in it."""
+        return 0
 
     def are_young(self, costs: Costs) -> bool:
         """In the call that compiles them, very short rounds with drafts take up to a third longer."""

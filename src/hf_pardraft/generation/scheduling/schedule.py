@@ -1,6 +1,5 @@
 """The choice of each round's plan: the most tokens per second, by what rounds have cost and what was accepted. Pure."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from .costs import Costs
@@ -8,6 +7,7 @@ from .knowledge import Knowledge
 from .plans import NOTHING, Plan
 from .reading import ReadingChoice
 from .rounds import LONG, CompiledRounds, UncompiledRounds
+from .tries import Tries
 from .worth import PlanWorth
 
 
@@ -36,16 +36,12 @@ class Schedule:
         calibration: what was accepted of other drafts, see [`Calibration`].
     """
 
-    # Rounds before the choice is thought over, and before a plan is tried again. By what even a bad estimate of a cost is wrong.
-    HELD, REST = 16, 8
-    DOUBT = 1.5
+    # Rounds before the choice is thought over.
+    HELD = 16
     # Rounds like those before from which is learned at once: four times one takes the interpreter far longer than once four.
     AT_ONCE = 4
-    # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
-    CHECK = 1.5
-    # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many, or for sure by more.
-    # Beginning a call in our loop costs so many rounds.
-    JUDGED, SURE, START = 3, 32, 3.0
+    # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many.
+    JUDGED = 3
     # How much faster rounds without a draft, which teach nothing of drafts, have to be where these paid in earlier texts.
     CLEARLY = 1.1
     # How much faster than the best plan one has to seem that would have to be compiled. Where rounds are long that takes minutes:
@@ -69,19 +65,16 @@ class Schedule:
         self.compares, self.deepest, self.worth = compares, plans[-1].depth, PlanWorth(knowledge, plans, reads_again)
         self.rounds = (CompiledRounds if is_compiled else UncompiledRounds)(plans, first)
         knowledge.forget_costs(self.rounds.are_young)
-        # What is to be tried whenever it was tried last; and what was tried in the last round and shall be again.
-        self.due: Plan | None = None
-        self.again: Plan | None = None
-        # Rounds that it was tried for; and the last round's plan, and for how many rounds it was followed or tried.
-        self.num_tried, self.last, self.in_a_row = 0, NOTHING, 0
+        self.tries = Tries(knowledge, self.worth, self.rounds, plans, first)
+        # The last round's plan, and for how many rounds it was followed or tried.
+        self.last, self.in_a_row = NOTHING, 0
         self.num_rounds, self.reconsidered, self.num_surprises, self.batch = 0, -self.HELD, 0, 1
-        # The length of the text before this round, the prompt included.
+        # Tokens of the text before this round, the prompt's included.
         self.length = 0
-        self.next_try, self.next_loss = NOTHING, math.inf
         self.plan = self.chosen = self.best = NOTHING
         self.is_a_try = self.is_pausing = self.rests_with_plain = False
         # Whether many drafts of earlier texts are known; and what rounds without one have to be faster by, once that is known.
-        self.is_informed, self.handicap = knowledge.earlier.num_judged >= self.SURE, None
+        self.is_informed, self.handicap = knowledge.earlier.num_judged >= Tries.SURE, None
         self.costs = Costs()
         # Of rounds from which nothing was learned yet: what was accepted; and lengths and seconds.
         self.outcomes: list[tuple] = []
@@ -91,24 +84,17 @@ class Schedule:
     def leaves_to_plain(self, batch: int, length: int) -> bool:
         """Whether plain `generate` is better for a call of so many items of this length, and nothing is to be tried in it."""
         self.costs, self.batch = self.knowledge.costs_for(batch), batch
-        self.costs.length = length if self.rounds.grow else 0
+        self.costs.length = self.rounds.length_that_matters(length)
         is_judged = self.rounds.is_known(self.costs) and self.knowledge.earlier.num_judged >= self.JUDGED
         if not (self.rounds.may_be_left and is_judged and self._may_leave):
             return False
         self.worth.work_out(self.costs, self.batch)
         self.best = NOTHING
-        if not self.worth.is_surely_plain(self.costs, self.batch):
-            return False
-        price, plan = self.START * self._certainty, self._least_known
-        if price + self._price(plan) > self.knowledge.purse:
-            return True
-        self.knowledge.purse -= price
-        self.due = plan
-        return False
+        return self.worth.is_surely_plain(self.costs, self.batch) and not self.tries.begins_a_call(self.costs)
 
     def leaves_rest_to_plain(self) -> bool:
         """Whether plain `generate` is better for the rest of a call, too: to be asked before each round."""
-        return self.rests_with_plain and self._may_leave and self.next_loss > self.knowledge.purse
+        return self.rests_with_plain and self._may_leave and not self.tries.is_affordable
 
     @property
     def _may_leave(self) -> bool:
@@ -132,7 +118,7 @@ class Schedule:
             length: of the longest item's text, the prompt included.
         """
         self.num_rounds += 1
-        self.length = length if self.rounds.grow else 0
+        self.length = self.rounds.length_that_matters(length)
         if not self.untold or batch != self.batch or room < self.plan.depth:
             self._choose(batch, room)
         self.reading.begin_round(self.num_rounds, self.is_a_try)
@@ -152,7 +138,7 @@ class Schedule:
             choice = self._choice()
             if choice.depth > room and self.worth.seconds:
                 # A try of less than the plan would teach nothing.
-                choice, self.again = self.best, None
+                choice, self.tries.again = self.best, None
             self.is_a_try, self.is_pausing = choice != self.best, choice == NOTHING
             self.chosen, self.plan = choice, choice.within(room)
             costs.chosen.add(choice)
@@ -207,28 +193,10 @@ class Schedule:
         else:
             self.knowledge.put_in(1.0)
         if self.plan in self.plans:
-            self.num_tried = self.num_tried + 1 if self.plan == self.again else 1
-            is_over = self.num_tried >= self.rounds.of_a_try(seconds, self._is_about_cost(self.plan))
-            self.again = self.plan if self._says_little(seconds, is_ordinary) and not is_over else None
+            self.tries.note(self.plan, seconds, is_ordinary, self.is_a_try, self.costs, self.best)
             whole = self.reading.of_whole(seconds, self.plan.num_nodes)
             self.costs.note(self.plan, whole if is_ordinary else None, self.length)
-            self.due = None if self.plan == self.due else self.due
         self.learn()
-
-    def _says_little(self, seconds: float, is_ordinary: bool) -> bool:
-        """Whether a try has to be repeated before it tells what the plan costs.
-
-        The first round after others finds neither its code nor its data in the processor's caches; that matters where rounds are
-        short. Where plain `generate` is best, tries are about what is accepted, but for the first.
-        """
-        is_short = seconds < min(LONG, (1 + self.CHECK) * (self.costs.of(self.best) or math.inf))
-        return self.is_a_try and (not is_ordinary or (self._is_about_cost(self.plan) and is_short))
-
-    def _is_about_cost(self, plan: Plan) -> bool:
-        """Whether a try of this plan is to tell what it costs, besides what is accepted."""
-        return (
-            self.best.depth > 0 or not self.worth.seconds or (self.rounds.repeats_tries and not self.costs.count(plan))
-        )
 
     def learn(self) -> None:
         """Learn from the last rounds, all of one plan: to be called when there are no more."""
@@ -242,7 +210,7 @@ class Schedule:
                 self.costs.note(self.plan, seconds, length)
 
     def _pay(self, seconds: float, is_ordinary: bool, is_unique: bool) -> None:
-        """What a try has cost is taken from the purse, by what is expected, not by what bad luck made of it."""
+        """Put into the purse what this round adds, and take out of it what it has lost if it was a try."""
         best, expected = self.costs.of(self.best), self.costs.of(self.plan)
         # What every first call does is no matter of luck.
         if not best or (self.rounds.opens_free and self.rounds.opening(self.costs) is not None):
@@ -250,14 +218,12 @@ class Schedule:
         charged = expected or best if is_unique else self.costs.charged(self.plan, seconds)
         self.knowledge.put_in(charged / best)
         if self.is_a_try:
-            cost = (expected if is_ordinary else None) or charged
-            counts = [count for outcomes, *_ in self.outcomes for count, _ in outcomes]
-            tokens = max(self.worth.tokens.get(self.plan, 1.0), 1.0 + sum(counts) / max(len(counts), 1))
-            self.knowledge.purse -= max(cost / best - tokens / self.worth.tokens[self.best], 0.0)
+            accepted = [count for outcomes, *_ in self.outcomes for count, _ in outcomes]
+            self.tries.pay(self.plan, self.best, (expected if is_ordinary else None) or charged, best, accepted)
 
     def _choice(self) -> Plan:
-        if self.again is not None:
-            return self.again
+        if self.tries.again is not None:
+            return self.tries.again
         opening = self.rounds.opening(self.costs)
         if opening is not None:
             self.best = NOTHING
@@ -270,10 +236,10 @@ class Schedule:
         # Where the purse is too small for it, it is saved up for: the cheapest tries are not the ones that say most. And nothing
         # is tried before a batch is left to plain `generate`.
         is_waiting = self.rests_with_plain and not self._may_leave
-        if self.next_loss > self.knowledge.purse or (is_waiting and self.next_loss > 0):
+        if not self.tries.is_affordable or (is_waiting and self.tries.loss > 0):
             return self.best
         self.reconsidered = -self.HELD
-        return self.next_try
+        return self.tries.next
 
     def _reconsider(self) -> None:
         """Find the best plan by what is known now, and what to try next."""
@@ -286,7 +252,7 @@ class Schedule:
         if not is_long:
             worth_it = self.WORTH_COMPILING * self.worth.rate(self.best)
             missing = (plan for plan in self.plans if plan not in plans and self.worth.rate(plan) > worth_it)
-            self.due = self.due or next(missing, None)
+            self.tries.due = self.tries.due or next(missing, None)
         matters = self.rounds.may_be_left and (self.batch > 1 or not is_long)
         if self.handicap is None:
             self.handicap = self.CLEARLY if self.best.depth and self.is_informed else 1.0
@@ -295,48 +261,9 @@ class Schedule:
             is_judged and matters and self.worth.is_surely_plain(self.costs, self.batch, self.handicap)
         )
         self.reading.know(self.worth.rate(self.best), self.plans[-1].num_nodes)
-        needs_check = self.costs.count(self.first) == 1 and not self.costs.guesses
-        if needs_check and self.worth.loss(self.first, self.best) < self.CHECK:
-            self.next_try, self.next_loss = self.first, -math.inf
-            return
-        tries = [self.due] if self.due is not None else list(filter(self._is_worth_a_try, plans))
-        self.next_try = max(tries, key=self._priority, default=self.best)
-        self.next_loss = self._price(self.next_try) if tries else math.inf
+        self.tries.choose(self.costs, self.best, plans)
 
     def _preference(self, plan: Plan) -> float:
         """How good a plan is to follow."""
         preference = self.rounds.preference(self.worth.rate(plan), plan, self.best)
         return preference if plan.depth else preference / (self.handicap or 1.0)
-
-    @property
-    def _least_known(self) -> Plan:
-        """Of the plan to begin with and the smallest tree, what was tried less often."""
-        return min([self.first, *(plan for plan in self.plans if plan.budget)][:2], key=self.costs.count)
-
-    @property
-    def _certainty(self) -> float:
-        """A drafter that was judged by little gets its next chance soon."""
-        return min(1.0, self.knowledge.chain.num_judged / self.SURE)
-
-    def _price(self, plan: Plan) -> float:
-        """What a try of this plan is thought to lose; of a tree of a size that was never measured, at worst."""
-        is_repeated = self.best.depth or self.rounds.repeats_tries
-        num_rounds = self.rounds.of_a_try(self.worth.seconds[plan], self._is_about_cost(plan)) if is_repeated else 1
-        loss = self.worth.loss(plan, self.best)
-        if plan.budget and not self.costs.count(plan):
-            loss += (self.DOUBT - 1) * self.worth.seconds[plan] / self.worth.seconds[self.best]
-        return num_rounds * loss
-
-    def _is_worth_a_try(self, plan: Plan) -> bool:
-        if plan == self.best:
-            return False
-        rest = self.REST * (self._certainty if self.best == NOTHING and plan.depth == self.deepest else 1.0)
-        if plan.depth and self.best.includes(plan):
-            # What would be accepted of it is known from the best plan's rounds, and only its cost is to be learned.
-            rest *= 1 + min(self.costs.evidence.get(plan, 0.0), Costs.SETTLED)
-        may_be_better = self.DOUBT * (plan.depth + 1) / self.worth.seconds[plan] > self.worth.rate(self.best)
-        return self.costs.rounds_since(plan) >= rest and may_be_better
-
-    def _priority(self, plan: Plan) -> float:
-        """Plans that lose little are tried more often than others."""
-        return self.costs.rounds_since(plan) / (self.worth.loss(plan, self.best) + 1 / self.REST)

@@ -1,0 +1,135 @@
+"""What to try besides the best plan, and what that may lose. Pure."""
+
+import math
+from collections.abc import Sequence
+
+from .costs import Costs
+from .knowledge import Knowledge
+from .plans import NOTHING, Plan
+from .rounds import LONG, UncompiledRounds
+from .worth import PlanWorth
+
+
+class Tries:
+    """Plans that are not the best one: a round of them now and then tells what they cost and bring.
+
+    Costs are those of the present batch size, and losses are in rounds of the best plan there.
+
+    Args:
+        knowledge: of earlier calls, with the purse that pays for tries.
+        worth: of plans, by what is known now.
+        rounds: how they are measured.
+        plans, first: see [`Schedule`].
+
+    Attributes:
+        due: what is to be tried whenever it was tried last.
+        again: what was tried in the last round and shall be again.
+        next, loss: what to try next, and what that is thought to lose.
+    """
+
+    # Rounds before a plan is tried again. By what even a bad estimate of a cost is wrong.
+    REST, DOUBT = 8, 1.5
+    # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
+    CHECK = 1.5
+    # Drafts by which a drafter is judged for sure. Beginning a call in our loop costs so many rounds.
+    SURE, START = 32, 3.0
+
+    def __init__(
+        self, knowledge: Knowledge, worth: PlanWorth, rounds: UncompiledRounds, plans: Sequence[Plan], first: Plan
+    ) -> None:
+        self.knowledge, self.worth, self.rounds, self.plans, self.first = knowledge, worth, rounds, plans, first
+        self.due: Plan | None = None
+        self.again: Plan | None = None
+        # Rounds that it was tried for.
+        self.num_tried = 0
+        self.next, self.loss = NOTHING, math.inf
+
+    def choose(self, costs: Costs, best: Plan, plans: Sequence[Plan]) -> None:
+        """Find what to try next, of these plans."""
+        needs_check = costs.count(self.first) == 1 and not costs.guesses
+        if needs_check and self.worth.loss(self.first, best) < self.CHECK:
+            self.next, self.loss = self.first, -math.inf
+            return
+        tries = [self.due] if self.due is not None else [p for p in plans if self._is_worth_a_try(p, costs, best)]
+        self.next = max(tries, key=lambda plan: self._priority(plan, costs, best), default=best)
+        self.loss = self._price(self.next, costs, best) if tries else math.inf
+
+    @property
+    def is_affordable(self) -> bool:
+        """Whether the purse pays for what is to be tried next."""
+        return self.loss <= self.knowledge.purse
+
+    def begins_a_call(self, costs: Costs) -> bool:
+        """Whether to begin a call that is best left to plain `generate`, so as to try what was tried least; that is paid for."""
+        # Of the plan to begin with and the smallest tree.
+        plan = min([self.first, *(plan for plan in self.plans if plan.budget)][:2], key=costs.count)
+        price = self.START * self._certainty
+        if price + self._price(plan, costs, NOTHING) > self.knowledge.purse:
+            return False
+        self.knowledge.purse -= price
+        self.due = plan
+        return True
+
+    def note(self, plan: Plan, seconds: float, is_ordinary: bool, is_a_try: bool, costs: Costs, best: Plan) -> None:
+        """Learn that a round has followed a plan, or tried it; before its costs are noted."""
+        self.num_tried = self.num_tried + 1 if plan == self.again else 1
+        is_over = self.num_tried >= self.rounds.of_a_try(seconds, self._is_about_cost(plan, costs, best))
+        says_little = is_a_try and self._says_little(plan, seconds, is_ordinary, costs, best)
+        self.again = plan if says_little and not is_over else None
+        self.due = None if plan == self.due else self.due
+
+    def pay(self, plan: Plan, best: Plan, seconds: float, of_best: float, accepted: Sequence[int]) -> None:
+        """What a try has cost is taken from the purse, by what is expected, not by what bad luck made of it.
+
+        Args:
+            plan: what was tried.
+            best: what would have been followed.
+            seconds: that such a round takes.
+            of_best: seconds that a round of the best plan takes.
+            accepted: of each item's draft, how many tokens.
+        """
+        tokens = max(self.worth.tokens.get(plan, 1.0), 1.0 + sum(accepted) / max(len(accepted), 1))
+        self.knowledge.purse -= max(seconds / of_best - tokens / self.worth.tokens[best], 0.0)
+
+    def _says_little(self, plan: Plan, seconds: float, is_ordinary: bool, costs: Costs, best: Plan) -> bool:
+        """Whether a try has to be repeated before it tells what the plan costs.
+
+        The first round after others finds neither its code nor its data in the processor's caches; that matters where rounds are
+        short. Where plain `generate` is best, tries are about what is accepted, but for the first.
+        """
+        is_short = seconds < min(LONG, (1 + self.CHECK) * (costs.of(best) or math.inf))
+        return not is_ordinary or (self._is_about_cost(plan, costs, best) and is_short)
+
+    def _is_about_cost(self, plan: Plan, costs: Costs, best: Plan) -> bool:
+        """Whether a try of this plan is to tell what it costs, besides what is accepted."""
+        return best.depth > 0 or not self.worth.seconds or (self.rounds.repeats_tries and not costs.count(plan))
+
+    @property
+    def _certainty(self) -> float:
+        """A drafter that was judged by little gets its next chance soon."""
+        return min(1.0, self.knowledge.chain.num_judged / self.SURE)
+
+    def _price(self, plan: Plan, costs: Costs, best: Plan) -> float:
+        """What a try of this plan is thought to lose; of a tree of a size that was never measured, at worst."""
+        is_about_cost = self._is_about_cost(plan, costs, best)
+        is_repeated = best.depth or self.rounds.repeats_tries
+        num_rounds = self.rounds.of_a_try(self.worth.seconds[plan], is_about_cost) if is_repeated else 1
+        loss = self.worth.loss(plan, best)
+        if plan.budget and not costs.count(plan):
+            loss += (self.DOUBT - 1) * self.worth.seconds[plan] / self.worth.seconds[best]
+        return num_rounds * loss
+
+    def _is_worth_a_try(self, plan: Plan, costs: Costs, best: Plan) -> bool:
+        if plan == best:
+            return False
+        is_deepest = plan.depth == self.plans[-1].depth
+        rest = self.REST * (self._certainty if best == NOTHING and is_deepest else 1.0)
+        if plan.depth and best.includes(plan):
+            # What would be accepted of it is known from the best plan's rounds, and only its cost is to be learned.
+            rest *= 1 + min(costs.evidence.get(plan, 0.0), Costs.SETTLED)
+        may_be_better = self.DOUBT * (plan.depth + 1) / self.worth.seconds[plan] > self.worth.rate(best)
+        return costs.rounds_since(plan) >= rest and may_be_better
+
+    def _priority(self, plan: Plan, costs: Costs, best: Plan) -> float:
+        """Plans that lose little are tried more often than others."""
+        return costs.rounds_since(plan) / (self.worth.loss(plan, best) + 1 / self.REST)
