@@ -79,7 +79,8 @@ def test_what_was_learned_is_known_in_the_next_call():
     bad = World([0.0] * 7)
     bad.speed(3)
     # Nothing is drafted, or what seems worth a try once.
-    assert len(bad.call()[1]) <= 2
+    for _ in range(8):
+        assert sum(plan != NOTHING for plan in bad.call()[1]) <= 2
 
 
 def test_another_batch_size_begins_with_what_its_neighbour_taught():
@@ -184,8 +185,10 @@ def test_a_batch_is_judged_by_what_each_of_its_items_gets():
 def test_how_unevenly_longer_and_shorter_drafts_serve_a_batch_is_known_from_the_same_rounds():
     knowledge = Knowledge()
     for depth in (2, 8):
-        believed = knowledge.spread_of(3, depth).shares
-        assert Spread.PRIOR[0] < believed[0] < 1 < believed[-1] < Spread.PRIOR[1]
+        # Of many items the slowest is thought to be slower than of few.
+        believed = [knowledge.spread_of(batch, depth).shares for batch in (64, 3)]
+        assert 0 < believed[0][0] < believed[1][0] < 1 < believed[1][-1] < believed[0][-1]
+        assert statistics.mean(believed[1]) == pytest.approx(1)
     for _ in range(200):
         knowledge.note(0, [(8, 8), (8, 8), (2, 3)])
     assert knowledge.spread_of(3, 8).shares == pytest.approx([1 / 3, 4 / 3, 4 / 3], abs=0.05)
@@ -478,8 +481,8 @@ def test_nothing_is_tried_while_a_batch_waits_to_be_left_to_plain_generate():
     for seed in range(4):
         plans = World([0.0] * 7, seed=seed, plain=0.7).call(batch=16)[1]
         assert Costs.ENOUGH <= len(plans) < 60
-        assert {*plans[2:5]} == {Plan(7)}
-        assert {*plans[5 : Costs.ENOUGH]} == {NOTHING}
+        assert plans[2] == Plan(7)
+        assert {*plans[8 : Costs.ENOUGH]} == {NOTHING}
 
 
 def test_a_plan_that_looked_cheap_when_it_was_tried_is_found_out_while_it_is_followed():

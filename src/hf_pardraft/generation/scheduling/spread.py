@@ -1,6 +1,7 @@
 """What drafts are worth to a batch whose items they serve unevenly. Pure."""
 
 from collections.abc import Sequence
+from statistics import NormalDist
 
 # Items of which two may well be alike.
 MANY = 12
@@ -13,12 +14,13 @@ class Spread:
         num_items: of the batch, roughly.
     """
 
-    # Between which ends shares are believed to lie evenly at first, and for how many rounds of each item.
-    PRIOR, PRIOR_WEIGHT = (0.3, 1.7), 8.0
+    # How far shares are believed to deviate from 1 at first, as by a normal law, and for how many rounds of each item.
+    PRIOR, PRIOR_WEIGHT = 0.33, 8.0
+    LEAST = 0.1
 
     def __init__(self, num_items: int) -> None:
-        low, high = self.PRIOR
-        self.before = [low + (high - low) * (item + 0.5) / num_items for item in range(num_items)]
+        law = NormalDist(1.0, self.PRIOR)
+        self.before = [max(law.inv_cdf((item + 0.5) / num_items), self.LEAST) for item in range(num_items)]
         self.had_found = False
         # Of this call, by item: accepted tokens, and rounds.
         self.found: dict[int, tuple[int, int]] = {}

@@ -29,8 +29,9 @@ class Tries:
 
     # Rounds before a plan is tried again. By what even a bad estimate of a cost is wrong.
     REST, DOUBT = 8, 1.5
-    # A first verdict on drafting is checked, unless a round more would lose more rounds than this.
-    CHECK = 1.5
+    # A first verdict on drafting is checked, unless a round more would lose more rounds than this. So is, in the first call, that
+    # nothing is to be drafted, which lasts, by some drafts more, each of which may lose less than the one before.
+    CHECK, CHECKS = 1.5, 8
     # Drafts by which a drafter is judged for sure. Beginning a call in our loop costs so many rounds.
     SURE, START = 32, 3.0
 
@@ -43,16 +44,27 @@ class Tries:
         # Rounds that it was tried for.
         self.num_tried = 0
         self.next, self.loss = NOTHING, math.inf
+        self.is_first_call = knowledge.earlier.num_notes == 0
 
     def choose(self, costs: Costs, best: Plan, plans: Sequence[Plan]) -> None:
         """Find what to try next, of these plans."""
-        needs_check = costs.count(self.first) == 1 and not costs.guesses
-        if needs_check and self.worth.loss(self.first, best) < self.CHECK:
-            self.next, self.loss = self.first, -math.inf
+        check = self._check(costs, best)
+        if check is not None:
+            self.next, self.loss = check, -math.inf
             return
         tries = [self.due] if self.due is not None else [p for p in plans if self._is_worth_a_try(p, costs, best)]
         self.next = max(tries, key=lambda plan: self._priority(plan, costs, best), default=best)
         self.loss = self._price(self.next, costs, best) if tries else math.inf
+
+    def _check(self, costs: Costs, best: Plan) -> Plan | None:
+        """What to try at once, since too little is known of drafts for a verdict; `None` if that would lose too much."""
+        plan, most, num_drafted = self.first, self.CHECK, self.knowledge.earlier.num_notes
+        if costs.count(self.first) != 1 or costs.guesses:
+            if best.depth or not (self.is_first_call and 0 < num_drafted < self.CHECKS):
+                return None
+            plan = max((p for p in self.plans if p.depth and (costs.count(p) or not p.budget)), key=self.worth.rate)
+            most = self.CHECK / num_drafted
+        return plan if self.worth.loss(plan, best) < most else None
 
     @property
     def is_affordable(self) -> bool:
