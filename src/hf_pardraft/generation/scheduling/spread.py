@@ -1,7 +1,7 @@
 """What drafts are worth to a batch whose items they serve unevenly. Pure."""
 
+import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 # Items of which two may well be alike.
 MANY = 12
@@ -14,13 +14,12 @@ class Spread:
         num_items: of the batch, roughly.
     """
 
-    # How far shares are believed to deviate from 1 at first, as by a normal law, and for how many rounds of each item.
-    PRIOR, PRIOR_WEIGHT = 0.33, 8.0
-    LEAST = 0.1
+    # What is believed of shares at first, for so many rounds of each item: a logistic law of mean 1 and this scale, and no less.
+    SCALE, PRIOR_WEIGHT, LEAST = 0.18, 8.0, 0.1
 
     def __init__(self, num_items: int) -> None:
-        law = NormalDist(1.0, self.PRIOR)
-        self.before = [max(law.inv_cdf((item + 0.5) / num_items), self.LEAST) for item in range(num_items)]
+        below = [(item + 0.5) / num_items for item in range(num_items)]
+        self.before = [max(1 + self.SCALE * math.log(part / (1 - part)), self.LEAST) for part in below]
         self.had_found = False
         # Of this call, by item: accepted tokens, and rounds.
         self.found: dict[int, tuple[int, int]] = {}
