@@ -10,9 +10,9 @@
     python $S --speed --dtypes bfloat16 --temperatures 0 1 --only $WAYS                                      # 120
     python $S --speed --rounds eager --dtypes bfloat16 --only auto_alone                                     # 9
     python $S --speed --dtypes float32 --temperatures 0 1 --max-new-tokens 128 --only $WAYS                  # 123
-    BATCHES="--batch-sizes 4 --limit 4 --max-new-tokens 128 --benchmarks humaneval gsm8k mt_bench"
-    python $S --speed --rounds eager --dtypes bfloat16 --temperatures 0 1 $BATCHES --only chain tree auto    # 14
-    python $S --speed --rounds eager --dtypes float32 --temperatures 0 1 $BATCHES --only chain tree auto     # 25
+    BATCHES="--batch-sizes 4 --limit 4 --max-new-tokens 128"
+    python $S --speed --rounds eager --dtypes bfloat16 --temperatures 0 1 $BATCHES --only chain tree auto    # 48
+    python $S --speed --rounds eager --dtypes float32 --temperatures 0 1 $BATCHES --only chain tree auto     # 54
     python benchmarks/smollm2.py --page --plot docs/images/smollm2.png
 
 The minutes are those that the commands took on one core with bfloat16 in hardware. Without `--rounds eager` compiled rounds are
