@@ -38,7 +38,7 @@ def dear_reading(clock: Clock | None = None) -> ReadingChoice:
 def schedule_of(knowledge: Knowledge, clock: Clock, costs: dict[int, float]) -> Schedule:
     """A schedule that knows what forwards of so many slots take."""
     for slots, seconds in costs.items():
-        knowledge.reading_for(1).note(slots, seconds)
+        knowledge.costs_for(1).reading.note(slots, seconds)
     schedule = Schedule(knowledge, all_plans(8, 32), Plan(8), clock, looks=True)
     schedule.next_plan(1, 8, 64)
     return schedule

@@ -706,7 +706,7 @@ def test_calls_in_several_threads_may_teach_the_same_knowledge():
             knowledge.tree_gains(9, [16, 32])
             knowledge.expected_tokens(9)
             knowledge.costs_for(batch).note(Plan(depth), 1e-3 * depth)
-            reading = knowledge.reading_for(batch)
+            reading = knowledge.costs_for(batch).reading
             reading.note(generator.randint(1, 9), 1e-3)
             reading.of(5)
             if number % 10 == 0:

@@ -18,17 +18,18 @@ def weighted_median(weighted: list[tuple[float, float]]) -> float:
     raise ValueError("expected at least one value")
 
 
-def interpolated(points: list[tuple[int, float]], size: int) -> float | None:
+def interpolated(points: list[tuple[int, float]], size: int, since: int = 1) -> float | None:
     """The value at `size` on the lines through points of different sizes, sorted; `None` of fewer than two points.
 
-    Beyond the last point it goes on as steeply as from the first draft to the last, but not down.
+    Beyond the last point it goes on as steeply as from the point `since` to the last, but not down; the first one is mostly of no
+    draft at all.
     """
     points = [(at, min(value for place, value in points if place == at)) for at in sorted({at for at, _ in points})]
     if len(points) < 2:
         return None
     after = next((index for index, (at, _) in enumerate(points) if at >= size), None)
     (left, low), (right, high) = (
-        points[1 if after is None else max(after, 1) - 1],
+        points[since if after is None else max(after, 1) - 1],
         points[-1 if after is None else max(after, 1)],
     )
     slope = (high - low) / (right - left) if right > left else 0.0

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from .acceptance import Acceptance, TreeGain
 from .confidence import Calibration
 from .costs import Costs
-from .reading import ReadingCosts
 from .spread import Spread
 
 
@@ -128,10 +127,6 @@ class Knowledge:
             if tells and (spread.found or all_go_on):
                 counts = (min(count, depth) for count, _ in outcomes)
                 spread.note(dict(zip(items, counts, strict=True)))
-
-    def reading_for(self, batch: int) -> ReadingCosts:
-        """What the target's forwards cost at a batch size."""
-        return self.costs_for(batch).reading
 
     def put_in(self, rounds: float) -> None:
         """Save for tries: so many rounds of the best plan have passed."""

@@ -45,12 +45,8 @@ class ReadingCosts:
         known = self._known
         if slots not in known:
             points = sorted((size, lower_median([*seconds])) for size, seconds in [*self.measured.items()])
-            if len(points) == 2 and slots > points[1][0]:
-                # All that is known of more slots is what the first draft took more.
-                (one, least), (most, seconds) = points
-                known[slots] = seconds + max(seconds - least, 0.0) * (slots - most) / (most - one)
-            else:
-                known[slots] = interpolated(points, slots)
+            # Of two sizes all that is known of more slots is what the first draft took more.
+            known[slots] = interpolated(points, slots, since=min(1, len(points) - 2))
         return known[slots]
 
     def whole(self, seconds: float, read: int, drafted: int) -> float:

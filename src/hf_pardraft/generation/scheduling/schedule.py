@@ -128,7 +128,7 @@ class Schedule:
         """Choose the plan of this round."""
         self.learn()
         costs = self.knowledge.costs_for(batch)
-        self.reading.costs = self.knowledge.reading_for(batch)
+        self.reading.costs = costs.reading
         if costs is not self.costs:
             self.costs, self.reconsidered = costs, -self.HELD
         self.batch = batch
