@@ -273,7 +273,7 @@ def test_a_change_of_weights_between_calls_is_noticed(dtype):
 def test_a_machine_that_can_not_multiply_so_multiplies_as_ever(products, monkeypatch):
     target = tiny_target("llama")
     drafter = tiny_drafter("dart", target)
-    monkeypatch.setattr(module, "layouts_for", lambda dtype: ())
+    monkeypatch.setattr(packed_weights, "layouts_for", lambda dtype: ())
     assert torch.equal(write(target, drafter), write(target))
     assert not products
 

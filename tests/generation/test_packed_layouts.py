@@ -1,13 +1,13 @@
-"""Every layout multiplies rightly, by any number of tokens, and the faster one is used."""
+"""Every layout multiplies rightly, by any number of tokens, and panels are used, or the fastest of the libraries."""
 
 import pytest
 import torch
 
-from hf_pardraft.generation.packing import packed_layouts, packing_trials
-from hf_pardraft.generation.packing.packed_layouts import MKL, ONEDNN, Layout, layouts_for
+from hf_pardraft.generation.packing import packing_trials, panels
+from hf_pardraft.generation.packing.packed_layouts import LAYOUTS, ONEDNN, PANELS, Layout, layouts_for, multiplies
 from hf_pardraft.generation.packing.packing_trials import faster_layout
 
-HERE = layouts_for(torch.float32)
+HERE = [(layout, dtype) for dtype, layouts in LAYOUTS.items() for layout in layouts if multiplies(layout, dtype)]
 
 
 @pytest.fixture
@@ -17,15 +17,17 @@ def no_layout_is_known():
     layouts_for.cache_clear()
 
 
-@pytest.mark.parametrize("layout", HERE, ids=lambda layout: layout.name)
-@pytest.mark.parametrize(("rows", "columns"), [(256, 320), (64, 1024), (1030, 66), (4099, 18), (576, 1536)])
+@pytest.mark.parametrize(("layout", "dtype"), HERE, ids=lambda case: getattr(case, "name", str(case)))
+@pytest.mark.parametrize(("rows", "columns"), [(256, 320), (64, 1024), (1030, 66), (4099, 18), (576, 1536), (47, 81)])
 @torch.no_grad()
-def test_products_are_those_of_torch(layout, rows, columns):
+def test_products_are_those_of_torch(layout, dtype, rows, columns):
     generator = torch.Generator().manual_seed(rows)
     matrix, bias = torch.randn(rows, columns, generator=generator) / 16, torch.randn(rows, generator=generator)
+    matrix, bias = matrix.to(dtype), bias.to(dtype)
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.002}[dtype]
     packed = layout.pack(matrix)
     for count in (1, 2, 3, 8, 9, 16, 31, 64, 65, 300):
-        tokens = torch.randn(count, columns, generator=generator)
+        tokens = torch.randn(count, columns, generator=generator).to(dtype)
         for bias_or_none in (bias, None):
             expected = torch.nn.functional.linear(
                 tokens.double(), matrix.double(), None if bias_or_none is None else bias_or_none.double()
@@ -33,12 +35,20 @@ def test_products_are_those_of_torch(layout, rows, columns):
             for given in (tokens, tokens[None], tokens.t().contiguous().t()):
                 product = layout.multiply(given, packed, matrix, bias_or_none)
                 assert product.shape == (*given.shape[:-1], rows)
-                torch.testing.assert_close(product.view(count, rows).double(), expected, atol=1e-4, rtol=1e-4)
+                assert product.dtype == dtype
+                torch.testing.assert_close(product.view(count, rows).double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
-def test_in_float32_there_are_both_where_both_libraries_are():
-    assert HERE == (ONEDNN, MKL)
+def test_panels_are_used_where_they_can_be_had_and_both_libraries_elsewhere(monkeypatch, no_layout_is_known):
+    known = [layout for layout, dtype in HERE if dtype == torch.float32]
+    assert layouts_for(torch.float32) == (PANELS,)
+    layouts_for.cache_clear()
+    without_panels(monkeypatch)
+    assert layouts_for(torch.float32) == (*(layout for layout in known if layout is not PANELS),)
+
+
+def without_panels(monkeypatch):
+    monkeypatch.setattr(panels, "library", lambda: None)
 
 
 def wrong_by_one(tokens, packed, matrix, bias):
@@ -55,7 +65,9 @@ def unknown(*arguments):
 
 @pytest.mark.parametrize("multiply", [wrong_by_one, wrong_for_few, unknown])
 def test_a_layout_that_is_not_right_here_is_not_used(monkeypatch, no_layout_is_known, multiply):
-    monkeypatch.setattr(packed_layouts, "MKL", Layout("MKL", ONEDNN.pack, multiply))
+    without_panels(monkeypatch)
+    wrong = Layout("wrong", ONEDNN.pack, multiply)
+    monkeypatch.setitem(LAYOUTS, torch.float32, (wrong, ONEDNN))
     assert layouts_for(torch.float32) == (ONEDNN,)
 
 

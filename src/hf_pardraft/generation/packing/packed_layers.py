@@ -13,7 +13,6 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ..target_side.structure import modules_of
-from .packed_layouts import layouts_for
 from .packed_weights import can_pack, forget, forget_changed, forget_slower, has_copies, is_packed, packed_product
 from .packing_trials import Trial, is_never_faster, trial_of
 
@@ -149,7 +148,7 @@ def _is_transposed(layer: nn.Module) -> bool:
 
 def _can_pack(layer: nn.Module) -> bool:
     weight = layer._parameters.get("weight")
-    return type(weight) is nn.Parameter and can_pack(weight) and bool(layouts_for(weight.dtype))
+    return type(weight) is nn.Parameter and can_pack(weight)
 
 
 def free_memory() -> int:

@@ -1,4 +1,4 @@
-"""The layouts in which libraries read a matrix of weights: with several tokens in little more time than with one."""
+"""The layouts in which a matrix of weights is read: with several tokens in little more time than with one."""
 
 import functools
 from collections.abc import Callable
@@ -7,18 +7,25 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from .panels import multiply_panels, pack_panels
+
 # Layouts are made for about so many tokens, and serve any number of them.
 ONEDNN_TOKENS, MKL_TOKENS = 16, 64
+ONEDNN_SUPPORTS = {
+    torch.float32: torch.backends.mkldnn.is_available,
+    torch.bfloat16: lambda: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    torch.float16: lambda: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
+}
 # What a layout is tried with before it is used: matrices of two shapes, and tokens.
 SHAPES, TOKENS = ((32, 16), (48, 80)), (1, 2, 8, 17, 130)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a library packs a matrix `(out, in)`, and multiplies tokens by it.
+    """How a matrix `(out, in)` is packed, and tokens are multiplied by it.
 
     Attributes:
-        name: of the library.
+        name: of the library that does it, or of the layout.
         pack: what it makes of the matrix, which lies in one piece.
         multiply: `(..., out)`, from tokens `(..., in)`, what was packed, the matrix that it was packed of, and a bias.
     """
@@ -29,6 +36,8 @@ class Layout:
 
 
 def _pack_onednn(matrix: torch.Tensor) -> torch.Tensor:
+    if not ONEDNN_SUPPORTS[matrix.dtype]():
+        raise NotImplementedError(f"this processor has no instructions for {matrix.dtype}")
     # For one token it would be no layout of its own; from two on it is the same for all.
     return torch.ops.mkldnn._reorder_linear_weight(matrix, ONEDNN_TOKENS)
 
@@ -51,20 +60,30 @@ def _multiply_mkl(
     return torch.ops.mkl._mkl_linear(tokens, packed, matrix, bias, tokens.numel() // tokens.shape[-1])
 
 
+PANELS = Layout("panels", pack_panels, multiply_panels)
 ONEDNN = Layout("oneDNN", _pack_onednn, _multiply_onednn)
 MKL = Layout("MKL", _pack_mkl, _multiply_mkl)
 
 
+LAYOUTS = {torch.float32: (PANELS, ONEDNN, MKL), torch.bfloat16: (PANELS, ONEDNN), torch.float16: (ONEDNN,)}
+
+
 @functools.lru_cache
 def layouts_for(dtype: torch.dtype) -> tuple[Layout, ...]:
-    """The layouts by which weights are multiplied rightly on this machine. What calls do by default is tried first."""
-    layouts = (ONEDNN, MKL) if dtype == torch.float32 else (ONEDNN,)
-    return tuple(layout for layout in layouts if _multiplies(layout, dtype))
+    """The layouts by which to multiply weights on this machine.
+
+    Panels alone, where they can be had: what libraries lose is waiting for the memory, and trials with a matrix that lies in the
+    processor's caches don't show it.
+    """
+    layouts = LAYOUTS.get(dtype, ())
+    if PANELS in layouts and multiplies(PANELS, dtype):
+        return (PANELS,)
+    return tuple(layout for layout in layouts if layout is not PANELS and multiplies(layout, dtype))
 
 
 @torch.no_grad()
-def _multiplies(layout: Layout, dtype: torch.dtype) -> bool:
-    """Whether the products of small whole numbers, which no order of adding rounds, are what they should be."""
+def multiplies(layout: Layout, dtype: torch.dtype) -> bool:
+    """Whether a layout's products of small whole numbers, which no order of adding rounds, are what they should be here."""
     try:
         for rows, columns in SHAPES:
             matrix = (torch.arange(rows * columns).view(rows, columns) % 3 - 1).to(dtype)

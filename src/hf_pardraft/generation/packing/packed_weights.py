@@ -1,4 +1,4 @@
-"""Weights of linear layers in a layout of oneDNN or MKL, in which a CPU reads a few tokens in little more time than one.
+"""Weights of linear layers in a layout in which a CPU reads a few tokens in little more time than one.
 
 A packed copy belongs to a parameter, whoever multiplies by it: all compiled shapes, the target's head and a drafter that borrows
 it. It is made when it is first needed, made again when the parameter has changed, and goes when the parameter goes. Where it
@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from ..one_off import made_once
-from .packed_layouts import Layout
+from .packed_layouts import Layout, layouts_for
 from .packing_trials import faster_layout, is_never_faster, trial_of
 
 # Below that many elements a weight is in the processor's caches, and a call of oneDNN costs more than it saves.
@@ -50,25 +50,14 @@ _packed: dict[tuple[int, bool], PackedWeight] = {}
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    """Whether a matrix on a CPU is worth packing, and its oneDNN can multiply by it."""
+    """Whether a matrix on a CPU is worth packing, and there is a layout for it on this machine."""
     return (
         weight.ndim == 2
         and weight.device.type == "cpu"
         and weight.numel() >= FEWEST_ELEMENTS
         and weight.shape[1] * weight.element_size() % WORD_BYTES == 0
-        and torch.backends.mkldnn.is_available()
-        and _is_supported(weight.dtype)
+        and bool(layouts_for(weight.dtype))
     )
-
-
-@functools.lru_cache
-def _is_supported(dtype: torch.dtype) -> bool:
-    checks = {
-        torch.float32: lambda: True,
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
-    }
-    return dtype in checks and checks[dtype]()
 
 
 def forget_changed(parameters: Iterable[torch.nn.Parameter]) -> None:

@@ -13,7 +13,7 @@ import torch
 from .packed_layouts import ONEDNN, Layout, layouts_for
 
 # How often each way is timed before one is chosen. 0: packed always.
-NUM_TRIALS = 5
+NUM_TRIALS = 12
 # Packed weights take memory, and time to make; and by less than this two equal ways may seem to differ.
 LEAST_GAIN = 0.1
 # After each so many products one may pack its weight for the trial: a short call is not to pay for those of long ones.

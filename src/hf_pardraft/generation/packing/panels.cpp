@@ -1,0 +1,133 @@
+// Products of a few tokens with a matrix of weights, in the time in which the memory gives the weights.
+//
+// The matrix (outputs, inputs) lies in panels of COLUMNS outputs: (panels, steps, COLUMNS) words of 32 bits, which are read from
+// the first to the last. A step is one input in float32, and two in bfloat16, the first in a word's low half. Outputs and inputs
+// that fill up the last panel and step are zeros.
+//
+// A core waits for the memory or computes, and does one after the other unless it asks for weights long before it needs them. So
+// each pass over a part of a panel asks for the next part, whose weights lie in the core's own cache when their turn comes.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+// As many sums as registers hold, beside a step's weights.
+#if defined(__AVX512F__)
+constexpr int64_t LANES = 16, VECTORS = 3, ROWS = 8;
+#elif defined(__AVX__)
+constexpr int64_t LANES = 8, VECTORS = 2, ROWS = 6;
+#else
+constexpr int64_t LANES = 4, VECTORS = 3, ROWS = 8;
+#endif
+constexpr int64_t COLUMNS = LANES * VECTORS;
+// So many tokens are multiplied by a panel while it is in the cache.
+constexpr int64_t MOST_ROWS = 8 * ROWS;
+// A part of a panel. Its sums are added to those of the parts before: fewer roundings follow each other than in one long sum.
+constexpr int64_t PART = 64;
+constexpr int64_t LINE = 64;
+
+typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+struct Float32 {
+  static constexpr int64_t INPUTS = 1;
+  typedef float Output;
+
+  static inline Floats input(Words words, int64_t) { return (Floats)words; }
+  static inline float output(float sum) { return sum; }
+};
+
+struct BFloat16 {
+  static constexpr int64_t INPUTS = 2;
+  typedef uint16_t Output;
+
+  static inline Floats input(Words words, int64_t which) { return (Floats)(which ? words & 0xffff0000u : words << 16); }
+
+  // To the nearest, of two to the even one.
+  static inline uint16_t output(float sum) {
+    uint32_t bits;
+    std::memcpy(&bits, &sum, sizeof bits);
+    return sum != sum ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  }
+};
+
+// Adds the products of `rows` tokens with a part of a panel to their sums (rows, COLUMNS), and asks for weights at `next`, as many
+// as make a part in so many passes.
+template <class Kind, int64_t rows>
+static void add_products(const float* tokens, int64_t inputs, const uint32_t* weights, int64_t steps, float* sums,
+                         const uint32_t* next, int64_t passes) {
+  Floats sum[rows][VECTORS] = {};
+  for (int64_t step = 0, asks = 0; step < steps; step++) {
+    if (step == asks) {
+      for (int64_t byte = 0; byte < 4 * COLUMNS; byte += LINE) __builtin_prefetch((const char*)next + byte, 0, 2);
+      next += COLUMNS, asks += passes;
+    }
+    const Words* words = (const Words*)(weights + step * COLUMNS);
+    for (int64_t which = 0; which < Kind::INPUTS; which++) {
+      Floats weight[VECTORS];
+      for (int64_t vector = 0; vector < VECTORS; vector++) weight[vector] = Kind::input(words[vector], which);
+      for (int64_t row = 0; row < rows; row++) {
+        float token = tokens[row * inputs + step * Kind::INPUTS + which];
+        for (int64_t vector = 0; vector < VECTORS; vector++) sum[row][vector] += token * weight[vector];
+      }
+    }
+  }
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t vector = 0; vector < VECTORS; vector++) ((Floats*)(sums + row * COLUMNS))[vector] += sum[row][vector];
+}
+
+template <class Kind>
+using AddProducts = decltype(&add_products<Kind, 1>);
+
+template <class Kind>
+static constexpr AddProducts<Kind> ADD_PRODUCTS[] = {
+    nullptr,
+    add_products<Kind, 1>, add_products<Kind, 2>, add_products<Kind, 3>, add_products<Kind, 4>,
+    add_products<Kind, 5>, add_products<Kind, 6>, add_products<Kind, 7>, add_products<Kind, 8>,
+};
+
+template <class Kind>
+static void multiply_by_panel(const float* tokens, const uint32_t* panel, const float* bias, typename Kind::Output* outputs,
+                              int64_t num_tokens, int64_t inputs, int64_t num_outputs, int64_t columns) {
+  alignas(LINE) float sums[MOST_ROWS * COLUMNS];
+  int64_t passes = (num_tokens + ROWS - 1) / ROWS, all_steps = inputs / Kind::INPUTS;
+  std::fill(sums, sums + num_tokens * COLUMNS, 0.0f);
+  for (int64_t begin = 0; begin < all_steps; begin += PART) {
+    int64_t steps = std::min(PART, all_steps - begin);
+    const uint32_t *weights = panel + begin * COLUMNS, *next = weights + steps * COLUMNS;
+    for (int64_t pass = 0; pass < passes; pass++) {
+      int64_t first = pass * num_tokens / passes, rows = (pass + 1) * num_tokens / passes - first;
+      ADD_PRODUCTS<Kind>[rows](tokens + first * inputs + begin * Kind::INPUTS, inputs, weights, steps, sums + first * COLUMNS,
+                               next + pass * steps / passes * COLUMNS, passes);
+    }
+  }
+  for (int64_t token = 0; token < num_tokens; token++) {
+    float* sum = sums + token * COLUMNS;
+    if (bias) for (int64_t column = 0; column < columns; column++) sum[column] += bias[column];
+    for (int64_t column = 0; column < columns; column++) outputs[token * num_outputs + column] = Kind::output(sum[column]);
+  }
+}
+
+// tokens (num_tokens, inputs) and bias (num_outputs), which may be null, in float32; outputs (num_tokens, num_outputs).
+template <class Kind>
+static void multiply(const float* tokens, const uint32_t* panels, const float* bias, typename Kind::Output* outputs,
+                     int64_t num_tokens, int64_t inputs, int64_t num_outputs, int64_t num_threads) {
+#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
+  for (int64_t column = 0; column < num_outputs; column += COLUMNS)
+    for (int64_t first = 0; first < num_tokens; first += MOST_ROWS)
+      multiply_by_panel<Kind>(tokens + first * inputs, panels + column * (inputs / Kind::INPUTS), bias ? bias + column : nullptr,
+                              outputs + first * num_outputs + column, std::min(MOST_ROWS, num_tokens - first), inputs,
+                              num_outputs, std::min(COLUMNS, num_outputs - column));
+}
+
+extern "C" int64_t columns_of_panel() { return COLUMNS; }
+
+extern "C" void multiply_float32(const float* tokens, const uint32_t* panels, const float* bias, float* outputs, int64_t num_tokens,
+                                 int64_t inputs, int64_t num_outputs, int64_t num_threads) {
+  multiply<Float32>(tokens, panels, bias, outputs, num_tokens, inputs, num_outputs, num_threads);
+}
+
+extern "C" void multiply_bfloat16(const float* tokens, const uint32_t* panels, const float* bias, uint16_t* outputs,
+                                  int64_t num_tokens, int64_t inputs, int64_t num_outputs, int64_t num_threads) {
+  multiply<BFloat16>(tokens, panels, bias, outputs, num_tokens, inputs, num_outputs, num_threads);
+}

@@ -1,0 +1,78 @@
+"""A layout of our own for weights on a CPU: products of a few tokens in the time in which the memory gives the weights.
+
+Libraries read a matrix and compute with it in turns; `panels.cpp` asks for weights long before it computes with them, so that
+eight tokens take hardly more time than one. It is compiled once for a machine, in a second, by the compiler that inductor uses,
+into inductor's cache.
+"""
+
+import ctypes
+import functools
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+SOURCE = Path(__file__).with_name("panels.cpp")
+# Inputs that share a word of 32 bits.
+INPUTS_OF_STEP = {torch.float32: 1, torch.bfloat16: 2}
+# Inductor does without both unless it is told to.
+FLAGS = ("-ffp-contract=fast", "-ftree-loop-vectorize")
+
+
+@functools.lru_cache
+def library() -> ctypes.CDLL | None:
+    """What `panels.cpp` was compiled to; `None` where there is no compiler for it, or no folder that can be written to."""
+    # It takes a moment to import, and most machines with a GPU never need it.
+    from torch._inductor.codecache import CppCodeCache
+
+    try:
+        compiled = CppCodeCache.load(SOURCE.read_text(), needs_vec_isa=False, extra_flags=FLAGS)
+    except (RuntimeError, OSError, ImportError) as error:
+        logger.info(
+            f"Weights are packed by torch's libraries alone, since {SOURCE.name} can't be compiled here: {error}"
+        )
+        return None
+    compiled.columns_of_panel.restype = ctypes.c_int64
+    for multiply in (compiled.multiply_float32, compiled.multiply_bfloat16):
+        multiply.restype, multiply.argtypes = None, [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 4
+    return compiled
+
+
+def pack_panels(matrix: torch.Tensor) -> torch.Tensor:
+    """A matrix as `panels.cpp` reads it.
+
+    Args:
+        matrix: `(out, in)` in float32 or bfloat16.
+
+    Returns:
+        `(panels, steps, columns, inputs of a step)`, filled up with zeros.
+
+    Raises:
+        RuntimeError: nothing was compiled, or not for this dtype.
+    """
+    if library() is None or matrix.dtype not in INPUTS_OF_STEP:
+        raise RuntimeError(f"there are no panels of {matrix.dtype} on this machine")
+    columns, inputs = library().columns_of_panel(), INPUTS_OF_STEP[matrix.dtype]
+    matrix = functional.pad(matrix, (0, -matrix.shape[1] % inputs, 0, -matrix.shape[0] % columns))
+    return matrix.view(-1, columns, matrix.shape[1] // inputs, inputs).transpose(1, 2).contiguous()
+
+
+def multiply_panels(
+    tokens: torch.Tensor, packed: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`(..., out)` in the tokens' dtype, from tokens `(..., in)`, what [`pack_panels`] made, its matrix, and a bias `(out,)`.
+
+    Sums are made in float32.
+    """
+    multiply = library().multiply_float32 if tokens.dtype == torch.float32 else library().multiply_bfloat16
+    num_tokens, num_inputs = tokens.numel() // tokens.shape[-1], packed.shape[1] * packed.shape[3]
+    product = tokens.new_empty(*tokens.shape[:-1], matrix.shape[0])
+    if num_inputs > tokens.shape[-1]:
+        tokens = functional.pad(tokens, (0, 1))
+    tokens, bias = tokens.float().contiguous(), None if bias is None else bias.float().contiguous()
+    pointers = tokens.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), product.data_ptr()
+    multiply(*pointers, num_tokens, num_inputs, matrix.shape[0], torch.get_num_threads())
+    return product

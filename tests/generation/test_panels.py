@@ -1,0 +1,153 @@
+"""Our own layout: exact where nothing is rounded, as near as torch where something is, on any processor, or not there at all."""
+
+import logging
+import os
+import platform
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch._inductor.codecache import CppCodeCache
+from torch.nn import functional
+
+from hf_pardraft.generation.packing import panels
+from hf_pardraft.generation.packing.packed_layouts import PANELS, multiplies
+from hf_pardraft.generation.packing.panels import FLAGS, SOURCE, multiply_panels, pack_panels
+
+DTYPES = [torch.float32, torch.bfloat16]
+# What processors of other kinds are given, as far as this one understands it. Flags that come later take precedence.
+PROCESSORS = ["-march=native", "-march=x86-64-v3", "-march=x86-64"]
+
+pytestmark = [
+    pytest.mark.skipif(panels.library() is None, reason="there is no compiler here"),
+    pytest.mark.usefixtures("no_gradients"),
+]
+
+
+@pytest.fixture
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(params=PROCESSORS)
+def processor(request, monkeypatch):
+    """The same layout as it is compiled for some processor."""
+    if "x86" in request.param and platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("another kind of processor")
+    monkeypatch.setattr(panels, "FLAGS", (*FLAGS, request.param))
+    panels.library.cache_clear()
+    assert panels.library() is not None
+    yield request.param
+    panels.library.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_it_is_right_as_compiled_for_other_processors(processor, dtype):
+    assert multiplies(PANELS, dtype)
+
+
+def whole_numbers(*shape, dtype):
+    """Numbers whose products and sums no order of adding rounds, in either dtype."""
+    return torch.randint(-1, 2, shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_every_number_of_tokens_inputs_and_outputs_is_multiplied_exactly(dtype, num_threads):
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for num_outputs in (1, 47, 48, 49, 130):
+            for num_inputs in (1, 2, 63, 64, 129, 200):
+                matrix = whole_numbers(num_outputs, num_inputs, dtype=dtype)
+                packed = pack_panels(matrix)
+                for num_tokens in (1, 2, 5, 7, 8, 9, 17, 63, 64, 65, 129):
+                    tokens = whole_numbers(num_tokens, num_inputs, dtype=dtype)
+                    expected = (tokens.double() @ matrix.double().T).to(dtype)
+                    assert torch.equal(multiply_panels(tokens, packed, matrix, None), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_it_rounds_no_more_than_torch_does(dtype):
+    """Its mean error is 0.5 to 1.1 of that of torch's products; those of packed libraries have 1 to 2.8."""
+    torch.manual_seed(0)
+    for num_inputs in (576, 1536):
+        matrix, tokens = torch.randn(640, num_inputs).to(dtype), torch.randn(8, num_inputs).to(dtype)
+        exact = tokens.double() @ matrix.double().T
+        errors = [
+            (product.double() - exact).abs().mean()
+            for product in (
+                multiply_panels(tokens, pack_panels(matrix), matrix, None),
+                functional.linear(tokens, matrix),
+            )
+        ]
+        assert errors[0] <= 1.5 * errors[1]
+
+
+def test_bfloat16_is_rounded_once_from_sums_in_float32():
+    torch.manual_seed(0)
+    matrix, tokens = torch.randn(96, 256).bfloat16(), torch.randn(8, 256).bfloat16()
+    wide = multiply_panels(tokens.float(), pack_panels(matrix.float()), matrix.float(), None)
+    product = multiply_panels(tokens, pack_panels(matrix), matrix, None)
+    # The order of adding is another one, so that some are just on the other side of half a step.
+    assert (product == wide.bfloat16()).float().mean() > 0.99
+    # A half is rounded to the even one of its neighbours: 257 to 256, 259 to 260.
+    halves = pack_panels(torch.tensor([[256.0, 1.0], [256.0, 3.0]]).bfloat16())
+    rounded = multiply_panels(torch.ones(1, 2).bfloat16(), halves, torch.ones(2, 2), None)
+    assert rounded.tolist() == [[256.0, 260.0]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_no_number_stays_none_in_its_own_output(dtype):
+    matrix = torch.ones(50, 64, dtype=dtype)
+    matrix[7, 3], matrix[8, 5] = float("nan"), float("inf")
+    product = multiply_panels(torch.ones(2, 64, dtype=dtype), pack_panels(matrix), matrix, None)
+    expected = torch.full((2, 50), 64.0)
+    expected[:, 7], expected[:, 8] = float("nan"), float("inf")
+    torch.testing.assert_close(product.float(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_several_threads_may_multiply_at_once(dtype):
+    torch.manual_seed(0)
+    matrix, tokens = torch.randn(576, 512).to(dtype), torch.randn(32, 8, 512).to(dtype)
+    packed = pack_panels(matrix)
+    expected = [multiply_panels(each, packed, matrix, None) for each in tokens]
+    with ThreadPoolExecutor(4) as pool:
+        products = [*pool.map(lambda each: multiply_panels(each, packed, matrix, None), tokens)]
+    assert all(map(torch.equal, products, expected))
+
+
+def test_the_library_is_compiled_once_for_a_machine(tmp_path):
+    code = "from hf_pardraft.generation.packing import panels; assert panels.library() is not None"
+    for _ in range(2):
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+        (compiled,) = tmp_path.rglob("*.so")
+        made = compiled.stat().st_mtime_ns
+    assert compiled.stat().st_mtime_ns == made
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("no C++ compiler"), PermissionError("read only"), OSError("noexec")])
+def test_without_a_compiler_libraries_pack_and_the_log_says_why(monkeypatch, caplog, failure):
+    def fail(*arguments, **settings):
+        raise failure
+
+    monkeypatch.setattr(CppCodeCache, "load", fail)
+    monkeypatch.setattr(panels.logger, "propagate", True)
+    caplog.set_level(logging.INFO, logger=panels.logger.name)
+    panels.library.cache_clear()
+    try:
+        assert panels.library() is None
+        assert not multiplies(PANELS, torch.float32)
+        with pytest.raises(RuntimeError, match=r"no panels of torch\.float32 on this machine"):
+            pack_panels(torch.ones(2, 2))
+    finally:
+        panels.library.cache_clear()
+    assert f"{SOURCE.name} can't be compiled here: {failure}" in caplog.text
