@@ -40,6 +40,7 @@ from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.compiled.static_cache import new_static_cache
 from hf_pardraft.generation.packing import packed_weights
 from hf_pardraft.generation.packing.packed_layers import packed_layers
+from hf_pardraft.generation.target_side.shared_keys import shared_keys
 from hf_pardraft.generation.tree.token_tree import chain_tree
 from result_files import RESULTS, public_command, save, this_machine
 from simulation import Simulation, write_script
@@ -47,8 +48,9 @@ from simulation import Simulation, write_script
 DEPTH = 7
 NUM_CACHED, CAPACITY = 200, 256
 NEW_TOKENS = 96
-# Products are tried in both ways before the faster one is known.
-WARM_UP = 4
+# Turns before those that count: products are tried in both ways before the faster one is known, in each forward once, and in each
+# text a dozen times.
+WARM_UP = {"forwards": 26, "generate": 4}
 UNCOMPILED_PACKED = "uncompiled, packed"
 FROZEN = CompileConfig(mode=None, options={"freezing": True}, dynamic=False)
 COMPILED = CompileConfig(mode=None, dynamic=False)
@@ -87,21 +89,22 @@ def freezing(name: str) -> AbstractContextManager:
 def in_turns(
     ways: dict[Any, Callable[[], Any]],
     repeats: int,
+    warm_up: int,
     around: Callable[[Any], AbstractContextManager] = lambda name: nullcontext(),
 ) -> dict[Any, list[float]]:
     """Seconds of all ways, turn by turn, after a few of each in which everything is compiled and packed that there is.
 
     Args:
         ways: a call by its name.
-        repeats: how many turns.
+        repeats, warm_up: how many turns, and how many before them.
         around: what a way's call runs in; to enter it is not timed.
     """
     found: dict[Any, list[float]] = {name: [] for name in ways}
-    for _ in range(WARM_UP + repeats):
+    for _ in range(warm_up + repeats):
         for name, call in ways.items():
             with around(name):
                 found[name].append(seconds_of(call))
-    return {name: seconds[WARM_UP:] for name, seconds in found.items()}
+    return {name: seconds[warm_up:] for name, seconds in found.items()}
 
 
 def measure_forwards(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -131,7 +134,8 @@ def measure_forwards(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
     def around(way: Any) -> AbstractContextManager:
         return packed_layers(target, wanted=True) if way[0] == UNCOMPILED_PACKED else nullcontext()
 
-    times = in_turns(ways, arguments.repeats, around)
+    with shared_keys(target):
+        times = in_turns(ways, arguments.repeats, WARM_UP["forwards"], around)
     bandwidth = read.nbytes / median(times.pop("read"))
     cached = sum(tensor.nbytes for layer in side.cache.layers for tensor in (layer.keys, layer.values))
     size = weight_bytes(target, target.get_input_embeddings()) + cached
@@ -147,7 +151,7 @@ def measure_forwards(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
         }
         for (name, num_tokens), seconds in times.items()
     ]
-    # What MKL reserves for a copy is twice what it writes, which is as much as the weight.
+    # A copy is as large as its weight, but for what fills its last panel up.
     packed = sum(pack.parameter().nbytes for pack in packed_weights._packed.values())
     return {
         "bandwidth_gb_per_second": round(bandwidth / 1e9, 1),
@@ -200,9 +204,9 @@ def measure_generate(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
 
         return call
 
-    times = in_turns({name: way(name) for name in settings}, arguments.repeats)
+    times = in_turns({name: way(name) for name in settings}, arguments.repeats, WARM_UP["generate"])
     read = torch.zeros(2**20 if arguments.quick else 2**26, dtype=torch.float64)
-    bandwidth = read.nbytes / median(in_turns({"read": read.sum}, arguments.repeats)["read"])
+    bandwidth = read.nbytes / median(in_turns({"read": read.sum}, arguments.repeats, WARM_UP["generate"])["read"])
     speeds = {name: NEW_TOKENS / median(seconds) for name, seconds in times.items()}
     best_plain = max(speed for name, speed in speeds.items() if name.startswith("plain"))
     size = {name: bytes_read(target, drafter) for name in settings if name.startswith("drafted")}

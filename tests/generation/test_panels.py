@@ -99,7 +99,7 @@ def test_bfloat16_is_rounded_once_from_sums_in_float32():
     assert (product == wide.bfloat16()).float().mean() > 0.99
     # A half is rounded to the even one of its neighbours: 257 to 256, 259 to 260.
     halves = pack_panels(torch.tensor([[256.0, 1.0], [256.0, 3.0]]).bfloat16())
-    rounded = multiply_panels(torch.ones(1, 2).bfloat16(), halves, torch.ones(2, 2), None)
+    rounded = multiply_panels(torch.ones(1, 2).bfloat16(), halves, torch.ones(2, 2).bfloat16(), None)
     assert rounded.tolist() == [[256.0, 260.0]]
 
 

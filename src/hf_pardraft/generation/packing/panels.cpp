@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 // As many sums as registers hold, beside a step's weights.
 #if defined(__AVX512F__)
@@ -31,20 +32,28 @@ typedef uint32_t Words __attribute__((vector_size(4 * LANES), aligned(4), may_al
 
 struct Float32 {
   static constexpr int64_t INPUTS = 1;
-  typedef float Output;
+  typedef float Number;
 
   static inline Floats input(Words words, int64_t) { return (Floats)words; }
-  static inline float output(float sum) { return sum; }
+  static inline float widened(float number) { return number; }
+  static inline float rounded(float sum) { return sum; }
 };
 
 struct BFloat16 {
   static constexpr int64_t INPUTS = 2;
-  typedef uint16_t Output;
+  typedef uint16_t Number;
 
   static inline Floats input(Words words, int64_t which) { return (Floats)(which ? words & 0xffff0000u : words << 16); }
 
+  static inline float widened(uint16_t number) {
+    uint32_t bits = (uint32_t)number << 16;
+    float wide;
+    std::memcpy(&wide, &bits, sizeof wide);
+    return wide;
+  }
+
   // To the nearest, of two to the even one.
-  static inline uint16_t output(float sum) {
+  static inline uint16_t rounded(float sum) {
     uint32_t bits;
     std::memcpy(&bits, &sum, sizeof bits);
     return sum != sum ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
@@ -87,8 +96,9 @@ static constexpr AddProducts<Kind> ADD_PRODUCTS[] = {
 };
 
 template <class Kind>
-static void multiply_by_panel(const float* tokens, const uint32_t* panel, const float* bias, typename Kind::Output* outputs,
-                              int64_t num_tokens, int64_t inputs, int64_t num_outputs, int64_t columns) {
+static void multiply_by_panel(const float* tokens, const uint32_t* panel, const typename Kind::Number* bias,
+                              typename Kind::Number* outputs, int64_t num_tokens, int64_t inputs, int64_t num_outputs,
+                              int64_t columns) {
   alignas(LINE) float sums[MOST_ROWS * COLUMNS];
   int64_t passes = (num_tokens + ROWS - 1) / ROWS, all_steps = inputs / Kind::INPUTS;
   std::fill(sums, sums + num_tokens * COLUMNS, 0.0f);
@@ -103,19 +113,29 @@ static void multiply_by_panel(const float* tokens, const uint32_t* panel, const 
   }
   for (int64_t token = 0; token < num_tokens; token++) {
     float* sum = sums + token * COLUMNS;
-    if (bias) for (int64_t column = 0; column < columns; column++) sum[column] += bias[column];
-    for (int64_t column = 0; column < columns; column++) outputs[token * num_outputs + column] = Kind::output(sum[column]);
+    for (int64_t column = 0; bias && column < columns; column++) sum[column] += Kind::widened(bias[column]);
+    for (int64_t column = 0; column < columns; column++) outputs[token * num_outputs + column] = Kind::rounded(sum[column]);
   }
 }
 
-// tokens (num_tokens, inputs) and bias (num_outputs), which may be null, in float32; outputs (num_tokens, num_outputs).
+// tokens (num_tokens, num_inputs), bias (num_outputs), which may be null, and outputs (num_tokens, num_outputs), in one dtype.
 template <class Kind>
-static void multiply(const float* tokens, const uint32_t* panels, const float* bias, typename Kind::Output* outputs,
-                     int64_t num_tokens, int64_t inputs, int64_t num_outputs, int64_t num_threads) {
+static void multiply(const typename Kind::Number* tokens, const uint32_t* panels, const typename Kind::Number* bias,
+                     typename Kind::Number* outputs, int64_t num_tokens, int64_t num_inputs, int64_t num_outputs,
+                     int64_t num_threads) {
+  int64_t inputs = (num_inputs + Kind::INPUTS - 1) / Kind::INPUTS * Kind::INPUTS;
+  std::vector<float> wide;
+  if (Kind::INPUTS > 1) {
+    wide.resize(num_tokens * inputs);
+    for (int64_t token = 0; token < num_tokens; token++)
+      for (int64_t input = 0; input < num_inputs; input++)
+        wide[token * inputs + input] = Kind::widened(tokens[token * num_inputs + input]);
+  }
+  const float* rows = Kind::INPUTS > 1 ? wide.data() : (const float*)tokens;
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
   for (int64_t column = 0; column < num_outputs; column += COLUMNS)
     for (int64_t first = 0; first < num_tokens; first += MOST_ROWS)
-      multiply_by_panel<Kind>(tokens + first * inputs, panels + column * (inputs / Kind::INPUTS), bias ? bias + column : nullptr,
+      multiply_by_panel<Kind>(rows + first * inputs, panels + column * (inputs / Kind::INPUTS), bias ? bias + column : nullptr,
                               outputs + first * num_outputs + column, std::min(MOST_ROWS, num_tokens - first), inputs,
                               num_outputs, std::min(COLUMNS, num_outputs - column));
 }
@@ -123,11 +143,11 @@ static void multiply(const float* tokens, const uint32_t* panels, const float* b
 extern "C" int64_t columns_of_panel() { return COLUMNS; }
 
 extern "C" void multiply_float32(const float* tokens, const uint32_t* panels, const float* bias, float* outputs, int64_t num_tokens,
-                                 int64_t inputs, int64_t num_outputs, int64_t num_threads) {
-  multiply<Float32>(tokens, panels, bias, outputs, num_tokens, inputs, num_outputs, num_threads);
+                                 int64_t num_inputs, int64_t num_outputs, int64_t num_threads) {
+  multiply<Float32>(tokens, panels, bias, outputs, num_tokens, num_inputs, num_outputs, num_threads);
 }
 
-extern "C" void multiply_bfloat16(const float* tokens, const uint32_t* panels, const float* bias, uint16_t* outputs,
-                                  int64_t num_tokens, int64_t inputs, int64_t num_outputs, int64_t num_threads) {
-  multiply<BFloat16>(tokens, panels, bias, outputs, num_tokens, inputs, num_outputs, num_threads);
+extern "C" void multiply_bfloat16(const uint16_t* tokens, const uint32_t* panels, const uint16_t* bias, uint16_t* outputs,
+                                  int64_t num_tokens, int64_t num_inputs, int64_t num_outputs, int64_t num_threads) {
+  multiply<BFloat16>(tokens, panels, bias, outputs, num_tokens, num_inputs, num_outputs, num_threads);
 }

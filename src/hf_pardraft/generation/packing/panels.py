@@ -68,11 +68,9 @@ def multiply_panels(
     Sums are made in float32.
     """
     multiply = library().multiply_float32 if tokens.dtype == torch.float32 else library().multiply_bfloat16
-    num_tokens, num_inputs = tokens.numel() // tokens.shape[-1], packed.shape[1] * packed.shape[3]
-    product = tokens.new_empty(*tokens.shape[:-1], matrix.shape[0])
-    if num_inputs > tokens.shape[-1]:
-        tokens = functional.pad(tokens, (0, 1))
-    tokens, bias = tokens.float().contiguous(), None if bias is None else bias.float().contiguous()
+    num_outputs, num_inputs = matrix.shape
+    product = tokens.new_empty(*tokens.shape[:-1], num_outputs)
+    tokens, bias = tokens.contiguous(), None if bias is None else bias.contiguous()
     pointers = tokens.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), product.data_ptr()
-    multiply(*pointers, num_tokens, num_inputs, matrix.shape[0], torch.get_num_threads())
+    multiply(*pointers, tokens.numel() // num_inputs, num_inputs, num_outputs, torch.get_num_threads())
     return product
