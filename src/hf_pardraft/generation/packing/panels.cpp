@@ -5,7 +5,8 @@
 // that fill up the last panel and step are zeros.
 //
 // A core waits for the memory or computes, and does one after the other unless it asks for weights long before it needs them. So
-// each pass over a part of a panel asks for the next part, whose weights lie in the core's own cache when their turn comes.
+// each pass over a part of a panel asks for the next part, whose weights lie in the core's second cache when their turn comes, and
+// each step asks for those of a later one, which then lie in its first.
 
 #include <algorithm>
 #include <cstdint>
@@ -25,6 +26,8 @@ constexpr int64_t COLUMNS = LANES * VECTORS;
 constexpr int64_t MOST_ROWS = 8 * ROWS;
 // A part of a panel. Its sums are added to those of the parts before: fewer roundings follow each other than in one long sum.
 constexpr int64_t PART = 64;
+// So many steps later weights are wanted in the first cache.
+constexpr int64_t SOON = 16;
 constexpr int64_t LINE = 64;
 
 typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -60,6 +63,11 @@ struct BFloat16 {
   }
 };
 
+template <int locality>
+static inline void ask_for_step(const uint32_t* weights) {
+  for (int64_t byte = 0; byte < 4 * COLUMNS; byte += LINE) __builtin_prefetch((const char*)weights + byte, 0, locality);
+}
+
 // Adds the products of `rows` tokens with a part of a panel to their sums (rows, COLUMNS), and asks for weights at `next`, as many
 // as make a part in so many passes.
 template <class Kind, int64_t rows>
@@ -68,9 +76,10 @@ static void add_products(const float* tokens, int64_t inputs, const uint32_t* we
   Floats sum[rows][VECTORS] = {};
   for (int64_t step = 0, asks = 0; step < steps; step++) {
     if (step == asks) {
-      for (int64_t byte = 0; byte < 4 * COLUMNS; byte += LINE) __builtin_prefetch((const char*)next + byte, 0, 2);
+      ask_for_step<2>(next);
       next += COLUMNS, asks += passes;
     }
+    ask_for_step<3>(weights + (step + SOON) * COLUMNS);
     const Words* words = (const Words*)(weights + step * COLUMNS);
     for (int64_t which = 0; which < Kind::INPUTS; which++) {
       Floats weight[VECTORS];
