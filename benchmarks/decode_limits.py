@@ -258,7 +258,10 @@ def bytes_read(target: PreTrainedModel, drafter: ParallelDrafter) -> int:
     borrows_head = drafter.config.drafter_kind in ("dflash", "dflare")
     own_embeddings = drafter.get_input_embeddings() if drafter.config.drafter_kind == "pard" else None
     total = weight_bytes(target, target.get_input_embeddings()) + weight_bytes(drafter, own_embeddings)
-    return total + (weight_bytes(target.get_output_embeddings()) if borrows_head else 0)
+    if not borrows_head:
+        return total
+    proposed = drafter.config.draft_vocab_size or target.config.vocab_size
+    return total + weight_bytes(target.get_output_embeddings()) * proposed // target.config.vocab_size
 
 
 def weight_bytes(model: torch.nn.Module, embeddings: torch.nn.Module | None = None) -> int:

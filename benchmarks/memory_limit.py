@@ -10,9 +10,10 @@ forwards    The target's forward, as a round makes it, over one token and over s
             it has to read (weights and the KV cache's columns) over the bandwidth of one plain read of 512 MiB, measured in the
             same turns.
 generate    Tokens a second with a drafter that is always right (SIMULATED), eight tokens a round, uncompiled and compiled, with
-            and without packed weights, beside plain `generate`, uncompiled and compiled. Plain `generate` can't be frozen:
-            inductor takes transformers' static cache, whose tensors are marked as static, for constants, and what it compiles
-            writes out of bounds. How fast it could be is the frozen forward of one token, above.
+            and without packed weights, and with a draft vocabulary of 8,192 tokens, beside plain `generate`, uncompiled and
+            compiled. Plain `generate` can't be frozen: inductor takes transformers' static cache, whose tensors are marked as
+            static, for constants, and what it compiles writes out of bounds. How fast it could be is the frozen forward of one
+            token, above.
 
 Each part, dtype and number of layers is one entry of the result, and replaces what an earlier command has measured with as many
 threads.
@@ -47,7 +48,9 @@ from simulation import Simulation, write_script
 
 DEPTH = 7
 NUM_CACHED, CAPACITY = 200, 256
-NEW_TOKENS = 96
+NEW_TOKENS = 256
+# Tokens that a drafter with a draft vocabulary proposes; the text has no others.
+DRAFT_VOCABULARY = 8192
 # Turns before those that count: products are tried in both ways before the faster one is known, in each forward once, and in each
 # text a dozen times.
 WARM_UP = {"forwards": 26, "generate": 4}
@@ -177,10 +180,14 @@ def target_side(target: PreTrainedModel) -> steps.TargetSide:
 def measure_generate(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[str, Any]:
     """The rows of whole texts."""
     target = smollm2(arguments.layers, dtype, arguments.quick)
-    drafter = DFlashDrafter.for_target(target, num_layers=1, block_size=DEPTH + 1, mask_token_id=1)
-    drafter = drafter.to(dtype).eval()
+    drafter, narrow = (
+        DFlashDrafter.for_target(target, num_layers=1, block_size=DEPTH + 1, mask_token_id=1).to(dtype).eval()
+        for _ in range(2)
+    )
+    num_proposed = min(DRAFT_VOCABULARY, target.config.vocab_size // 2)
+    narrow.set_draft_vocabulary(torch.arange(num_proposed))
     prompt = torch.arange(2, 18)[None]
-    script = write_script(target.config.vocab_size, 18 + NEW_TOKENS + 4 * DEPTH, {0, 1})
+    script = write_script(num_proposed, 18 + NEW_TOKENS + 4 * DEPTH, {0, 1})
     simulation = Simulation(target, script, AcceptanceProfile(rate=1.0))
     fixed = {"draft_schedule": "fixed", "tree_budget": 0}
     static = {"cache_implementation": "static", "compile_config": COMPILED}
@@ -191,6 +198,7 @@ def measure_generate(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
         "drafted, packed": (drafter, fixed),
         "drafted, compiled": (drafter, {**fixed, **static, "pack_weights": False}),
         "drafted, compiled, packed": (drafter, {**fixed, **static}),
+        "drafted, compiled, packed, draft vocabulary": (narrow, {**fixed, **static}),
     }
     texts: dict[str, torch.LongTensor] = {}
 
@@ -209,7 +217,7 @@ def measure_generate(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
     bandwidth = read.nbytes / median(in_turns({"read": read.sum}, arguments.repeats, WARM_UP["generate"])["read"])
     speeds = {name: NEW_TOKENS / median(seconds) for name, seconds in times.items()}
     best_plain = max(speed for name, speed in speeds.items() if name.startswith("plain"))
-    size = {name: bytes_read(target, drafter) for name in settings if name.startswith("drafted")}
+    size = {name: bytes_read(target, entry[0]) for name, entry in settings.items() if entry[0] is not None}
     plain_size = weight_bytes(target, target.get_input_embeddings())
     rows = []
     for name, speed in speeds.items():

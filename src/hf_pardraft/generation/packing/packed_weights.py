@@ -17,7 +17,7 @@ from ..one_off import made_once
 from .packed_layouts import Layout, layouts_for
 from .packing_trials import faster_layout, is_never_faster, trial_of
 
-# Below that many elements a weight is in the processor's caches, and a call of oneDNN costs more than it saves.
+# Below that many elements a weight is in the processor's caches, and to ask for its copy costs more than that saves.
 FEWEST_ELEMENTS = 1 << 16
 # Rows are compared in such parts.
 WORD_BYTES = 8

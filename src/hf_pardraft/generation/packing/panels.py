@@ -29,7 +29,9 @@ def library() -> ctypes.CDLL | None:
     from torch._inductor.codecache import CppCodeCache
 
     try:
-        compiled = CppCodeCache.load(SOURCE.read_text(), needs_vec_isa=False, extra_flags=FLAGS)
+        # Code is kept by its text, and a folder may be shared by processors that have other instructions.
+        source = f"// {torch.backends.cpu.get_cpu_capability()}\n{SOURCE.read_text()}"
+        compiled = CppCodeCache.load(source, needs_vec_isa=False, extra_flags=FLAGS)
     except (RuntimeError, OSError, ImportError) as error:
         logger.info(
             f"Weights are packed by torch's libraries alone, since {SOURCE.name} can't be compiled here: {error}"
