@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from hf_pardraft.generation.packing import panels
 from hf_pardraft.generation.packing.packed_layouts import PANELS, multiplies
-from hf_pardraft.generation.packing.panels import FLAGS, SOURCE, multiply_panels, pack_panels
+from hf_pardraft.generation.packing.panels import FLAGS, SOURCE, multiply_panels, pack_panels, sum_rows
 
 DTYPES = [torch.float32, torch.bfloat16]
 # What processors of other kinds are given, as far as this one understands it. Flags that come later take precedence.
@@ -122,6 +122,19 @@ def test_several_threads_may_multiply_at_once(dtype):
     with ThreadPoolExecutor(4) as pool:
         products = [*pool.map(lambda each: multiply_panels(each, packed, matrix, None), tokens)]
     assert all(map(torch.equal, products, expected))
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_rows_are_summed_as_torch_sums_them(processor, num_threads):
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for rows, columns in ((1, 1), (7, 33), (64, 288), (500, 3)):
+            numbers, factors = torch.randint(-(1 << 62), 1 << 62, (rows + 1, columns)).split([rows, 1])
+            assert torch.equal(sum_rows(numbers, factors[0]), numbers @ factors[0])
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_the_library_is_compiled_once_for_a_machine(tmp_path):

@@ -16,6 +16,7 @@ from torch.nn import functional
 from ..one_off import made_once
 from .packed_layouts import Layout, layouts_for
 from .packing_trials import faster_layout, is_never_faster, trial_of
+from .panels import sum_rows
 
 # Below that many elements a weight is in the processor's caches, and to ask for its copy costs more than that saves.
 FEWEST_ELEMENTS = 1 << 16
@@ -125,7 +126,7 @@ def _state(parameter: torch.nn.Parameter) -> tuple:
 def _fingerprint(parameter: torch.nn.Parameter) -> torch.LongTensor:
     """A number for each row, of its bits: a change of 8 bytes or fewer alters it surely, any other with odds of 2^64 to 1."""
     words = parameter.detach().contiguous().view(torch.int64)
-    return words @ _factors(words.shape[1])
+    return sum_rows(words, _factors(words.shape[1]))
 
 
 @functools.lru_cache(maxsize=64)

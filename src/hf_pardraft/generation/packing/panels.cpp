@@ -149,6 +149,17 @@ static void multiply(const typename Kind::Number* tokens, const uint32_t* panels
                               num_outputs, std::min(COLUMNS, num_outputs - column));
 }
 
+// sums (rows), of numbers (rows, columns) times factors (columns), modulo 2^64.
+extern "C" void sum_rows(const uint64_t* numbers, const uint64_t* factors, uint64_t* sums, int64_t rows, int64_t columns,
+                         int64_t num_threads) {
+#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
+  for (int64_t row = 0; row < rows; row++) {
+    uint64_t sum = 0;
+    for (int64_t column = 0; column < columns; column++) sum += numbers[row * columns + column] * factors[column];
+    sums[row] = sum;
+  }
+}
+
 extern "C" int64_t columns_of_panel() { return COLUMNS; }
 
 extern "C" void multiply_float32(const float* tokens, const uint32_t* panels, const float* bias, float* outputs, int64_t num_tokens,
