@@ -326,50 +326,16 @@ def test_draft_vocabularies():
         assert numbers(cells) == pytest.approx([value for row in expected for value in row], abs=0.051)
 
 
-def test_forwards_near_the_memorys_speed():
-    measured = {
-        (dtype, row["way"], row["tokens"]): row
-        for dtype in ("float32", "bfloat16")
-        for row in results("memory_limit")[f"forwards, {dtype}, 10 layers, 1 threads"]["rows"]
-    }
-    shown = table_of("performance.md", "milliseconds for 1 / 8 / 16 tokens")
-    assert len(shown) == 3
-    for way, cells in shown.items():
-        expected = []
-        for dtype in ("float32", "bfloat16"):
-            expected += [measured[dtype, way, tokens]["milliseconds"] for tokens in (1, 8, 16)]
-            expected.append(measured[dtype, way, 8]["over_one_token"])
-        assert numbers(cells) == pytest.approx(expected, abs=0.051)
-
-
-def test_forwards_on_another_processor():
-    entry = results("memory_limit_xeon")["forwards, float32, 10 layers, 1 threads"]
-    measured = {(row["way"], row["tokens"]): row for row in entry["rows"]}
-    shown = table_of("performance.md", "on a Xeon")
-    assert {*shown} == {way for way, _ in measured}
-    for way, cells in shown.items():
-        expected = [measured[way, tokens]["milliseconds"] for tokens in (1, 8, 16)]
-        assert numbers(cells) == pytest.approx([*expected, measured[way, 8]["over_one_token"]], abs=0.051)
-
-
-def test_generate_near_the_memorys_speed():
-    entry = results("memory_limit")["generate, bfloat16, 10 layers, 1 threads"]
-    shown = table_of("performance.md", "tokens a second, and over the best plain way")
-    for row in entry["rows"]:
-        assert numbers(shown.pop(row["way"])) == [row["tokens_per_second"], row["over_best_plain"]]
-    assert not shown
-
-
-def test_near_the_memorys_speed_with_matrix_units():
-    measured = results("memory_limit_amx")
-    cases = [(dtype, layers) for dtype in ("bfloat16", "float32") for layers in (10, 30)]
+@pytest.mark.parametrize(("name", "suffix"), [("memory_limit", ""), ("memory_limit_amx", ", with AMX")])
+def test_near_the_memorys_speed(name, suffix):
     rows = {
-        (part, *case, row["way"], row.get("tokens")): row
-        for part in ("forwards", "generate")
-        for case in cases
-        for row in measured["{}, {}, {} layers, 1 threads".format(part, *case)]["rows"]
+        (*entry.split(", ")[:3], row["way"], row.get("tokens")): row
+        for entry, measured in results(name).items()
+        if entry.endswith(", 1 threads")
+        for row in measured["rows"]
     }
-    shown = table_of("performance.md", "milliseconds for 1 / 8 / 16 tokens (8 over 1), with AMX")
+    cases = [(dtype, f"{layers} layers") for dtype in ("bfloat16", "float32") for layers in (10, 30)]
+    shown = table_of("performance.md", f"milliseconds for 1 / 8 / 16 tokens (8 over 1){suffix}")
     assert {*shown} == {way for part, *_, way, _ in rows if part == "forwards"}
     for way, cells in shown.items():
         expected = []
@@ -377,9 +343,10 @@ def test_near_the_memorys_speed_with_matrix_units():
             expected += [rows[("forwards", *case, way, tokens)]["milliseconds"] for tokens in (1, 8, 16)]
             expected.append(rows[("forwards", *case, way, 8)]["over_one_token"])
         assert numbers(cells) == pytest.approx(expected, abs=0.051)
-    shown = table_of("performance.md", "tokens a second (over the best plain way), with AMX")
+    shown = table_of("performance.md", f"tokens a second (over the best plain way){suffix}")
+    assert {*shown} == {way for part, *_, way, _ in rows if part == "generate"}
     for way, cells in shown.items():
-        found = [rows[("generate", *case, way, None)] for case in cases]
+        found = [rows[key] for case in cases if (key := ("generate", *case, way, None)) in rows]
         assert numbers(cells) == [row[key] for row in found for key in ("tokens_per_second", "over_best_plain")]
     assert all(row["text_is_plain"] for (part, *_), row in rows.items() if part == "generate")
 
