@@ -12,6 +12,7 @@ from hf_pardraft.datagen.fast_steps import FastSteps
 from hf_pardraft.datagen.joined_cache import JoinedCache, has_entries_per_token
 from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.refilled_batch import Item, RefilledBatch
+from hf_pardraft.generation.packing import packed_weights, packing_trials
 from hf_pardraft.generation.packing.packed_layers import packed_layers
 from tiny_models import ARCHITECTURES, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
@@ -125,6 +126,21 @@ def test_steps_on_a_cpu_are_those_of_the_target_to_rounding(attention, dtype):
     tolerance = 1e-4 if dtype == torch.float32 else 0.25
     for others in logits[1:]:
         torch.testing.assert_close(others, logits[0], atol=tolerance, rtol=tolerance)
+
+
+def test_weights_are_packed_for_the_steps_of_a_batch(monkeypatch):
+    target = tiny_target("llama", vocab_size=299, hidden_size=256, intermediate_size=512)
+    packed_for, usual = [], packed_weights.faster_layout
+
+    def noted(matrix):
+        packed_for.append(packing_trials._num_expected())
+        return usual(matrix)
+
+    monkeypatch.setattr(packed_weights, "faster_layout", noted)
+    monkeypatch.setattr(packing_trials, "NUM_TRIALS", 0)
+    monkeypatch.setattr(packing_trials, "_trials", {})
+    written(with_ends(target), batch_size=19)
+    assert {*packed_for} == {19}
 
 
 @pytest.mark.parametrize("name", [*HYBRIDS, *ROPE_TARGETS])

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from hf_pardraft.generation.packing import packing_trials, panels
-from hf_pardraft.generation.packing.packed_layouts import LAYOUTS, ONEDNN, PANELS, Layout, layouts_for, multiplies
-from hf_pardraft.generation.packing.packing_trials import faster_layout
+from hf_pardraft.generation.packing.packed_layouts import LAYOUTS, MKL, ONEDNN, PANELS, Layout, layouts_for
+from hf_pardraft.generation.packing.packing_trials import faster_layout, products_of
 
-HERE = [(layout, dtype) for dtype, layouts in LAYOUTS.items() for layout in layouts if multiplies(layout, dtype)]
+HERE = [(layout, dtype) for dtype in LAYOUTS for layout in layouts_for(dtype)]
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def test_products_are_those_of_torch(layout, dtype, rows, columns):
                 torch.testing.assert_close(product.view(count, rows).double(), expected, atol=tolerance, rtol=tolerance)
 
 
-def test_panels_are_used_where_they_can_be_had_and_both_libraries_elsewhere(monkeypatch, no_layout_is_known):
-    known = [layout for layout, dtype in HERE if dtype == torch.float32]
-    assert layouts_for(torch.float32) == (PANELS,)
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
+def test_in_float32_there_are_panels_and_those_of_both_libraries(monkeypatch, no_layout_is_known):
+    assert layouts_for(torch.float32) == (PANELS, ONEDNN, MKL)
     layouts_for.cache_clear()
     without_panels(monkeypatch)
-    assert layouts_for(torch.float32) == (*(layout for layout in known if layout is not PANELS),)
+    assert layouts_for(torch.float32) == (ONEDNN, MKL)
 
 
 def without_panels(monkeypatch):
@@ -109,6 +109,20 @@ def test_the_faster_layout_is_chosen_whatever_one_interruption_says(clock, monke
     layouts = slow(clock, "first", [*first]), slow(clock, "second", [*second])
     monkeypatch.setattr(packing_trials, "layouts_for", lambda dtype: layouts)
     assert faster_layout(torch.ones(64, 32)) is layouts[fastest]
+
+
+def test_few_tokens_are_multiplied_by_panels_and_more_by_what_is_faster_then(clock, monkeypatch):
+    library = slow(clock, "library", [1.0])
+    panels_here = Layout("panels", PANELS.pack, slow(clock, "panels", [2.0]).multiply)
+    monkeypatch.setattr(packing_trials, "PANELS", panels_here)
+    monkeypatch.setattr(packing_trials, "layouts_for", lambda dtype: (panels_here, library))
+    assert faster_layout(torch.ones(64, 32)) is panels_here
+    with products_of(48):
+        assert faster_layout(torch.ones(64, 32)) is library
+        with products_of(1):
+            assert faster_layout(torch.ones(64, 32)) is panels_here
+        assert faster_layout(torch.ones(64, 32)) is library
+    assert faster_layout(torch.ones(64, 32)) is panels_here
 
 
 def test_it_is_found_out_once_for_a_kind_of_matrix_and_with_some_of_its_rows(clock, monkeypatch):

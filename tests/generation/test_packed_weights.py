@@ -12,7 +12,7 @@ from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.compiled.decoder import packs_weights
 from hf_pardraft.generation.packing import packed_weights
 from hf_pardraft.generation.packing.inductor_pass import PackLinearLayers
-from hf_pardraft.generation.packing.packed_layouts import LAYOUTS, multiplies
+from hf_pardraft.generation.packing.packed_layouts import layouts_for
 from hf_pardraft.generation.packing.packed_weights import can_pack, forget, forget_changed, linear
 from hf_pardraft.generation.packing.packing_trials import trial_of
 from hf_pardraft.generation.settings import DraftSettings
@@ -36,10 +36,7 @@ def packs(monkeypatch):
     return made
 
 
-HERE = [layout for layout in LAYOUTS[torch.float32] if multiplies(layout, torch.float32)]
-
-
-@pytest.fixture(params=HERE, ids=lambda layout: layout.name)
+@pytest.fixture(params=layouts_for(torch.float32), ids=lambda layout: layout.name)
 def layout(request, monkeypatch):
     """The layout in which weights are packed, as if it were the faster one."""
     monkeypatch.setattr(packed_weights, "faster_layout", lambda matrix: request.param)

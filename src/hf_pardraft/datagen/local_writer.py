@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from ..generation.packing.packed_layers import packed_layers
+from ..generation.packing.packing_trials import products_of
 from ..generation.target_side.shared_keys import shared_keys
 from ..user_input.models import context_length
 from .compiled_steps import CompiledSteps
@@ -171,6 +172,7 @@ class LocalWriter:
         if cache is not None:
             options["past_key_values"] = cache
         with ExitStack() as ways:
+            ways.enter_context(products_of(len(items)))
             # Drafted rounds have ways of their own.
             if self.drafter is None and isinstance(cache, JoinedCache) and self.steps.are_compiled(len(items)):
                 ways.enter_context(self.steps.compiled())

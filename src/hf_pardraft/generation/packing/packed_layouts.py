@@ -70,19 +70,12 @@ LAYOUTS = {torch.float32: (PANELS, ONEDNN, MKL), torch.bfloat16: (PANELS, ONEDNN
 
 @functools.lru_cache
 def layouts_for(dtype: torch.dtype) -> tuple[Layout, ...]:
-    """The layouts by which to multiply weights on this machine.
-
-    Panels alone, where they can be had: what libraries lose is waiting for the memory, and trials with a matrix that lies in the
-    processor's caches don't show it.
-    """
-    layouts = LAYOUTS.get(dtype, ())
-    if PANELS in layouts and multiplies(PANELS, dtype):
-        return (PANELS,)
-    return tuple(layout for layout in layouts if layout is not PANELS and multiplies(layout, dtype))
+    """The layouts by which weights are multiplied rightly on this machine. What rounds are made of is first."""
+    return tuple(layout for layout in LAYOUTS.get(dtype, ()) if _multiplies(layout, dtype))
 
 
 @torch.no_grad()
-def multiplies(layout: Layout, dtype: torch.dtype) -> bool:
+def _multiplies(layout: Layout, dtype: torch.dtype) -> bool:
     """Whether a layout's products of small whole numbers, which no order of adding rounds, are what they should be here."""
     try:
         for rows, columns in SHAPES:

@@ -4,13 +4,15 @@ Whether a packed layout pays, and which, depends on the processor, the dtype, th
 once: some libraries are at the memory's speed with one token, and not with eight; others the other way round.
 """
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
 
 import torch
 
-from .packed_layouts import ONEDNN, Layout, layouts_for
+from .packed_layouts import ONEDNN, PANELS, Layout, layouts_for
 
 # How often each way is timed before one is chosen. 0: packed always.
 NUM_TRIALS = 12
@@ -20,8 +22,10 @@ LEAST_GAIN = 0.1
 PRODUCTS_PER_COPY = 12
 # More tokens than that count in powers of two.
 COUNTED_ONE_BY_ONE = 4
-# Layouts are compared by products of so many tokens, with the first rows of a matrix, of at most so many elements.
-COMPARED_TOKENS, COMPARED_ELEMENTS = 8, 1 << 22
+# The tokens of a round, about: so few that a core waits for the memory.
+FEW_TOKENS = 16
+# Layouts are compared by products with the first rows of a matrix, of at most so many elements.
+COMPARED_ELEMENTS = 1 << 22
 
 
 class Trial:
@@ -86,24 +90,48 @@ def _trials_of(weight: torch.Tensor, transposed: bool) -> dict[tuple[int, int], 
     return _trials.setdefault((weight.shape, weight.dtype, transposed), {})
 
 
-# By the kind of matrix, and how many threads there are.
+# By the kind of matrix, how many tokens come at once, and how many threads there are.
 _faster_layouts: dict[tuple, Layout] = {}
+# What a thread packs weights for.
+_expected = threading.local()
+
+
+@contextmanager
+def products_of(num_tokens: int) -> Iterator[None]:
+    """While it is entered, what this thread packs is packed for so many tokens at once, rather than for a round's few."""
+    usual = _num_expected()
+    _expected.num_tokens = num_tokens
+    try:
+        yield
+    finally:
+        _expected.num_tokens = usual
+
+
+def _num_expected() -> int:
+    return getattr(_expected, "num_tokens", FEW_TOKENS)
 
 
 def faster_layout(matrix: torch.Tensor) -> Layout:
-    """The layout that is multiplied by faster, of a matrix `(out, in)` like this one: found out when the first is packed."""
-    kind = matrix.shape, matrix.dtype, torch.get_num_threads()
+    """The layout that is multiplied by faster, of a matrix `(out, in)` like this one.
+
+    Few tokens are multiplied by panels, where they can be had: what libraries lose is waiting for the memory, and trials with a
+    matrix that lies in the processor's caches don't show it. Otherwise it is found out when the first is packed.
+    """
+    num_tokens, layouts = _num_expected(), layouts_for(matrix.dtype) or (ONEDNN,)
+    if num_tokens <= FEW_TOKENS and PANELS in layouts:
+        return PANELS
+    kind = matrix.shape, matrix.dtype, num_tokens, torch.get_num_threads()
     if kind not in _faster_layouts:
-        layouts = layouts_for(matrix.dtype) or (ONEDNN,)
-        _faster_layouts[kind] = _fastest(layouts, matrix) if NUM_TRIALS and len(layouts) > 1 else layouts[0]
+        is_tried = NUM_TRIALS and len(layouts) > 1
+        _faster_layouts[kind] = _fastest(layouts, matrix, num_tokens) if is_tried else layouts[0]
     return _faster_layouts[kind]
 
 
 @torch.no_grad()
-def _fastest(layouts: Sequence[Layout], matrix: torch.Tensor) -> Layout:
-    """Of some layouts the one whose products take least time; all take turns."""
+def _fastest(layouts: Sequence[Layout], matrix: torch.Tensor, num_tokens: int) -> Layout:
+    """Of some layouts the one whose products of so many tokens take least time; all take turns."""
     rows = matrix[: max(COMPARED_ELEMENTS // matrix.shape[1], 1)]
-    tokens = rows.new_ones(COMPARED_TOKENS, rows.shape[1])
+    tokens = rows.new_ones(num_tokens, rows.shape[1])
     packed = {layout: layout.pack(rows) for layout in layouts}
     seconds: dict[Layout, list[float]] = {layout: [] for layout in layouts}
     for _ in range(NUM_TRIALS):
