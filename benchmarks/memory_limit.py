@@ -52,7 +52,7 @@ NEW_TOKENS = 256
 # Tokens that a drafter with a draft vocabulary proposes; the text has no others.
 DRAFT_VOCABULARY = 8192
 # Turns before those that count: products are tried in both ways before the faster one is known, in each forward once, and in each
-# text a dozen times.
+# text in dozens of rounds.
 WARM_UP = {"forwards": 26, "generate": 4}
 UNCOMPILED_PACKED = "uncompiled, packed"
 FROZEN = CompileConfig(mode=None, options={"freezing": True}, dynamic=False)

@@ -1,8 +1,11 @@
-"""Calls that run at once."""
+"""Calls that run at once, and how many threads torch has."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 
 def in_threads(count: int, call: Callable[[], Any]) -> list[Any]:
@@ -14,3 +17,14 @@ def in_threads(count: int, call: Callable[[], Any]) -> list[Any]:
     for thread in threads:
         thread.join()
     return found
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """While it is entered, torch computes with so many threads."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)

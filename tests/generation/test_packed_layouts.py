@@ -6,6 +6,7 @@ import torch
 from hf_pardraft.generation.packing import packing_trials, panels
 from hf_pardraft.generation.packing.packed_layouts import LAYOUTS, MKL, ONEDNN, PANELS, Layout, layouts_for
 from hf_pardraft.generation.packing.packing_trials import faster_layout, products_of
+from threads import torch_threads
 
 HERE = [(layout, dtype) for dtype in LAYOUTS for layout in layouts_for(dtype)]
 
@@ -43,12 +44,8 @@ def test_products_are_those_of_torch(layout, dtype, rows, columns):
 def test_in_float32_there_are_panels_and_those_of_both_libraries(monkeypatch, no_layout_is_known):
     assert layouts_for(torch.float32) == (PANELS, ONEDNN, MKL)
     layouts_for.cache_clear()
-    without_panels(monkeypatch)
-    assert layouts_for(torch.float32) == (ONEDNN, MKL)
-
-
-def without_panels(monkeypatch):
     monkeypatch.setattr(panels, "library", lambda: None)
+    assert layouts_for(torch.float32) == (ONEDNN, MKL)
 
 
 def wrong_by_one(tokens, packed, matrix, bias):
@@ -65,7 +62,6 @@ def unknown(*arguments):
 
 @pytest.mark.parametrize("multiply", [wrong_by_one, wrong_for_few, unknown])
 def test_a_layout_that_is_not_right_here_is_not_used(monkeypatch, no_layout_is_known, multiply):
-    without_panels(monkeypatch)
     wrong = Layout("wrong", ONEDNN.pack, multiply)
     monkeypatch.setitem(LAYOUTS, torch.float32, (wrong, ONEDNN))
     assert layouts_for(torch.float32) == (ONEDNN,)
@@ -137,12 +133,8 @@ def test_it_is_found_out_once_for_a_kind_of_matrix_and_with_some_of_its_rows(clo
         faster_layout(other)
         assert clock.now > after
         after = clock.now
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
+    with torch_threads(torch.get_num_threads() + 1):
         faster_layout(torch.ones(64, 32))
-    finally:
-        torch.set_num_threads(threads)
     assert clock.now > after
 
 

@@ -7,7 +7,7 @@ import torch
 
 from hf_pardraft.generation.packing import packed_layers, packed_weights, packing_trials
 from hf_pardraft.generation.packing.packing_trials import Trial, is_never_faster, trial_of
-from threads import in_threads
+from threads import in_threads, torch_threads
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 
@@ -122,12 +122,8 @@ def test_products_of_other_shapes_dtypes_and_tokens_are_other_trials(clock):
     ]
     assert len({*map(id, kinds)}) == len(kinds)
     assert trial_of(torch.empty(8, 6), False, 8) is trial_of(weight, False, 5)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
+    with torch_threads(torch.get_num_threads() + 1):
         assert trial_of(weight, False, 1) is not kinds[0]
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import os
 import platform
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -16,6 +15,7 @@ from torch.nn import functional
 from hf_pardraft.generation.packing import panels
 from hf_pardraft.generation.packing.packed_layouts import PANELS, layouts_for
 from hf_pardraft.generation.packing.panels import FLAGS, SOURCE, multiply_panels, pack_panels, sum_rows
+from threads import in_threads, torch_threads
 
 DTYPES = [torch.float32, torch.bfloat16]
 # What processors of other kinds are given, as far as this one understands it. Flags that come later take precedence.
@@ -70,9 +70,7 @@ def whole_numbers(*shape, dtype):
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_every_number_of_tokens_inputs_and_outputs_is_multiplied_exactly(dtype, num_threads):
     torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
+    with torch_threads(num_threads):
         for num_outputs in (1, 47, 48, 49, 130):
             for num_inputs in (1, 2, 63, 64, 129, 200):
                 matrix = whole_numbers(num_outputs, num_inputs, dtype=dtype)
@@ -81,8 +79,6 @@ def test_every_number_of_tokens_inputs_and_outputs_is_multiplied_exactly(dtype, 
                     tokens = whole_numbers(num_tokens, num_inputs, dtype=dtype)
                     expected = (tokens.double() @ matrix.double().T).to(dtype)
                     assert torch.equal(multiply_panels(tokens, packed, matrix, None), expected)
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -131,22 +127,19 @@ def test_several_threads_may_multiply_at_once(dtype):
     matrix, tokens = torch.randn(576, 512).to(dtype), torch.randn(32, 8, 512).to(dtype)
     packed = pack_panels(matrix)
     expected = [multiply_panels(each, packed, matrix, None) for each in tokens]
-    with ThreadPoolExecutor(4) as pool:
-        products = [*pool.map(lambda each: multiply_panels(each, packed, matrix, None), tokens)]
-    assert all(map(torch.equal, products, expected))
+    found = in_threads(4, lambda: [multiply_panels(each, packed, matrix, None) for each in tokens])
+    assert len(found) == 4
+    for products in found:
+        assert all(map(torch.equal, products, expected))
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_rows_are_summed_as_torch_sums_them(processor, num_threads):
     torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
+    with torch_threads(num_threads):
         for rows, columns in ((1, 1), (7, 33), (64, 288), (500, 3)):
             numbers, factors = torch.randint(-(1 << 62), 1 << 62, (rows + 1, columns)).split([rows, 1])
             assert torch.equal(sum_rows(numbers, factors[0]), numbers @ factors[0])
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_the_library_is_compiled_once_for_a_machine(tmp_path):

@@ -1,4 +1,5 @@
-// Products of a few tokens with a matrix of weights, in the time in which the memory gives the weights.
+// Products of a few tokens with a matrix of weights, in the time in which the memory gives the weights; and sums that tell whether
+// the weights are what they were, as fast.
 //
 // The matrix (outputs, inputs) lies in panels of COLUMNS outputs: (panels, steps, COLUMNS) words of 32 bits, which are read from
 // the first to the last. A step is one input in float32, and two in bfloat16, the first in a word's low half. Outputs and inputs
