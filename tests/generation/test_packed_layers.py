@@ -5,11 +5,24 @@ import threading
 
 import pytest
 import torch
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    CompileConfig,
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
 
+from compiled_cases import leave_uncompiled, static
 from hf_pardraft.generation.packing import packed_layers as module
 from hf_pardraft.generation.packing import packed_weights
-from hf_pardraft.generation.packing.packed_layers import PackedForward, packable_layers, packed_layers
+from hf_pardraft.generation.packing.packed_layers import (
+    PackedForward,
+    PackedProducts,
+    packable_layers,
+    packed_layers,
+)
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.pairing.draft_vocabulary import has_plain_rows
 from threads import in_threads
@@ -150,6 +163,67 @@ def test_autocast_has_products_of_its_own(products):
     with torch.autocast("cpu", torch.bfloat16):
         write(target, drafter)
     assert not products
+
+
+@pytest.fixture
+def products_of_forwards(monkeypatch):
+    """The weights that forwards multiplied by, packed, while none of their layers was changed."""
+    weights = []
+
+    def noted(tokens, weight, bias, transposed):
+        weights.append(weight)
+        return packed_weights.multiply(tokens, weight, bias, transposed)
+
+    monkeypatch.setattr(module, "multiply", noted)
+    return weights
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_reads_the_prompt_of_compiled_rounds_multiplies_by_packed_weights(products_of_forwards, kind, monkeypatch):
+    leave_uncompiled(monkeypatch)
+    target, ids, changed = tiny_target("llama"), random_prompt(6), []
+    drafter, expected = tiny_drafter(kind, target), write(target, ids=ids)
+    layers = [layer for model in (target, drafter) for layer in packable_layers(model)]
+    look = Looking(lambda: changed.extend(layer for layer in layers if "forward" in vars(layer)))
+    options = {"max_new_tokens": 12, "do_sample": False, "logits_processor": LogitsProcessorList([look])}
+    assert torch.equal(static(target, ids, drafter, CompileConfig(), **options), expected)
+    packed = {id(weight) for weight in products_of_forwards}
+    assert packed >= {id(layer.weight) for layer in packable_layers(target)}
+    assert packed & {id(layer.weight) for layer in packable_layers(drafter)}
+    assert not changed
+
+
+@pytest.mark.parametrize("make", [lambda: tiny_target("llama"), tiny_gpt2], ids=["linear", "convolution"])
+def test_a_forward_multiplies_by_packed_weights_where_it_may(products_of_forwards, make):
+    target, ids = make(), random_prompt(6)
+    with torch.no_grad():
+        expected = target(ids).logits
+        with PackedProducts():
+            torch.testing.assert_close(target(ids).logits, expected, atol=1e-5, rtol=1e-5)
+            packed = len(products_of_forwards)
+            assert packed == len(packable_layers(target))
+            # Of another thread that says nothing, and autocast has products of its own.
+            in_threads(1, torch.no_grad()(lambda: target(ids)))
+            with torch.autocast("cpu", torch.bfloat16):
+                target(ids)
+    with PackedProducts():
+        target(ids, labels=ids).loss.backward()
+    assert len(products_of_forwards) == packed
+    assert all(layer.weight.grad is not None for layer in packable_layers(target))
+
+
+@torch.no_grad()
+def test_other_products_are_as_ever(products_of_forwards):
+    layer = torch.nn.Linear(64, 48)
+    tokens, weight = torch.randn(3, 64), torch.nn.Parameter(torch.randn(64, 48))
+    with PackedProducts():
+        assert torch.equal(
+            torch.nn.functional.linear(input=tokens, weight=layer.weight * 2), tokens @ (layer.weight * 2).t()
+        )
+        assert torch.equal(torch.addmm(torch.ones(48), tokens, weight, alpha=2), 2 * tokens @ weight + 1)
+        with pytest.raises(RuntimeError, match="dtype"):
+            torch.nn.functional.linear(tokens.double(), layer.weight)
+    assert not any(weight is layer.weight for weight in products_of_forwards)
 
 
 @pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 0, 64), (0, 64), (2, 3, 5, 64)])

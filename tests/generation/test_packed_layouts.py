@@ -11,13 +11,6 @@ from threads import torch_threads
 HERE = [(layout, dtype) for dtype in LAYOUTS for layout in layouts_for(dtype)]
 
 
-@pytest.fixture
-def no_layout_is_known():
-    layouts_for.cache_clear()
-    yield
-    layouts_for.cache_clear()
-
-
 @pytest.mark.parametrize(("layout", "dtype"), HERE, ids=lambda case: getattr(case, "name", str(case)))
 @pytest.mark.parametrize(("rows", "columns"), [(256, 320), (64, 1024), (1030, 66), (4099, 18), (576, 1536), (47, 81)])
 @torch.no_grad()

@@ -174,6 +174,12 @@ def test_what_is_no_parameter_is_multiplied_as_ever(packs):
     assert not packs
 
 
+def test_where_there_is_no_layout_a_graph_that_was_kept_multiplies_as_ever(packs, monkeypatch):
+    monkeypatch.setattr(packed_weights, "layouts_for", lambda dtype: ())
+    product(weight_of())
+    assert not packs
+
+
 @torch.no_grad()
 def test_inference_tensors_are_packed_and_compared_by_their_bits(packs, layout):
     with torch.inference_mode():

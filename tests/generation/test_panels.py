@@ -5,7 +5,6 @@ import os
 import platform
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -34,26 +33,13 @@ def no_gradients():
 
 
 @pytest.fixture(params=PROCESSORS)
-def processor(request, monkeypatch):
+def processor(request, monkeypatch, no_layout_is_known):
     """The same layout as it is compiled for some processor."""
     if "x86" in request.param and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("another kind of processor")
     monkeypatch.setattr(panels, "FLAGS", (*FLAGS, request.param))
-    with nothing_is_known():
-        assert panels.library() is not None
-        yield request.param
-
-
-@contextmanager
-def nothing_is_known():
-    """Whether there are panels is found out anew, and again afterwards."""
-    for known in (panels.library, layouts_for):
-        known.cache_clear()
-    try:
-        yield
-    finally:
-        for known in (panels.library, layouts_for):
-            known.cache_clear()
+    assert panels.library() is not None
+    return request.param
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -154,16 +140,15 @@ def test_the_library_is_compiled_once_for_a_machine(tmp_path):
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("no C++ compiler"), PermissionError("read only"), OSError("noexec")])
-def test_without_a_compiler_libraries_pack_and_the_log_says_why(monkeypatch, caplog, failure):
+def test_without_a_compiler_libraries_pack_and_the_log_says_why(monkeypatch, caplog, no_layout_is_known, failure):
     def fail(*arguments, **settings):
         raise failure
 
     monkeypatch.setattr(CppCodeCache, "load", fail)
     monkeypatch.setattr(panels.logger, "propagate", True)
     caplog.set_level(logging.INFO, logger=panels.logger.name)
-    with nothing_is_known():
-        assert panels.library() is None
-        assert PANELS not in layouts_for(torch.float32)
-        with pytest.raises(RuntimeError, match=r"no panels of torch\.float32 on this machine"):
-            pack_panels(torch.ones(2, 2))
+    assert panels.library() is None
+    assert PANELS not in layouts_for(torch.float32)
+    with pytest.raises(RuntimeError, match=r"no panels of torch\.float32 on this machine"):
+        pack_panels(torch.ones(2, 2))
     assert f"{SOURCE.name} can't be compiled here: {failure}" in caplog.text

@@ -14,6 +14,7 @@ from ...models.inputs import DraftInputs
 from ...models.likeliest import likeliest
 from ..choosing.choice import RejectionSampling
 from ..decoder import SpeculativeDecoding
+from ..packing.packed_layers import PackedProducts, packable_layers
 from ..packing.packed_weights import forget, forget_changed, forget_slower
 from ..settings import DraftSettings
 from ..target_side.cache import Entries
@@ -50,6 +51,9 @@ class CompiledDecoding(SpeculativeDecoding):
         # What is compiled is guarded by the mode and the layers that it was compiled with.
         self.mode = self.packing = nullcontext()
         self.packs = packs_weights(target.device, self.settings)
+        # What reads the prompt is not compiled.
+        can_pack = self.packs and packable_layers(target)
+        self.first_products = PackedProducts() if can_pack else nullcontext()
         self.compiler = Compiler(target, compile_config, self.packs)
         self.full_depth = self.schedule.deepest
         # The pending tokens of a round: all that it accepted, and the bonus token.
@@ -75,11 +79,16 @@ class CompiledDecoding(SpeculativeDecoding):
         self.stands_for = 1
         self.decode_state: DecodeState | None = None
 
+    def begin(self) -> None:
+        super().begin()
+        self._look_at_weights()
+
     def round(self) -> None:
         """Draft, read, verify and commit once."""
         # The target reads the prompt as ever, and then so does the drafter.
         if self.decode_state is None and self._reads_text:
-            super().round()
+            with self.first_products:
+                super().round()
             return
         self.plan = self._plan()
         depth, num_compiled = self.plan.depth, self.compiler.num_compiled
@@ -138,7 +147,8 @@ class CompiledDecoding(SpeculativeDecoding):
             self._switch(context)
             return self._draft(depth)
         # It has to read, even if no draft is asked for. And a tree is compiled for as many levels as there are in other rounds.
-        draft_logits = packed(self.drafter.draft(context, state, self.full_depth))
+        with self.first_products:
+            draft_logits = packed(self.drafter.draft(context, state, self.full_depth))
         self._switch(context)
         self.draft_inputs.counts.zero_()
         self.num_pending = 0
@@ -146,7 +156,6 @@ class CompiledDecoding(SpeculativeDecoding):
 
     def _switch(self, context: DraftInputs) -> None:
         """Move what the first rounds left into static tensors, and what the drafter read last, or has yet to read."""
-        self._look_at_weights()
         state, batch = self.candidates.state, len(self.items)
         cache, self.lengths = to_static_cache(self.reader.cache, batch, self.most_slots)
         state.cache, draft_lengths = to_static_cache(state.cache, batch, self.draft_room)

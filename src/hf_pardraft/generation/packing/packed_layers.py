@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
@@ -10,10 +10,21 @@ from types import NoneType
 import psutil
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from ..target_side.structure import modules_of
-from .packed_weights import can_pack, forget, forget_changed, forget_slower, has_copies, is_packed, packed_product
+from .packed_weights import (
+    can_pack,
+    forget,
+    forget_changed,
+    forget_slower,
+    has_copies,
+    is_packed,
+    multiply,
+    packed_product,
+)
 from .packing_trials import Trial, is_never_faster, trial_of
 
 # Layers that hold their weights as `(out, in)`, and as `(in, out)`.
@@ -65,13 +76,45 @@ class PackedForward:
         return packed_product(input, parameters["weight"], parameters["bias"], self.is_transposed)
 
 
-def packs_here() -> bool:
-    """Whether to multiply by packed weights at this moment, in this thread.
+class PackedProducts(TorchFunctionMode):
+    """While it is entered, this thread's linear layers multiply by packed weights, and none of them is changed by it.
 
-    Besides the calls that wanted it, other threads may run a layer, and a caller's criterion may train it. Autocast has products
-    of its own.
+    So what is compiled of a model, in whatever thread, finds its layers as they are. Each function of torch costs more while it
+    is entered, so that it is for single forwards over many tokens; rounds have [`packed_layers`].
     """
-    return getattr(_calls, "number", 0) > 0 and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        product = _product_of(function, args, kwargs) if may_pack() else None
+        if product is None or product[0].dtype != product[1].dtype or not can_pack(product[1]):
+            return function(*args, **kwargs)
+        return multiply(*product)
+
+
+def _product_of(function: Callable, args: tuple, kwargs: dict) -> tuple | None:
+    """What linear layers give `multiply`, if this is what they call: tokens, weight, bias, and whether it is transposed."""
+    if function is functional.linear:
+        return _arguments_of_linear(*args, **kwargs)
+    if function is torch.addmm and len(args) == 3 and not kwargs and args[0].ndim == 1:
+        bias, tokens, weight = args
+        return tokens, weight, bias, True
+    return None
+
+
+def _arguments_of_linear(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, bool]:
+    return input, weight, bias, False
+
+
+def packs_here() -> bool:
+    """Whether to multiply by packed weights at this moment, in this thread, of which others may run a layer, too."""
+    return getattr(_calls, "number", 0) > 0 and may_pack()
+
+
+def may_pack() -> bool:
+    """Whether nobody trains here, such as a caller's criterion, nor wants autocast, which has products of its own."""
+    return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from .packed_layouts import ONEDNN, PANELS, Layout, layouts_for
+from .packed_layouts import PANELS, Layout, layouts_for
 
 # How often each way is timed before one is chosen. 0: packed always.
 NUM_TRIALS = 12
@@ -117,7 +117,7 @@ def faster_layout(matrix: torch.Tensor) -> Layout:
     Few tokens are multiplied by panels, where they can be had: what libraries lose is waiting for the memory, and trials with a
     matrix that lies in the processor's caches don't show it. Otherwise it is found out when the first is packed.
     """
-    num_tokens, layouts = _num_expected(), layouts_for(matrix.dtype) or (ONEDNN,)
+    num_tokens, layouts = _num_expected(), layouts_for(matrix.dtype)
     if num_tokens <= FEW_TOKENS and PANELS in layouts:
         return PANELS
     kind = matrix.shape, matrix.dtype, num_tokens, torch.get_num_threads()
