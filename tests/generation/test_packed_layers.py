@@ -198,7 +198,7 @@ def test_a_forward_multiplies_by_packed_weights_where_it_may(products_of_forward
     target, ids = make(), random_prompt(6)
     with torch.no_grad():
         expected = target(ids).logits
-        with PackedProducts():
+        with PackedProducts(target):
             torch.testing.assert_close(target(ids).logits, expected, atol=1e-5, rtol=1e-5)
             packed = len(products_of_forwards)
             assert packed == len(packable_layers(target))
@@ -206,7 +206,7 @@ def test_a_forward_multiplies_by_packed_weights_where_it_may(products_of_forward
             in_threads(1, torch.no_grad()(lambda: target(ids)))
             with torch.autocast("cpu", torch.bfloat16):
                 target(ids)
-    with PackedProducts():
+    with PackedProducts(target):
         target(ids, labels=ids).loss.backward()
     assert len(products_of_forwards) == packed
     assert all(layer.weight.grad is not None for layer in packable_layers(target))
@@ -214,16 +214,22 @@ def test_a_forward_multiplies_by_packed_weights_where_it_may(products_of_forward
 
 @torch.no_grad()
 def test_other_products_are_as_ever(products_of_forwards):
-    layer = torch.nn.Linear(64, 48)
+    layer, other = torch.nn.Linear(64, 48), torch.nn.Linear(64, 48)
     tokens, weight = torch.randn(3, 64), torch.nn.Parameter(torch.randn(64, 48))
-    with PackedProducts():
-        assert torch.equal(
-            torch.nn.functional.linear(input=tokens, weight=layer.weight * 2), tokens @ (layer.weight * 2).t()
-        )
-        assert torch.equal(torch.addmm(torch.ones(48), tokens, weight, alpha=2), 2 * tokens @ weight + 1)
+    linear = torch.nn.functional.linear
+    expected = [other(tokens), tokens @ (2 * layer.weight).t(), 2 * tokens @ weight + 1]
+    with PackedProducts(torch.nn.Sequential(layer)):
+        found = [
+            other(tokens),
+            linear(input=tokens, weight=2 * layer.weight),
+            torch.addmm(torch.ones(48), tokens, weight, alpha=2),
+        ]
         with pytest.raises(RuntimeError, match="dtype"):
-            torch.nn.functional.linear(tokens.double(), layer.weight)
-    assert not any(weight is layer.weight for weight in products_of_forwards)
+            layer(tokens.double())
+        assert not products_of_forwards
+        layer(tokens)
+    assert all(map(torch.equal, found, expected))
+    assert len(products_of_forwards) == 1
 
 
 @pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 0, 64), (0, 64), (2, 3, 5, 64)])

@@ -11,7 +11,7 @@ from transformers import Gemma3TextConfig, Qwen3Config
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from hf_pardraft.generation.target_side import structure
-from hf_pardraft.generation.target_side.structure import layer_types_of, modules_of
+from hf_pardraft.generation.target_side.structure import layer_types_of, modules_of, parameters_of
 
 
 def test_modules_are_those_of_torch_once_each():
@@ -21,6 +21,14 @@ def test_modules_are_those_of_torch_once_each():
     found = modules_of(model)
     assert len(found) == len(set(found))
     assert set(found) == set(model.modules())
+
+
+def test_parameters_of_several_models_are_those_of_torch_once_each():
+    first, second = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False)), nn.Sequential(nn.Embedding(2, 2))
+    first[1].weight = second[0].weight
+    found = parameters_of(first, second)
+    assert {*map(id, found)} == {id(parameter) for model in (first, second) for parameter in model.parameters()}
+    assert len(found) == 3
 
 
 @pytest.mark.parametrize("config", [Qwen3Config(num_hidden_layers=3), Gemma3TextConfig(num_hidden_layers=7)])

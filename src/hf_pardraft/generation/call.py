@@ -90,8 +90,9 @@ class DecodingCall(ABC):
         )
         cache = model_kwargs["past_key_values"]
         self.mode = mode_for(target, generation_config, logits_processor, stopping_criteria, cache, candidates.drafter)
-        models = target, candidates.drafter, *candidates.gathered_heads()
-        self.packing = packed_layers(*models, wanted=candidates.settings.pack_weights)
+        # Whose forwards a round runs.
+        self.models = target, candidates.drafter, *candidates.gathered_heads()
+        self.packing = packed_layers(*self.models, wanted=candidates.settings.pack_weights)
         self.sharing = shared_keys(target)
 
     def run(self, input_ids: torch.LongTensor) -> Any:

@@ -14,10 +14,11 @@ from ...models.inputs import DraftInputs
 from ...models.likeliest import likeliest
 from ..choosing.choice import RejectionSampling
 from ..decoder import SpeculativeDecoding
-from ..packing.packed_layers import PackedProducts, packable_layers
+from ..packing.packed_layers import PackedProducts
 from ..packing.packed_weights import forget, forget_changed, forget_slower
 from ..settings import DraftSettings
 from ..target_side.cache import Entries
+from ..target_side.structure import parameters_of
 from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, chain_tree, items_of_tree, number_of_levels
 from ..tree.verify import paths_of
@@ -51,9 +52,8 @@ class CompiledDecoding(SpeculativeDecoding):
         # What is compiled is guarded by the mode and the layers that it was compiled with.
         self.mode = self.packing = nullcontext()
         self.packs = packs_weights(target.device, self.settings)
-        # What reads the prompt is not compiled.
-        can_pack = self.packs and packable_layers(target)
-        self.first_products = PackedProducts() if can_pack else nullcontext()
+        # The first forwards are not compiled.
+        self.first_products = PackedProducts(*self.models) if self.packs else nullcontext()
         self.compiler = Compiler(target, compile_config, self.packs)
         self.full_depth = self.schedule.deepest
         # The pending tokens of a round: all that it accepted, and the bonus token.
@@ -87,8 +87,7 @@ class CompiledDecoding(SpeculativeDecoding):
         """Draft, read, verify and commit once."""
         # The target reads the prompt as ever, and then so does the drafter.
         if self.decode_state is None and self._reads_text:
-            with self.first_products:
-                super().round()
+            super().round()
             return
         self.plan = self._plan()
         depth, num_compiled = self.plan.depth, self.compiler.num_compiled
@@ -138,6 +137,10 @@ class CompiledDecoding(SpeculativeDecoding):
 
     # From the first rounds to compiled ones.
 
+    def _read(self, tree: TokenTree | None) -> Any:
+        with self.first_products:
+            return super()._read(tree)
+
     def _first_draft(self, depth: int) -> Draft | None:
         """See [`_draft`]; moves everything into static tensors, after a draft as ever if the drafter has a prompt to read."""
         context, state = self.candidates.pending.take(), self.candidates.state
@@ -179,9 +182,9 @@ class CompiledDecoding(SpeculativeDecoding):
 
     def _look_at_weights(self) -> None:
         """Let go of packed weights that are not what they were, or make nothing faster, or of all if none are wanted."""
-        for model in (self.target, self.drafter):
-            for look in (forget_slower, forget_changed) if self.packs else (forget,):
-                look(model.parameters())
+        parameters = parameters_of(*self.models)
+        for look in (forget_slower, forget_changed) if self.packs else (forget,):
+            look(parameters)
 
     def _go_on_with(self, items: list[int]) -> None:
         """Note which items go on, here and on the device."""

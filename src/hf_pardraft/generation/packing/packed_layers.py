@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
-from ..target_side.structure import modules_of
+from ..target_side.structure import modules_of, parameters_of
 from .packed_weights import (
     can_pack,
     forget,
@@ -77,16 +77,28 @@ class PackedForward:
 
 
 class PackedProducts(TorchFunctionMode):
-    """While it is entered, this thread's linear layers multiply by packed weights, and none of them is changed by it.
+    """While it is entered, linear layers multiply by packed weights in this thread, and none of them is changed by it.
 
     So what is compiled of a model, in whatever thread, finds its layers as they are. Each function of torch costs more while it
     is entered, so that it is for single forwards over many tokens; rounds have [`packed_layers`].
+
+    Args:
+        *models: whose layers.
     """
+
+    def __init__(self, *models: nn.Module) -> None:
+        super().__init__()
+        self.weights = {id(layer.weight) for model in models for layer in packable_layers(model)}
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        product = _product_of(function, args, kwargs) if may_pack() else None
-        if product is None or product[0].dtype != product[1].dtype or not can_pack(product[1]):
+        product = _product_of(function, args, kwargs)
+        if (
+            product is None
+            or id(product[1]) not in self.weights
+            or product[0].dtype != product[1].dtype
+            or not may_pack()
+        ):
             return function(*args, **kwargs)
         return multiply(*product)
 
@@ -128,11 +140,11 @@ def packed_layers(*models: nn.Module, wanted: bool) -> Iterator[None]:
     layers = [*{id(layer): layer for model in models for layer in packable_layers(model)}.values()]
     if not (wanted and layers) and has_copies():
         # Of layers, too, that can't be packed any more: they have moved, or become of another dtype.
-        forget(weight for model in models for weight in model.parameters())
+        forget(parameters_of(*models))
     if not (wanted and layers and fit_in_memory(layers)):
         yield
         return
-    forget_changed(weight for model in models for weight in model.parameters())
+    forget_changed(parameters_of(*models))
     with _lock:
         for layer in layers:
             vars(layer).setdefault("forward", PackedForward(layer)).num_calls += 1

@@ -28,6 +28,13 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
+def parameters_of(*models: nn.Module) -> list[nn.Parameter]:
+    """All parameters of some models, once each, in a fraction of the time of `model.parameters()`."""
+    modules = (module for model in models for module in modules_of(model))
+    found = {id(value): value for module in modules for value in module._parameters.values() if value is not None}
+    return list(found.values())
+
+
 def layer_types_of(config: PreTrainedConfig) -> tuple[list[str], list[dict[str, Any]]]:
     """For each layer of a text config its type, and arguments of its cache, as transformers finds them.
 
