@@ -79,7 +79,7 @@ class SpeculativeDecoding(DecodingCall):
         with self.stopwatch.part("tree"):
             tree = self._text_alone()
         with self.stopwatch.part("draft"):
-            draft_logits = self.candidates.draft_logits(self.plan.depth)
+            draft_logits = self._draft_logits()
         with self.stopwatch.part("tree"):
             tree = tree if draft_logits is None else self._proposal(draft_logits)
         with self.stopwatch.part("verify"):
@@ -182,6 +182,10 @@ class SpeculativeDecoding(DecodingCall):
             self.candidates.add_features(context, outputs, self.pending, self.reader.positions, nodes)
         self.candidates.observe(context)
         self.pending = PendingTokens(new_ids[:, -1:], new_positions[:, -1:])
+
+    def _draft_logits(self) -> torch.Tensor | None:
+        """The drafter's forward of this round, see [`ParallelCandidateGenerator.draft_logits`]."""
+        return self.candidates.draft_logits(self.plan.depth)
 
     def _read(self, tree: TokenTree | None) -> Any:
         """The target's forward of this round."""

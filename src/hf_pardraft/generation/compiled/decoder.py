@@ -137,6 +137,10 @@ class CompiledDecoding(SpeculativeDecoding):
 
     # From the first rounds to compiled ones.
 
+    def _draft_logits(self) -> torch.Tensor | None:
+        with self.first_products:
+            return super()._draft_logits()
+
     def _read(self, tree: TokenTree | None) -> Any:
         with self.first_products:
             return super()._read(tree)
