@@ -91,32 +91,22 @@ class PackedProducts(TorchFunctionMode):
         self.weights = {id(layer.weight) for model in models for layer in packable_layers(model)}
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        product = _product_of(function, args, kwargs)
-        if (
-            product is None
-            or id(product[1]) not in self.weights
-            or product[0].dtype != product[1].dtype
-            or not may_pack()
-        ):
-            return function(*args, **kwargs)
-        return multiply(*product)
+        product = None if kwargs else _product_of(function, args)
+        if product is not None and may_pack():
+            tokens, weight, *_ = product
+            if id(weight) in self.weights and tokens.dtype == weight.dtype:
+                return multiply(*product)
+        return function(*args, **(kwargs or {}))
 
 
-def _product_of(function: Callable, args: tuple, kwargs: dict) -> tuple | None:
-    """What linear layers give `multiply`, if this is what they call: tokens, weight, bias, and whether it is transposed."""
-    if function is functional.linear:
-        return _arguments_of_linear(*args, **kwargs)
-    if function is torch.addmm and len(args) == 3 and not kwargs and args[0].ndim == 1:
+def _product_of(function: Callable, args: tuple) -> tuple | None:
+    """What [`multiply`] takes, if this is how a linear layer multiplies: tokens, weight, bias, and whether it is transposed."""
+    if function is functional.linear and len(args) == 3:
+        return *args, False
+    if function is torch.addmm and len(args) == 3 and args[0].ndim == 1:
         bias, tokens, weight = args
         return tokens, weight, bias, True
     return None
-
-
-def _arguments_of_linear(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, bool]:
-    return input, weight, bias, False
 
 
 def packs_here() -> bool:

@@ -90,7 +90,7 @@ class Schedule:
             return False
         self.worth.work_out(self.costs, self.batch)
         self.best = NOTHING
-        return self.worth.is_surely_plain(self.costs, self.batch) and not self.tries.begins_a_call(self.costs)
+        return self.worth.is_surely_plain(self.costs) and not self.tries.begins_a_call(self.costs)
 
     def leaves_rest_to_plain(self) -> bool:
         """Whether plain `generate` is better for the rest of a call, too: to be asked before each round."""
@@ -257,9 +257,7 @@ class Schedule:
         if self.handicap is None:
             self.handicap = self.CLEARLY if self.best.depth and self.is_informed else 1.0
         is_judged = self.knowledge.chain.num_judged >= self.JUDGED
-        self.rests_with_plain = (
-            is_judged and matters and self.worth.is_surely_plain(self.costs, self.batch, self.handicap)
-        )
+        self.rests_with_plain = is_judged and matters and self.worth.is_surely_plain(self.costs, self.handicap)
         self.reading.know(self.worth.rate(self.best), self.plans[-1].num_nodes)
         self.tries.choose(self.costs, self.best, plans)
 

@@ -92,7 +92,7 @@ class PlanWorth:
         """What a round of this plan is thought to lose, in rounds of the best one."""
         return self.seconds[plan] / self.seconds[best] - self.tokens[plan] / self.tokens[best]
 
-    def is_surely_plain(self, costs: Costs, batch: int, clearly: float = 1.0) -> bool:
+    def is_surely_plain(self, costs: Costs, clearly: float = 1.0) -> bool:
         """Whether no draft pays, by more than costs may be wrong: what is left to plain `generate` teaches nothing.
 
         It has to be so many times as fast, `clearly`.
@@ -102,7 +102,7 @@ class PlanWorth:
         if costs.plain_is_slower:
             return False
         rest = self.rate(NOTHING)
-        doubts = {plan: 0.0 if batch > 1 else costs.doubt(plan, NOTHING) for plan in self.plans if plan.depth}
+        doubts = {plan: 0.0 if self.batch > 1 else costs.doubt(plan, NOTHING) for plan in self.plans if plan.depth}
         return all(clearly * self.rate(plan) * (1 + doubt) < rest for plan, doubt in doubts.items())
 
     def count_alone(self, probabilities: Sequence[float], best: Plan, reading: ReadingCosts) -> int:
