@@ -221,3 +221,21 @@ def test_masked_out_tokens_inside_the_text_are_refused_where_windows_count_them(
             continue
         with pytest.raises(ValueError, match="zeros inside the text"):
             target.generate(random_prompt(9), assistant_model=drafter, **options)
+
+
+@pytest.mark.parametrize(
+    ("mask", "match"),
+    [
+        ([[0] * 6, [1] * 6], "got an empty prompt"),
+        ([[1] * 6, [1] * 5 + [0]], "padded on the right"),
+        ([[1] * 9] * 2, "input_ids has 6 columns and the attention_mask 9"),
+        ([[1] * 4] * 2, "input_ids has 6 columns and the attention_mask 4"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+def test_a_mask_that_is_not_of_these_prompts(kind, mask, match):
+    target = tiny_target("llama")
+    ids = random_prompt(6).expand(2, -1)
+    options = {"attention_mask": torch.tensor(mask), "max_new_tokens": 4, "pad_token_id": 0}
+    with pytest.raises(ValueError, match=match):
+        target.generate(ids, assistant_model=tiny_drafter(kind, target), **options)

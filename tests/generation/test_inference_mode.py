@@ -2,8 +2,21 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+)
 from transformers.generation.streamers import BaseStreamer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from compiled_cases import leave_uncompiled
 from hf_pardraft.generation.scheduling.schedule import Schedule
@@ -76,6 +89,15 @@ def subclassed(target):
     layer.weight = Weight(layer.weight.data)
 
 
+def attending_by_itself(target):
+    def attend(*arguments, **options):
+        return sdpa_attention_forward(*arguments, **options)
+
+    AttentionInterface.register("somebodys", attend)
+    AttentionMaskInterface.register("somebodys", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    target.set_attn_implementation("somebodys")
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -87,6 +109,7 @@ def subclassed(target):
         {"change": replaced},
         {"change": foreign},
         {"change": subclassed},
+        {"change": attending_by_itself},
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
     ],
 )
@@ -100,6 +123,44 @@ def test_where_somebody_may_see_its_tensors_it_is_not_used(modes, options):
     plain = target.generate(random_prompt(5), **OPTIONS)
     found = target.generate(random_prompt(5), assistant_model=tiny_drafter("dflash", target), **OPTIONS, **options)
     assert torch.equal(found if isinstance(found, torch.Tensor) else found.sequences, plain)
+    assert set(modes) == {False}
+
+
+class Watching(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class WatchingBelow(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("watch", [Watching, WatchingBelow])
+def test_a_mode_that_watches_all_functions_of_torch_sees_tensors_of_no_inference_mode(modes, watch):
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dflash", target)
+    with watch():
+        target.generate(random_prompt(5), assistant_model=drafter, **OPTIONS)
+    assert set(modes) == {False}
+    modes.clear()
+    with torch.device("cpu"):
+        target.generate(random_prompt(5), assistant_model=drafter, **OPTIONS)
+    assert set(modes) == {True}
+
+
+@pytest.mark.parametrize(
+    "register", [register_module_forward_hook, register_module_forward_pre_hook], ids=["after", "before"]
+)
+def test_a_hook_of_all_modules_sees_tensors_of_no_inference_mode(modes, register):
+    target = tiny_target("llama")
+    drafter, seen = tiny_drafter("dflash", target), []
+    handle = register(lambda module, *given: seen.append(type(module)) and None)
+    try:
+        target.generate(random_prompt(5), assistant_model=drafter, **OPTIONS)
+    finally:
+        handle.remove()
+    assert seen
     assert set(modes) == {False}
 
 

@@ -132,6 +132,43 @@ def test_a_change_that_torch_counts_is_seen_at_once(packs):
     assert len(packs) == 3
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.no_grad()
+def test_a_weight_may_begin_anywhere_in_memory_that_it_shares(packs, dtype):
+    if not can_pack(weight_of(dtype=dtype)):
+        pytest.skip(f"this machine does not pack {dtype}")
+    shared, weight = torch.empty(320 * 256 + 1, dtype=dtype), weight_of(dtype=dtype)
+    shared[1:] = weight.flatten()
+    weight.data = shared[1:].view(320, 256)
+    product(weight)
+    forget_changed([weight])
+    product(weight)
+    assert len(packs) == 1
+    shared[-1] += 1
+    forget_changed([weight])
+    product(weight)
+    assert len(packs) == 2
+
+
+@torch.no_grad()
+def test_of_calls_that_find_a_change_at_once_each_goes_on(monkeypatch):
+    weight, fingerprint = weight_of(), packed_weights._fingerprint
+    product(weight)
+    weight.data.mul_(2)
+
+    def while_another_call_packs_it_anew(parameter):
+        monkeypatch.setattr(packed_weights, "_fingerprint", fingerprint)
+        forget_changed([parameter])
+        product(parameter)
+        return fingerprint(parameter)
+
+    monkeypatch.setattr(packed_weights, "_fingerprint", while_another_call_packs_it_anew)
+    forget_changed([weight])
+    # What the other call has packed is of the weight as it is.
+    assert packed_weights.is_packed(weight, False)
+    product(weight)
+
+
 def test_any_small_change_alters_the_fingerprint():
     weight = weight_of(rows=4, columns=64).detach()
     before = packed_weights._fingerprint(weight)

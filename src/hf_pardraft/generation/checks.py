@@ -254,11 +254,8 @@ def check_inputs(
     if length == 0 or model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("drafting needs the prompt as input_ids, got inputs_embeds or an empty prompt: pass token ids")
     attention_mask = model_kwargs.get("attention_mask")
-    if attention_mask is not None and not bool(attention_mask[:, -1].all()):
-        raise ValueError(
-            "drafting continues prompts from their last column, got some that are padded on the right: set "
-            'tokenizer.padding_side = "left"'
-        )
+    if attention_mask is not None:
+        check_ends(attention_mask)
     text_config = target.config.get_text_config(decoder=True)
     if attention_mask is not None and any(size is not None for size in attention_windows(text_config).values()):
         check_has_no_gap(attention_mask)
@@ -274,6 +271,10 @@ def check_inputs(
     mask_length = vars(generation_config).get("_mask_length") if attention_mask is None else attention_mask.shape[1]
     cache = model_kwargs.get("past_key_values")
     check_cache(cache, batch, length, mask_length)
+    if mask_length not in (None, length):
+        raise ValueError(
+            f"input_ids has {length} columns and the attention_mask {mask_length}: pass the mask of these ids, one column each"
+        )
     if is_offloading(cache) and input_device(target).type == "cpu":
         raise ValueError(
             "an offloaded cache goes back and forth between an accelerator and host memory, where this target is already (plain "
@@ -310,6 +311,21 @@ def check_can_reread(
             f"{name} reads its whole text again when it grows beyond {limit} tokens, which {problem}: stay below with "
             "max_length, leave that out, or call generate without assistant_model"
         )
+
+
+def check_ends(attention_mask: torch.Tensor) -> None:
+    """Raise a `ValueError` for a mask `(batch, length)` of prompts that don't end in its last column."""
+    if bool(attention_mask[:, -1].all()):
+        return
+    if not bool(attention_mask.any(dim=1).all()):
+        raise ValueError(
+            "drafting needs a token to go on from, got an empty prompt (a row of the attention_mask without a one): leave it "
+            "out, or begin it with a token, such as the tokenizer's bos_token"
+        )
+    raise ValueError(
+        "drafting continues prompts from their last column, got some that are padded on the right: set "
+        'tokenizer.padding_side = "left"'
+    )
 
 
 def check_has_no_gap(attention_mask: torch.Tensor) -> None:

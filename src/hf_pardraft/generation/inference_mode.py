@@ -6,7 +6,11 @@ from types import FunctionType
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .choosing.processors import see_the_batch
 from .packing.packed_layers import is_replaced
@@ -28,8 +32,9 @@ def mode_for(
 
     A tensor that is made in inference mode can't be used in autograd, nor changed in place later. So nobody may get hold of one
     but those who are known not to keep it: the caller gets the text alone, made after the call; no processor, criterion or layer
-    is a caller's own, no forward was replaced or hooked (compilation, offloading, adapters for each item), and no layer changes a
-    tensor of its own or is of a tensor subclass (quantised or sharded weights, rotary frequencies that follow the text).
+    is a caller's own, no forward was replaced or hooked (compilation, offloading, adapters for each item), nobody watches all
+    modules or all functions of torch, attention is a known package's, and no layer changes a tensor of its own or is of a tensor
+    subclass (quantised or sharded weights, rotary frequencies that follow the text).
 
     Args:
         target, generation_config, logits_processor, stopping_criteria: as `generate` prepared them.
@@ -40,7 +45,7 @@ def mode_for(
     looks = see_the_batch(logits_processor, stopping_criteria)
     text_config = target.config.get_text_config(decoder=True)
     changes = is_hybrid(text_config) or rope_changes(text_config).any
-    if is_returned or looks or changes or not is_untouched(target):
+    if is_returned or looks or changes or is_watched() or not is_untouched(target):
         return nullcontext()
     return torch.inference_mode() if drafter is None or is_untouched(drafter, "hf_pardraft") else nullcontext()
 
@@ -56,7 +61,22 @@ def is_untouched(model: nn.Module, *packages: str) -> bool:
         weight_types.update(map(type, module._parameters.values()))
     if not (all(map(is_transformers_own, hooks)) and weight_types <= {nn.Parameter, type(None)}):
         return False
-    return getattr(model, "hf_quantizer", None) is None
+    attention = (
+        ALL_ATTENTION_FUNCTIONS.get(module.config._attn_implementation)
+        for module in modules
+        if isinstance(module, PreTrainedModel)
+    )
+    # What is no function of all models is one of the model's own package.
+    is_known = all(function is None or package_of(function) in KNOWN_PACKAGES for function in attention)
+    return is_known and getattr(model, "hf_quantizer", None) is None
+
+
+def is_watched() -> bool:
+    """Whether somebody is shown what all modules put out, or what all functions of torch do."""
+    hooks = {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    known = KNOWN_PACKAGES | {"hf_pardraft"}
+    return bool(hooks) or not {package_of(type(mode)) for mode in modes} <= known
 
 
 def is_transformers_own(hook: Callable) -> bool:

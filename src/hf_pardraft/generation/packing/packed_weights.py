@@ -68,12 +68,14 @@ def forget_changed(parameters: Iterable[torch.nn.Parameter]) -> None:
     parameters are read here, once a call of `generate`.
     """
     for parameter in parameters:
-        for transposed in (False, True):
-            known = _packed.get((id(parameter), transposed))
-            if known and not (
+        for key in ((id(parameter), False), (id(parameter), True)):
+            known = _packed.get(key)
+            is_same = known is None or (
                 known.state == _state(parameter) and torch.equal(known.fingerprint, _fingerprint(parameter))
-            ):
-                del _packed[id(parameter), transposed]
+            )
+            # A call in another thread may have dropped it meanwhile, and packed the weight anew.
+            if not is_same and _packed.get(key) is known:
+                _packed.pop(key, None)
 
 
 def forget(parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -125,7 +127,11 @@ def _state(parameter: torch.nn.Parameter) -> tuple:
 
 def _fingerprint(parameter: torch.nn.Parameter) -> torch.LongTensor:
     """A number for each row, of its bits: a change of 8 bytes or fewer alters it surely, any other with odds of 2^64 to 1."""
-    words = parameter.detach().contiguous().view(torch.int64)
+    matrix = parameter.detach().contiguous()
+    if matrix.storage_offset() * matrix.element_size() % WORD_BYTES:
+        # It begins within a word of the memory that it shares with others.
+        matrix = matrix.clone()
+    words = matrix.view(torch.int64)
     return sum_rows(words, _factors(words.shape[1]))
 
 
