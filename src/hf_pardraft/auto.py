@@ -11,7 +11,7 @@ from transformers.utils import cached_file
 
 from .checkpoints.atomic_folders import finish_interrupted
 from .checkpoints.config_checks import check_config_fields
-from .checkpoints.files import check_beside, check_place, read_config_file, read_json
+from .checkpoints.files import ADAPTER_FILE, check_beside, check_place, read_config_file, read_json
 from .checkpoints.loading import with_resolved_revision
 from .checkpoints.projection import check_tensors, find_separate, with_subfolder
 from .checkpoints.published import drafter_class_for, find_drafter_class, native_fields
@@ -20,7 +20,6 @@ from .models.modeling_pard import VOCABULARY_FILE, PardDrafter
 
 __all__ = ["AutoDrafter", "drafter_class_for"]
 
-ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
@@ -178,7 +177,11 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()
         drafter = PardDrafter.from_causal_lm(base_name, config.get("pard_tokens") or config["pard_token"], **options)
     else:
         drafter = load_any(base_name, False, options, (*adapters, str(name_or_path)))
+    # PEFT freezes what an adapter belongs to, and the whole drafter shall be trainable as ever.
+    learned = {name for name, weight in drafter.named_parameters() if weight.requires_grad}
     merged = PeftModel.from_pretrained(drafter, name_or_path, **source).merge_and_unload()
+    for name, weight in merged.named_parameters():
+        weight.requires_grad_(name in learned)
     merged.generation_config = load_generation_config(name_or_path, **source)
     vocabulary = find_separate(name_or_path, [VOCABULARY_FILE], **source)
     if vocabulary is not None:

@@ -219,6 +219,14 @@ def test_an_unknown_layout_is_refused(tmp_path):
         convert(LAYOUTS["zlab"](tmp_path / "source"), tmp_path / "out", "eagle")
 
 
+def test_an_adapter_is_refused_and_told_how_to_be_merged(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"is an adapter.*merge it first, AutoDrafter.from_pretrained"):
+        convert(tmp_path / "adapter", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_shards_are_read_and_written(tmp_path):
     source = in_shards(copy_fixture("dflash", tmp_path / "source"))
     export_to = tmp_path / "out"

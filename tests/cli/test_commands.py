@@ -106,3 +106,16 @@ def test_an_error_is_one_line_that_helps(arguments, tmp_path, monkeypatch):
 def test_the_version_is_told():
     ended = in_process.pardraft("--version")
     assert (ended.code, ended.out) == (0, f"pardraft {metadata.version('hf-pardraft')}\n")
+
+
+def test_an_error_of_the_layout_or_the_destination_does_not_blame_the_source(tiny_family, tmp_path):
+    drafter, file = tiny_family / "dflash", tmp_path / "file"
+    file.touch()
+    for destination, layout, told in (
+        (tmp_path / "out", "nosuch", "unknown layout 'nosuch'"),
+        (tmp_path / "out", "dart", "the dart layout holds dart drafters"),
+        (file / "out", "zlab", f"can't write {file / 'out'}"),
+    ):
+        error = in_process.pardraft("convert", drafter, destination, "--to", layout).error
+        assert told in error
+        assert "can't load" not in error

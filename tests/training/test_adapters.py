@@ -49,6 +49,21 @@ def drafts(drafter, target) -> torch.Tensor:
     return logits[-1].detach()
 
 
+def test_a_drafter_that_an_adapter_was_merged_into_can_be_trained_on_as_a_whole(target, text, tmp_path):
+    drafter = saved_drafter("pard", target, tmp_path / "base")
+    trainer = adapter_trainer("pard", target, text, tmp_path / "run", drafter=drafter, keep_adapter=True, max_steps=1)
+    trainer.save_model(tmp_path / "adapter")
+    loaded = AutoDrafter.from_pretrained(tmp_path / "adapter")
+    whole = AutoDrafter.from_pretrained(tmp_path / "base")
+    learned, expected = (
+        {name: weight.requires_grad for name, weight in model.named_parameters()} for model in (loaded, whole)
+    )
+    assert learned == expected
+    before = {name: weight.detach().clone() for name, weight in loaded.named_parameters()}
+    trainer_for("pard", target, text, tmp_path / "on", drafter=loaded, max_steps=1).train()
+    assert all(not torch.equal(weight, before[name]) for name, weight in loaded.named_parameters() if "q_proj" in name)
+
+
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(
     ("kind", "method"), [("pard", "lora"), ("pard", "dora"), ("pard", "ia3"), ("pard", "loha"), ("pard2", "lora")]

@@ -18,8 +18,8 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from hf_pardraft import AutoDrafter
 from hf_pardraft.training import run_identity
-from hf_pardraft.training.checkpointing import UNFINISHED, checkpoint_to_resume, publish, tidy
-from hf_pardraft.training.run import last_evaluation
+from hf_pardraft.training.checkpointing import UNFINISHED, check_no_other_run, checkpoint_to_resume, publish, tidy
+from hf_pardraft.training.run import EvaluateAtTheEnd, last_evaluation
 from processes import in_a_process
 from tiny_models import tiny_drafter, tiny_target
 from training.tiny_training import losses, trainer_for
@@ -229,6 +229,33 @@ def test_a_gradient_that_is_not_a_number_in_the_last_step_is_noticed_too(target,
     with pytest.raises(FloatingPointError, match="gradient's norm became nan at step 2"):
         trainer.train()
     assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("saving", [{"save_strategy": "steps", "save_steps": 100}, {"save_strategy": "no"}])
+def test_a_run_that_ends_in_its_last_evaluation_has_lost_nothing(saving, target, text, tmp_path):
+    def trainer():
+        made = trainer_for("dflash", target, text, tmp_path, max_steps=2, **saving)
+        made.saves_before_last_evaluation = True
+        made.add_callback(EvaluateAtTheEnd())
+        return made
+
+    ended = trainer()
+    ended.evaluate = lambda **options: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ended.train()
+    weights = ended.drafter.state_dict()
+    assert same_weights(weights_in(tmp_path), weights)
+    if saving["save_strategy"] == "no":
+        with pytest.raises(ValueError, match=rf"its drafter is whole.*--drafter {tmp_path}.*choose another output"):
+            check_no_other_run(tmp_path, overwrite=False, files=True)
+        return
+    with pytest.raises(ValueError, match=r"go on with it \(--resume-from-checkpoint last\)"):
+        check_no_other_run(tmp_path, overwrite=False, files=True)
+    resumed = trainer()
+    resumed.compute_loss = lambda *arguments, **options: pytest.fail("a step was made")
+    resumed.train(resume_from_checkpoint=True)
+    assert same_weights(resumed.drafter.state_dict(), weights)
+    assert any("loss" in entry for entry in resumed.state.log_history)
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):

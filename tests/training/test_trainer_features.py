@@ -49,9 +49,8 @@ def test_each_of_several_evaluation_sets_can_choose_the_best_checkpoint(target, 
     settings |= {"load_best_model_at_end": True, "tau_prompts": 1, "tau_new_tokens": 4}
 
     def trainer(metric):
-        made = trainer_for("dflash", target, text, tmp_path, metric_for_best_model=metric, **settings)
-        made.eval_dataset = sets
-        return made
+        options = {"trainer_options": {"eval_dataset": sets}, "metric_for_best_model": metric, **settings}
+        return trainer_for("dflash", target, text, tmp_path, **options)
 
     taus = iter([1.0, 3.0, 2.0, 1.5])
     chosen = trainer("eval_far_tau")

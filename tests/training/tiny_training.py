@@ -45,8 +45,7 @@ def trainer_for(kind, target, text, folder, *, drafter=None, trainer_options=Non
         target=target,
         args=arguments,
         train_dataset=text,
-        eval_dataset=text,
-        **(trainer_options or {}),
+        **{"eval_dataset": text, **(trainer_options or {})},
     )
 
 

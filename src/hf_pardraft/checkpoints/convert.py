@@ -12,12 +12,27 @@ from ..models.base import ParallelDrafter, hub_arguments
 from .atomic_folders import finish_interrupted
 from .config_checks import check_config_fields
 from .export import check_export, export_drafter
-from .files import TensorFacts, check_beside, describe_tensors, read_config_file, read_tensors
-from .layouts import LAYOUTS, NATIVE
+from .files import ADAPTER_FILE, TensorFacts, check_beside, describe_tensors, read_config_file, read_tensors
+from .layouts import LAYOUTS, NATIVE, check_layout
 from .loading import describe_checkpoint, match_weights, with_resolved_revision
 from .projection import find_projection, with_subfolder
 from .published import drafter_class_for
 from .staging import LICENCES, TOKENIZER_FILES, check_destination, replaced_checkpoint
+
+
+@dataclass(frozen=True)
+class Source:
+    """A drafter that is to be converted, see [`read_source`].
+
+    Attributes:
+        drafter: with each weight in the dtype that it has in its file.
+        unread: weights of the files that it does not read, and why.
+        companions: files that go with it: tokenizer and licence.
+    """
+
+    drafter: ParallelDrafter
+    unread: dict[str, str]
+    companions: list[Path]
 
 
 @dataclass(frozen=True)
@@ -124,6 +139,46 @@ def find_companions(source, **hub: Any) -> list[Path]:
     return found
 
 
+def read_source(source, **hub: Any) -> Source:
+    """Read what is to be converted: a folder or a repository on the Hub, in any layout that [`AutoDrafter`] reads.
+
+    Raises:
+        OSError: if it can't be read.
+        ValueError: if it is damaged or unknown, or an adapter.
+    """
+    options = hub_arguments(with_subfolder(source, hub))
+    if cached_file(source, ADAPTER_FILE, _raise_exceptions_for_missing_entries=False, **options) is not None:
+        raise ValueError(
+            f"{source} is an adapter, and a conversion copies whole weights: merge it first, "
+            f'AutoDrafter.from_pretrained("{source}").save_pretrained("FOLDER"), and convert that folder'
+        )
+    drafter, unread = load_exactly(source, **hub)
+    return Source(drafter, unread, find_companions(source, **options))
+
+
+def write_source(
+    source: Source,
+    destination: str | Path,
+    layout: str = NATIVE,
+    overwrite: bool = False,
+    max_shard_size: str = "5GB",
+    target: str | None = None,
+) -> Conversion:
+    """Write what was read in another layout; see [`convert`]."""
+    drafter = source.drafter
+    if target is not None:
+        name_target(drafter, target)
+    check_export(drafter, layout)
+    with replaced_checkpoint(destination, overwrite) as folder:
+        export_drafter(drafter, folder, layout, max_shard_size)
+        for path in source.companions:
+            # A layout may have brought its own.
+            if not (folder / path.name).exists():
+                shutil.copyfile(path, folder / path.name)
+    served_by = LAYOUTS[layout].served_by if layout in LAYOUTS else "this package, and transformers with its code"
+    return Conversion(drafter.config.drafter_kind, layout, len(drafter.state_dict()), source.unread, served_by)
+
+
 def convert(
     source,
     destination: str | Path,
@@ -146,19 +201,8 @@ def convert(
 
     Raises:
         OSError: if the source can't be read, or the destination can't be written; it is as it was before.
-        ValueError: if the source is damaged or unknown, or the layout can't hold its kind.
+        ValueError: if the source is damaged, unknown or an adapter, or the layout can't hold its kind.
     """
     check_destination(destination, overwrite)
-    drafter, unread = load_exactly(source, **hub)
-    if target is not None:
-        name_target(drafter, target)
-    check_export(drafter, layout)
-    companions = find_companions(source, **hub_arguments(with_subfolder(source, hub)))
-    with replaced_checkpoint(destination, overwrite) as folder:
-        export_drafter(drafter, folder, layout, max_shard_size)
-        for path in companions:
-            # A layout may have brought its own.
-            if not (folder / path.name).exists():
-                shutil.copyfile(path, folder / path.name)
-    served_by = LAYOUTS[layout].served_by if layout in LAYOUTS else "this package, and transformers with its code"
-    return Conversion(drafter.config.drafter_kind, layout, len(drafter.state_dict()), unread, served_by)
+    check_layout(layout)
+    return write_source(read_source(source, **hub), destination, layout, overwrite, max_shard_size, target)

@@ -16,6 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers.utils import cached_file
 
+# What says that a folder holds an adapter of PEFT's.
+ADAPTER_FILE = "adapter_config.json"
 SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
 PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 SAFETENSORS_SUFFIX = ".safetensors"

@@ -226,14 +226,19 @@ LAYOUTS = {
 NATIVE = "native"
 
 
+def check_layout(name: str) -> None:
+    """Raise a `ValueError` if there is no layout of this name."""
+    if name not in (NATIVE, *LAYOUTS):
+        raise ValueError(f"unknown layout {name!r}: expected one of {', '.join([NATIVE, *LAYOUTS])}")
+
+
 def layout_for(name: str, kind: str) -> Layout:
     """The layout called `name`.
 
     Raises:
         ValueError: if there is none, or it can't hold this kind of drafter; the message says which can.
     """
-    if name not in LAYOUTS:
-        raise ValueError(f"unknown layout {name!r}: expected one of {', '.join([NATIVE, *LAYOUTS])}")
+    check_layout(name)
     if LAYOUTS[name].kind != kind:
         fitting = [NATIVE, *(other for other, layout in LAYOUTS.items() if layout.kind == kind)]
         raise ValueError(

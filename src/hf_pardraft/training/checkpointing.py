@@ -166,13 +166,20 @@ def check_no_other_run(folder: str | Path, overwrite: bool, files: bool = False)
         overwrite: whether the earlier run's may go.
         files: whether a drafter without checkpoints is in the way, too.
     """
-    there = [path.name for path in checkpoints_in(folder)]
-    there += [name for name in RUN_FILES if files and (Path(folder) / name).exists()]
-    if there and not overwrite:
-        raise ValueError(
-            f"{folder} holds an earlier run ({', '.join(there[-3:])}): go on with it (--resume-from-checkpoint last), choose "
-            "another output, or replace it (--overwrite-output, or overwrite_output=True, which removes its checkpoints)"
-        )
+    checkpoints = [path.name for path in checkpoints_in(folder)]
+    there = checkpoints + [name for name in RUN_FILES if files and (Path(folder) / name).exists()]
+    if not there or overwrite:
+        return
+    # Without a checkpoint there is nothing to resume from.
+    go_on = (
+        "go on with it (--resume-from-checkpoint last)"
+        if checkpoints
+        else f"its drafter is whole, though perhaps not evaluated (pardraft eval), and can be trained on (--drafter {folder})"
+    )
+    raise ValueError(
+        f"{folder} holds an earlier run ({', '.join(there[-3:])}): {go_on}, choose another output, or replace it "
+        "(--overwrite-output, or overwrite_output=True, which removes its checkpoints)"
+    )
 
 
 def check_same_run(checkpoint: str, identity: dict[str, Any], changed: bool) -> None:
@@ -200,8 +207,8 @@ class WholeCheckpointTrainer(Trainer):
 
     Attributes:
         identity: of the run, noted in its checkpoints; see [`identity_of`].
-        saves_before_last_evaluation: whether the model is saved after the last step, so that an evaluation that fails loses
-            nothing.
+        saves_before_last_evaluation: whether the model, and a checkpoint if one is due, are saved after the last step, so that an
+            evaluation that fails loses nothing.
     """
 
     saves_before_last_evaluation = False
@@ -281,9 +288,15 @@ class WholeCheckpointTrainer(Trainer):
             grad_norm = torch.as_tensor(grad_norm)
             if not torch.isfinite(grad_norm):
                 raise not_finite("gradient's norm", grad_norm, self.state.global_step, self.args.output_dir)
-        if is_last and self.saves_before_last_evaluation:
-            self.save_model()
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def _evaluate(self, trial, *args: Any, **kwargs: Any) -> dict[str, float]:
+        if self.state.global_step >= self.state.max_steps and self.saves_before_last_evaluation:
+            self.save_model()
+            if self.control.should_save:
+                # Afterwards it is saved once more, with what was found.
+                self._save_checkpoint(self.model, trial)
+        return super()._evaluate(trial, *args, **kwargs)
 
     def _get_output_dir(self, trial):
         folder = super()._get_output_dir(trial)

@@ -12,6 +12,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from ..checkpoints.config_checks import check_fresh_fields
 from ..models.base import ParallelDrafter
 from ..user_input.options import check_temperature
+from .best_metric import is_tau
 from .layouts import layout_of
 from .layouts.attention import ATTENTIONS
 from .losses.objectives import OBJECTIVES, parse_objective
@@ -121,11 +122,6 @@ def _check_gamma_schedule(args: "DraftTrainingArguments") -> None:
         raise ValueError(f"loss_gamma_epoch_step must be positive, got {epoch_step}")
 
 
-def is_tau(metric: str | None) -> bool:
-    """Whether a metric is a measured tau, `tau` or `eval_NAME_tau`, and not what accuracies let one expect."""
-    return metric is not None and metric.split("_")[-1] == "tau" and not metric.endswith("expected_tau")
-
-
 def check_run(options: RunOptions, drafter: DrafterOptions, recipes: list[str]) -> None:
     """Raise a `ValueError` if something is missing, or contradicts the kind of drafter."""
     missing = [f"--{name}" for name in ("target", "dataset", "output") if getattr(options, name) is None]
@@ -229,13 +225,6 @@ def check_arguments(args: "DraftTrainingArguments", kwargs: dict[str, Any]) -> N
             f"DraftTrainer has no use for {', '.join(unused)}: no tensor ever holds the logits of a whole batch, and objective "
             "says what is learned. Leave it out, and read eval_tau, eval_expected_tau and eval_accuracy_k, or draft in a "
             "callback's on_evaluate"
-        )
-    sets = kwargs.get("eval_dataset")
-    if args.metric_for_best_model in ("tau", "eval_tau") and isinstance(sets, dict):
-        names = ", ".join(f"eval_{name}_tau" for name in sets)
-        raise ValueError(
-            f"each of several evaluation sets has a tau of its own, got metric_for_best_model={args.metric_for_best_model!r}: "
-            f"choose one of {names}"
         )
 
 

@@ -29,6 +29,7 @@ from ..pairing.remembered import tokenizer_of
 from .adapters import adapted, base_drafter, is_adapted
 from .arguments import DraftTrainingArguments
 from .batch_scorer import BatchScorer
+from .best_metric import check_best_metric
 from .checks import (
     check_arguments,
     check_base_is_named,
@@ -110,6 +111,10 @@ class DraftTrainer(DrafterFilesTrainer):
         self.drafter = model
         self._peft_config = peft_config
         self.scorer = BatchScorer.for_training(model, target, args)
+        eval_sets, drafts = kwargs.get("eval_dataset"), target is not None and args.tau_prompts > 0
+        # A class or a callback of a caller's own may report more.
+        if eval_sets is not None and type(self) is DraftTrainer and not kwargs.get("callbacks"):
+            check_best_metric(args, model, self.scorer.coefficients, eval_sets, drafts)
         for_drafter = partial(self.scorer.layout.for_drafter, model, args)
         # What evaluation chooses at random stays as it is: its losses are compared with each other.
         self.eval_collator = data_collator or for_drafter()
