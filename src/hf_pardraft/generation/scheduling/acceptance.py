@@ -160,7 +160,7 @@ class TreeGain:
     # get wrong, but have no more than so many times as many accepted.
     CAUGHT, MOST, PRIOR_WEIGHT = 0.2, 1.4, 16.0
     # The weight of earlier texts; and tokens after which about a third of their weight is left, in all texts and in one.
-    OF_EARLIER, MEMORY, MEMORY_OF_TEXT = 12.0, 1000.0, 100.0
+    OF_EARLIER, MEMORY, MEMORY_OF_TEXT = 8.0, 1000.0, 100.0
     # From how many tokens, and by what factor in the gain, a text is known to be another; and what is left of earlier ones then.
     KNOWN, CLEARLY, AFTER_CHANGE = 48.0, 1.5, 0.1
 

@@ -25,6 +25,8 @@ class UncompiledRounds:
     may_be_left, opens_free, repeats_tries = True, False, False
     # How much faster a plan becomes when it is followed rather than tried: what its rounds use is in the processor's caches.
     FOLLOWED = 1.03
+    # How much faster than any draft rounds without one have to be, which teach nothing of drafts.
+    CLEARLY = 1.0
 
     def __init__(self, plans: Sequence[Plan], first: Plan) -> None:
         self.plans, self.first = plans, first
@@ -78,7 +80,6 @@ class CompiledRounds(UncompiledRounds):
     COLD, VERY_COLD, VERY_SHORT = 2, 6, 5e-3
     # The warm ones that are measured in the first call, and in a try; and the rounds of a try that is about what is accepted.
     OPENING, IN_A_TRY, JUDGING = 6, 3, 3
-    # How much faster than any draft rounds without one have to be, which teach nothing of drafts.
     CLEARLY = 1.1
 
     def opening(self, costs: Costs) -> Plan | None:
@@ -111,4 +112,4 @@ class CompiledRounds(UncompiledRounds):
         return self.num_cold(seconds) + self.IN_A_TRY if is_about_cost else self.JUDGING
 
     def preference(self, rate: float, plan: Plan, followed: Plan) -> float:
-        return rate / (1.0 if plan.depth else self.CLEARLY)
+        return rate

@@ -264,4 +264,4 @@ class Schedule:
     def _preference(self, plan: Plan) -> float:
         """How good a plan is to follow."""
         preference = self.rounds.preference(self.worth.rate(plan), plan, self.best)
-        return preference if plan.depth else preference / (self.handicap or 1.0)
+        return preference if plan.depth else preference / max(self.handicap or 1.0, self.rounds.CLEARLY)
