@@ -317,6 +317,32 @@ def test_results_below_a_file_are_refused_before_any_work(command, monkeypatch):
     assert "prompts.txt is a file, and a folder would have to be there" in pardraft(*command).error
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        train("--output", "prompts.txt"),
+        train("--output", "prompts.txt", command="cache-features"),
+        evaluate("--plots", "prompts.txt"),
+        ("ngram", "build", "prompts.txt", "--tokenizer", "family/target", "--text-file", "prompts.txt"),
+        ("convert", "family/dflash", "prompts.txt", "--to", "zlab"),
+        ("make", "--target", "family/target", "--output", "prompts.txt"),
+    ],
+    ids=["train", "cache-features", "plots", "ngram", "convert", "make"],
+)
+def test_a_file_where_a_folder_is_to_be_is_told_alike_by_every_command(command, monkeypatch):
+    before = Path("prompts.txt").read_bytes()
+    monkeypatch.setattr(transformers.PreTrainedModel, "__call__", lambda *rest, **more: pytest.fail("it worked"))
+    told = pardraft(*command).error
+    assert "expected a folder to write to, and prompts.txt is a file: choose another name" in told
+    assert Path("prompts.txt").read_bytes() == before
+
+
+def test_a_link_that_leads_nowhere_is_no_place_for_a_folder(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    told = pardraft(*train("--output", tmp_path / "link")).error
+    assert "link is a link that leads nowhere: choose another name" in told
+
+
 def test_a_drafter_is_no_target():
     for command in (generate("x", target="family/dflash"), evaluate(target="family/dflash")):
         assert "family/dflash holds a drafter: name the target that it drafts for" in pardraft(*command).error
