@@ -83,7 +83,7 @@ def regenerate(
     """Let the target write what a drafter learns from: new answers to the prompts of a data set, or whole dialogues.
 
     With --self-prompts no data set is needed: an instruct model invents users' messages, too, and answers them. Messages without
-    an end, empty, very short, repetitive or known ones, and such with special or control characters are left out.
+    an end, empty, very short, too long, repetitive or known ones, and such with special or control characters are left out.
     """
     # Data sets and the layers below training take a second to import, which no other command has to wait for.
     from ..datagen.local_writer import LocalWriter
