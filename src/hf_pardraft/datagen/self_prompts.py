@@ -257,7 +257,7 @@ def finished(
         for outcome in writer.write(window):
             dialogue, error = outcome if isinstance(outcome, tuple) else (outcome, None)
             if error is not None and not dialogue.num_answers:
-                result.failed[dialogue.index] = str(error)
+                result.note_failure(dialogue.index, error)
             elif error is not None:
                 dialogue.take_back()
                 yield dialogue
