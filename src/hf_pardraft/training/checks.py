@@ -162,6 +162,11 @@ def check_pair(model: Any, target: PreTrainedModel | None, args: "DraftTrainingA
             "one for the target with DFlashDrafter.for_target, DFlareDrafter.for_target or DartDrafter.for_target, or adapt "
             "a causal LM with PardDrafter.from_causal_lm"
         )
+    if not isinstance(target, torch.nn.Module | None):
+        raise TypeError(
+            f"target is the model that is drafted for, got a {type(target).__name__}: load it with "
+            "AutoModelForCausalLM.from_pretrained, and pass that"
+        )
     if is_tau(args.metric_for_best_model) and target is None:
         raise ValueError(
             f"metric_for_best_model={args.metric_for_best_model!r} needs the model that is drafted for: pass target="

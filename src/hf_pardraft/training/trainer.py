@@ -81,7 +81,7 @@ class DraftTrainer(DrafterFilesTrainer):
     from the last complete one. A loss or gradient that is not finite stops the run before any of it is saved.
 
     Raises:
-        TypeError: if the model is no drafter.
+        TypeError: if the model is no drafter, the target no model, `peft_config` none of PEFT's, or data can be read once only.
         ValueError: if the drafter needs a target and there is none, or it doesn't fit; if the data can't be learned from; or if
             tau is to choose the best checkpoint and can't be measured.
     """
