@@ -299,7 +299,7 @@ def test_a_folder_that_is_no_checkpoint_is_never_replaced(tmp_path):
         convert(source, out, overwrite=True)
     assert (out / "thesis.tex").read_text() == "keep"
     (tmp_path / "file").write_text("keep")
-    with pytest.raises(FileExistsError, match="is a file or a link"):
+    with pytest.raises(FileExistsError, match="is a file: choose another name"):
         convert(source, tmp_path / "file", overwrite=True)
 
 

@@ -330,9 +330,10 @@ def test_a_head_of_its_own_in_a_config_that_calls_it_tied_is_kept_and_said(tmp_p
         (5, TypeError, "expected a folder or the name of a repository"),
     ],
 )
-def test_what_can_be_no_drafters_name_is_said_so(name, error, match):
-    with pytest.raises(error, match=match):
-        AutoDrafter.from_pretrained(name)
+def test_what_can_be_no_models_name_is_said_so(name, error, match):
+    for load in (AutoDrafter.from_pretrained, PardDrafter.from_causal_lm):
+        with pytest.raises(error, match=match):
+            load(name)
 
 
 def test_the_drafter_of_a_training_run_reloads_from_its_own_state_dict():

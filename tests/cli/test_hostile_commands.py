@@ -317,6 +317,55 @@ def test_results_below_a_file_are_refused_before_any_work(command, monkeypatch):
     assert "prompts.txt is a file, and a folder would have to be there" in pardraft(*command).error
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        train("--output", "prompts.txt"),
+        train("--output", "prompts.txt", command="cache-features"),
+        evaluate("--plots", "prompts.txt"),
+        ("ngram", "build", "prompts.txt", "--tokenizer", "family/target", "--text-file", "prompts.txt"),
+        ("convert", "family/dflash", "prompts.txt", "--to", "zlab"),
+        ("make", "--target", "family/target", "--output", "prompts.txt"),
+    ],
+    ids=["train", "cache-features", "plots", "ngram", "convert", "make"],
+)
+def test_a_file_where_a_folder_is_to_be_is_told_alike_by_every_command(command, monkeypatch):
+    before = Path("prompts.txt").read_bytes()
+    monkeypatch.setattr(transformers.PreTrainedModel, "__call__", lambda *rest, **more: pytest.fail("it worked"))
+    told = pardraft(*command).error
+    assert "expected a folder to write to, and prompts.txt is a file: choose another name" in told
+    assert Path("prompts.txt").read_bytes() == before
+
+
+def test_a_link_that_leads_nowhere_is_no_place_for_a_folder(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    told = pardraft(*train("--output", tmp_path / "link")).error
+    assert "link is a link that leads nowhere: choose another name" in told
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda name: generate("x", target=name),
+        lambda name: evaluate(target=name),
+        lambda name: regenerate(target=name),
+        lambda name: train(target=name),
+        lambda name: ("train", "--kind", "pard", "--base", name, *train()[10:]),
+        lambda name: ("make", "--target", name, "--output", "made"),
+        lambda name: ("make", "--kind", "pard", "--target", "family/target", "--base", name, "--output", "made"),
+        lambda name: ("chat", "--target", name),
+        lambda name: ("ngram", "build", "built", "--tokenizer", name, "--text-file", "prompts.txt"),
+    ],
+    ids=["generate", "eval", "regenerate", "train", "train a base", "make", "make of a base", "chat", "ngram"],
+)
+def test_a_path_without_a_folder_is_not_told_to_be_a_bad_name_of_a_repository(command, tmp_path):
+    told = pardraft(*command(str(tmp_path / "no" / "folder"))).error
+    assert f"'{tmp_path / 'no' / 'folder'}' is no folder here" in told
+    assert "repo_type" not in told
+    (tmp_path / "a_file").write_text("x")
+    assert "a_file is a file: name the folder that it is in" in pardraft(*command(str(tmp_path / "a_file"))).error
+
+
 def test_a_drafter_is_no_target():
     for command in (generate("x", target="family/dflash"), evaluate(target="family/dflash")):
         assert "family/dflash holds a drafter: name the target that it drafts for" in pardraft(*command).error

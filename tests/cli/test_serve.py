@@ -259,6 +259,7 @@ def test_a_request_for_another_model_or_of_other_fields_is_refused_as_ever(draft
         (["--drafter", "family/target"], "describes no drafter that this package reads"),
         (["--drafter", "family/narrow"], "hidden size"),
         (["--drafter", "family/pard", "--target", "nowhere/at-all"], "can't load 'nowhere/at-all'"),
+        (["--drafter", "family/pard", "--target", "/nowhere/at-all"], "'/nowhere/at-all' is no folder here"),
         (["--drafter", "family/pard", "--continuous-batching"], "continuous batching works without a drafter"),
         (["--drafter", "family/pard", "--dtype", "float33"], "no dtype 'float33'"),
         (["--drafter", "family/pard", "--device", "gpu9"], "no device 'gpu9'"),

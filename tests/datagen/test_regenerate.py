@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import in_process
+from hf_pardraft.cli.regenerate import describe_failures
 from hf_pardraft.datagen.draws import ItemDraws
 from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.regenerate import Shard, regenerate
@@ -401,7 +402,7 @@ def test_one_strange_answer_costs_one_row_and_not_the_run(sent, match, online, t
     rows = [{"messages": [user(text), assistant("old")]} for text in ("one", "odd", "two")]
     with FickleServer(trouble) as server:
         result = regenerate(rows, tmp_path / "out.jsonl", ServerWriter(server.url, "m", retries=0), "m", progress=False)
-        assert result.failed.keys() == {1}
+        assert (result.failed.keys(), result.lasting) == ({1}, set())
         assert re.search(match, result.failed[1])
         assert sorted(row["index"] for row in read(tmp_path / "out.jsonl")) == [0, 2]
     # The next run asks for that row again, and for no other.
@@ -479,7 +480,8 @@ def test_an_answer_ends_where_the_context_ends(target, tokenizer, tmp_path, monk
     ids = local(target, tokenizer).prompt_ids(Rewrite(0, row))
     prompt = len(ids)
     never_ends = target.lm_head.bias.data.clone().index_fill_(0, torch.tensor([2]), -100.0)
-    monkeypatch.setattr(target.lm_head, "bias", torch.nn.Parameter(never_ends))
+    # As an attribute it would be removed, and not be put back.
+    monkeypatch.setitem(target.lm_head._parameters, "bias", torch.nn.Parameter(never_ends))
     monkeypatch.setattr(target.config, "max_position_embeddings", prompt + 3)
     three = target.generate(torch.tensor([ids]), max_new_tokens=3, do_sample=False, pad_token_id=0)[0, prompt:]
     for drafter in (None, tiny_drafter("pard", target)):
@@ -520,6 +522,35 @@ def test_a_row_that_keeps_failing_is_told_and_tried_again_by_the_next_run(online
         is_ill = False
         assert regenerate(rows, path, writer, "m", progress=False).num_written == 1
     assert sorted(row["index"] for row in read(path)) == list(range(6))
+
+
+def test_what_no_further_run_can_write_is_told_apart_from_what_may_pass(online, target, tokenizer, tmp_path):
+    hopeless = [{"messages": []}, {"messages": [{"role": "system", "content": "be kind"}]}, {"prompt": "a text"}]
+    rows, sent = conversations(3), {"1 ": 400, "2 ": 503}
+
+    def trouble(body, tries):
+        return next((status for text, status in sent.items() if body["messages"][0]["content"].startswith(text)), 200)
+
+    with FickleServer(trouble) as server:
+        writer = ServerWriter(server.url, "m", retries=0)
+        result = regenerate([*rows, *hopeless], tmp_path / "out.jsonl", writer, "m", progress=False)
+    assert result.failed.keys() == {1, 2, 3, 4, 5}
+    assert result.lasting == {1, 3, 4, 5}
+    told = describe_failures(result)
+    assert told["failures that may pass"].startswith("1, such as row 2 (")
+    assert "run the same command again" in told["failures that may pass"]
+    assert told["failures that will stay"].startswith("4, such as row ")
+    assert "mend them in a data set of their own" in told["failures that will stay"]
+    assert "again" not in told["failures that will stay"]
+
+
+def test_a_local_targets_failures_are_not_told_to_pass(target, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(target.config, "max_position_embeddings", 64)
+    rows = [{"messages": [user("two")]}, {"prompt": ""}, {"messages": [user("two and three " * 30)]}]
+    result = regenerate(rows, tmp_path / "out.jsonl", local(target, tokenizer), "tiny", progress=False)
+    assert (result.num_written, result.failed.keys(), result.lasting) == (1, {1, 2}, {1, 2})
+    (told,) = describe_failures(result).values()
+    assert "no further run writes them" in told
 
 
 def test_a_server_that_will_never_answer_stops_the_run(online, tmp_path):

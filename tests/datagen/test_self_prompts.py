@@ -12,7 +12,7 @@ import in_process
 from hf_pardraft.cli import regenerate as regenerate_commands
 from hf_pardraft.datagen import self_prompts
 from hf_pardraft.datagen.draws import Nucleus
-from hf_pardraft.datagen.local_writer import LocalWriter
+from hf_pardraft.datagen.local_writer import LocalWriter, PromptTooLongError
 from hf_pardraft.datagen.prompt_writer import PromptSampling, PromptWriter, UserTurn, gist, refusal
 from hf_pardraft.datagen.regenerate import Shard
 from hf_pardraft.datagen.resumable_jsonl import ResumableJsonl
@@ -322,6 +322,25 @@ def test_a_message_that_leaves_no_room_for_an_answer_is_taken_back(target, token
     dialogue.take_back()
     assert dialogue.is_done
     assert [m["content"] for m in dialogue.result()["messages"]] == ["two and three", "five"]
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_gives_its_place_to_another(
+    target, tokenizer, tmp_path, monkeypatch
+):
+    path, context = tmp_path / "out.jsonl", 40
+    # What the template puts after a prompt takes room, of which the sampling of prompts knows nothing.
+    monkeypatch.setattr(target.config, "max_position_embeddings", context)
+    result = write(path, target, tokenizer, sampling=PromptSampling(max_tokens=24, more_turns=0.0))
+    assert (result.num_written, result.failed) == (8, {})
+    prompts = read(tmp_path / ".out.jsonl.prompts")
+    assert result.refused["too long"] == sum(row["refused"] == "too long" for row in prompts) > 0
+    answerer = local(target, tokenizer)
+    for row in prompts:
+        if row["refused"] == "too long":
+            with pytest.raises(PromptTooLongError, match=f"the target reads fewer than {context}"):
+                answerer.prompt_ids(Dialogue(0, row["prompt"]))
+    used = [row["prompt"] for row in prompts if row["refused"] is None]
+    assert [row["messages"][0]["content"] for row in by_index(path)] == used[:8]
 
 
 def test_system_messages_steer_prompts_and_answers_do_not_see_them(target, tokenizer, tmp_path):

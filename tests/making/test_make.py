@@ -31,6 +31,7 @@ from hf_pardraft.making.state import MakeState
 from hf_pardraft.making.summary import inside, make_command, public_command
 from hf_pardraft.making.text import Text, written_texts
 from hf_pardraft.training.recipe import training_run
+from tiny_models import tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
 
 CPU = Machine(has_accelerator=False, computes_bf16=False)
@@ -442,6 +443,15 @@ def test_a_target_that_can_not_be_tapped_or_cut_down_is_refused_before_any_work(
     common = ["--target", falcon, "--output", tmp_path / "out"]
     assert "FalconForCausalLM can't select hidden states" in refused(*common)
     assert "name one with --base" in refused(*common, "--kind", "pard")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_base_of_another_vocabulary_is_refused_before_any_work(target, tmp_path):
+    tiny_target("qwen3", vocab_size=80).save_pretrained(tmp_path / "other")
+    told = refused("--target", target, "--output", tmp_path / "out", "--kind", "pard", "--base", tmp_path / "other")
+    assert f"vocabulary mismatch: the base {tmp_path / 'other'} has 80 tokens and the target 304" in told
+    assert "Name another --base" in told
+    assert "resize_token_embeddings(304)" in told
     assert not (tmp_path / "out").exists()
 
 

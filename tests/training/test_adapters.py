@@ -199,6 +199,11 @@ def test_a_wrapped_model_is_taken_as_it_is(target, text, tmp_path):
 
 
 def test_what_can_not_be_is_refused_before_training(target, text, tmp_path):
+    for unnamed in (peft.LoraConfig(r=4), peft.LoHaConfig(r=4)):
+        with pytest.raises(ValueError, match=r"a dflash drafter needs the names.*target_modules of peft_config"):
+            trainer_for("dflash", target, text, tmp_path, trainer_options={"peft_config": unnamed})
+    with pytest.raises(TypeError, match="another of PEFT's, got a str"):
+        trainer_for("pard", target, text, tmp_path, trainer_options={"peft_config": "lora"})
     prompts = {"peft_config": peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)}
     with pytest.raises(ValueError, match="tokens of its own before a text"):
         trainer_for("pard", target, text, tmp_path, trainer_options=prompts)

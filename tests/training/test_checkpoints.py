@@ -172,6 +172,9 @@ def test_no_checkpoint_and_half_a_checkpoint_are_refused_before_any_work(target,
     trainer = trainer_for("dflash", target, text, tmp_path / "run")
     with pytest.raises(ValueError, match="expected a checkpoint to resume from"):
         trainer.train(resume_from_checkpoint=True)
+    for nowhere in ("/nothere", "last"):
+        with pytest.raises(ValueError, match=f"expected the folder of a checkpoint.* '{nowhere}' is none.*latest"):
+            trainer.train(resume_from_checkpoint=nowhere)
     half = tmp_path / "run" / "checkpoint-2"
     half.mkdir(parents=True)
     (half / "model.safetensors").touch()

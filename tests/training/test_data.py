@@ -11,6 +11,8 @@ from datasets import Dataset, DatasetDict, load_dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
+from hf_pardraft.datagen.local_writer import LocalWriter
+from hf_pardraft.datagen.regenerate import regenerate
 from hf_pardraft.training.data.dataset import chat_arguments, prepare_data
 from hf_pardraft.training.data.documents import checked, pack
 from hf_pardraft.training.layouts import AnchoredBlocks, DroppedMasks, SharedPrefixes
@@ -420,3 +422,23 @@ def test_a_row_that_can_not_be_learned_from_is_named(tokenizer, form):
     data = rows if form == "rows" else Dataset.from_list(rows)
     with pytest.raises(ValueError, match=r"example 1: .*no such role"):
         list(prepare_data(data.to_iterable_dataset() if form == "stream" else data, tokenizer))
+
+
+def test_a_generator_is_refused_with_advice_before_any_row_is_read(target, tokenizer, tmp_path):
+    def rows():
+        pytest.fail("a row was read")
+        yield CHAT
+
+    uses = (
+        load_data,
+        lambda data: regenerate(data, tmp_path / "out.jsonl", LocalWriter(target, tokenizer), "tiny"),
+        lambda data: trainer_for("pard", target, data, tmp_path, trainer_options={"processing_class": tokenizer}),
+    )
+    for use in uses:
+        with pytest.raises(TypeError, match=r"got a generator: pass a list of its rows"):
+            use(rows())
+
+
+def test_a_tokenizers_name_is_no_tokenizer():
+    with pytest.raises(TypeError, match=r"tokenizer as processing_class, got a str: load it with AutoTokenizer"):
+        prepare_data([CHAT], "a/path")

@@ -150,6 +150,11 @@ def test_a_model_that_is_no_drafter_is_refused_with_advice(target, tmp_path):
         DraftTrainer(target, target=target, args=DraftTrainingArguments(tmp_path, use_cpu=True))
 
 
+def test_a_target_that_is_no_model_is_refused_with_advice(target, tmp_path):
+    with pytest.raises(TypeError, match=r"got a str: load it with AutoModelForCausalLM.from_pretrained"):
+        DraftTrainer(tiny_drafter("pard", target), target="a/path", args=DraftTrainingArguments(tmp_path, use_cpu=True))
+
+
 def test_other_arguments_are_refused_with_advice(target, tmp_path):
     with pytest.raises(TypeError, match="takes DraftTrainingArguments, got TrainingArguments"):
         DraftTrainer(tiny_drafter("pard", target), args=TrainingArguments(tmp_path, use_cpu=True))

@@ -299,6 +299,7 @@ def test_settings_out_of_range_are_refused_as_the_trainers_are():
         (["--lora-rank", "4", "--lora-dropout", "1"], r"lora_dropout must be in \[0, 1\), got 1.0"),
         (["--lora-r", "4"], r"lora_r \(did you mean 'lora_rank'\?\)"),
         (["--lora-rank", "many"], "invalid int value"),
+        (["--lora-rank", "4"], "an adapter of a dflare drafter needs the names of the layers.*--lora-target-modules"),
     ],
 )
 def test_an_adapter_that_can_not_be_is_refused(words, message):

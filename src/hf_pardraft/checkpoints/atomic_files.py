@@ -53,6 +53,20 @@ def check_place_to_write(path: Path) -> None:
         raise PermissionError(f"can't write {path}: no permission for {place}; nothing was changed there")
 
 
+def check_no_file(folder: Path) -> None:
+    """Raise a `FileExistsError` if something that is no folder is where a folder is to be."""
+    if folder.is_dir() or not os.path.lexists(folder):
+        return
+    found = "a file" if folder.exists() else "a link that leads nowhere"
+    raise FileExistsError(f"expected a folder to write to, and {folder} is {found}: choose another name")
+
+
+def check_folder_to_write(folder: Path) -> None:
+    """Raise an `OSError` for a folder that can't be made or written; see [`check_no_file`] and [`check_place_to_write`]."""
+    check_no_file(folder)
+    check_place_to_write(folder)
+
+
 @contextmanager
 def explained(path: str | Path, kept: str) -> Iterator[None]:
     """Name what there was no room for, and what is left of it: the system's own message has neither.

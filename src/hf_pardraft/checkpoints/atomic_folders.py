@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from .atomic_files import check_place_to_write
+from .atomic_files import check_folder_to_write
 from .locks import LOCK, PATIENCE, locked
 
 SAVING, SAVED, PLAN = ".saving-", ".saved-", "plan.json"
@@ -71,7 +71,7 @@ def writing_folder(folder: str | Path, wait: float = 0.0) -> Iterator[None]:
         OSError: if somebody else writes it, or it can't be written.
     """
     folder = Path(folder)
-    check_place_to_write(folder)
+    check_folder_to_write(folder)
     missing = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from ..models.base import CUSTOM_GENERATE
+from .atomic_files import check_no_file
 from .atomic_folders import finish_interrupted, is_leftover, replaced_files, stale_weights
 
 # What a folder must hold to be taken for a checkpoint, which may be replaced.
@@ -34,8 +35,9 @@ def check_destination(destination: str | Path, overwrite: bool = False) -> None:
         FileExistsError: if there is a file, a folder that is not empty (without `overwrite`), or one that is no checkpoint.
     """
     destination = Path(destination)
-    if destination.is_symlink() or (destination.exists() and not destination.is_dir()):
-        raise FileExistsError(f"{destination} is a file or a link: choose the name of a new folder")
+    check_no_file(destination)
+    if destination.is_symlink():
+        raise FileExistsError(f"expected a folder to write to, and {destination} is a link: choose another name")
     finish_interrupted(destination)
     if not destination.is_dir() or all(is_leftover(path) for path in destination.iterdir()):
         return

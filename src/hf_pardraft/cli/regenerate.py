@@ -83,7 +83,7 @@ def regenerate(
     """Let the target write what a drafter learns from: new answers to the prompts of a data set, or whole dialogues.
 
     With --self-prompts no data set is needed: an instruct model invents users' messages, too, and answers them. Messages without
-    an end, empty, very short, repetitive or known ones, and such with special or control characters are left out.
+    an end, empty, very short, too long, repetitive or known ones, and such with special or control characters are left out.
     """
     # Data sets and the layers below training take a second to import, which no other command has to wait for.
     from ..datagen.local_writer import LocalWriter
@@ -194,8 +194,24 @@ def describe_regeneration(result: "Regeneration") -> dict[str, Any]:
     if result.num_tokens:
         facts["tokens written now"] = result.num_tokens
         facts["tokens a second"] = round(result.num_tokens / result.seconds, 1)
-    if result.failed:
-        index, reason = next(iter(result.failed.items()))
-        facts["first failure"] = f"row {index}: {reason}"
-        facts["next"] = "run the same command again, and the rows that failed are tried again"
-    return facts
+    return facts | describe_failures(result)
+
+
+def describe_failures(result: "Regeneration") -> dict[str, str]:
+    """What to tell about rows that failed, and what to do: those that another try may write, and those that none will."""
+    from ..datagen.self_prompts import SelfPrompting
+
+    more = (
+        "take a larger --self-prompts" if isinstance(result, SelfPrompting) else "mend them in a data set of their own"
+    )
+    advice = {
+        "may pass": "run the same command again, and they are tried again",
+        "will stay": f"no further run writes them as they are: do without, or {more}",
+    }
+    indices: dict[str, list[int]] = {}
+    for index in result.failed:
+        indices.setdefault("will stay" if index in result.lasting else "may pass", []).append(index)
+    return {
+        f"failures that {kind}": f"{len(found)}, such as row {found[0]} ({result.failed[found[0]]}): {advice[kind]}"
+        for kind, found in indices.items()
+    }

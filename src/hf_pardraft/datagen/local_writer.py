@@ -31,6 +31,10 @@ from .rewriting import Answer, Rewrite, check_sampling
 BATCHES_AHEAD = 16
 
 
+class PromptTooLongError(ValueError):
+    """A prompt that leaves no room for an answer in what the target can read."""
+
+
 class LocalWriter:
     """Writes answers with a model and `generate`.
 
@@ -138,12 +142,15 @@ class LocalWriter:
         """The tokens that the target reads.
 
         Raises:
-            ValueError: if the chat template refuses the conversation, or it is longer than what the target can read.
+            PromptTooLongError: if it is longer than what the target can read.
+            ValueError: if the chat template refuses the conversation, or it is empty.
         """
         text = rewrite.prompt_text
         ids = self._chat_ids(rewrite) if text is None else self.tokenizer(text)["input_ids"]
         if self.context is not None and len(ids) >= self.context:
-            raise ValueError(f"its prompt has {len(ids)} tokens, and the target reads fewer than {self.context}")
+            raise PromptTooLongError(
+                f"its prompt has {len(ids)} tokens, and the target reads fewer than {self.context}"
+            )
         if not ids:
             raise ValueError("its prompt is empty")
         return ids

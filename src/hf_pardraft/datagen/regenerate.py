@@ -16,7 +16,7 @@ from ..user_input.data import load_data
 from ..user_input.files import check_file_to_write
 from .local_writer import LocalWriter
 from .resumable_jsonl import ResumableJsonl, as_line
-from .rewriting import Rewrite
+from .rewriting import PassingError, Rewrite
 from .server_writer import ServerWriter
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class Regeneration:
         num_before: of them, how many an earlier run had written.
         num_written: how many this run has written.
         failed: index and reason of each row that could not be rewritten. They are in no file, and the next run tries again.
+        lasting: which of them will fail again, as long as rows, target and settings are what they are.
         num_tokens: that a local target has written in this run.
         seconds: that it took.
     """
@@ -77,8 +78,15 @@ class Regeneration:
     num_before: int = 0
     num_written: int = 0
     failed: dict[int, str] = field(default_factory=dict)
+    lasting: set[int] = field(default_factory=set)
     num_tokens: int = 0
     seconds: float = 0.0
+
+    def note_failure(self, index: int, error: Exception) -> None:
+        """Note why a row could not be rewritten."""
+        self.failed[index] = str(error)
+        if not isinstance(error, PassingError):
+            self.lasting.add(index)
 
     def note(self, num_tokens: int, seconds: float) -> str:
         """Note what was written so far; returns what a progress bar says of it."""
@@ -193,7 +201,7 @@ def rewritten(
                 as_line(row)
                 yield Rewrite(index, row)
             except ValueError as error:
-                result.failed[index] = str(error)
+                result.note_failure(index, error)
 
     for outcome in writer.write(possible()):
         rewrite, error = (outcome, None) if isinstance(outcome, Rewrite) else outcome
@@ -202,8 +210,9 @@ def rewritten(
             try:
                 as_line(row)
             except (RecursionError, ValueError) as unwritable:
-                error = unwritable
+                # A server may answer otherwise the next time.
+                error = PassingError(str(unwritable)) if isinstance(writer, ServerWriter) else unwritable
         if error is None:
             yield row
         else:
-            result.failed[rewrite.index] = str(error)
+            result.note_failure(rewrite.index, error)

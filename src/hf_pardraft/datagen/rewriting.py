@@ -16,6 +16,10 @@ SEED_BITS = 0x7FFFFFFF
 ROWS_MISSING = 3
 
 
+class PassingError(ValueError):
+    """What kept a row from being written, and may not do so the next time, as a server's trouble; any other error will."""
+
+
 def check_sampling(temperature: float, top_p: float, max_tokens: int) -> None:
     """Raise a `ValueError` for settings that no law can be sampled with."""
     check_temperature(temperature)

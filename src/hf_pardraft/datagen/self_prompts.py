@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from .local_writer import LocalWriter
+from .local_writer import LocalWriter, PromptTooLongError
 from .prompt_writer import Prompt, PromptSampling, PromptWriter, UserTurn, gist
 from .regenerate import Regeneration, Shard, check_output, writer_settings
 from .resumable_jsonl import ResumableJsonl
@@ -26,7 +26,7 @@ from .user_turns import user
 BATCHES_PER_WINDOW = 4
 # Of so many prompts in a row at least two have to be of use; else the settings or the target are not.
 PATIENCE = 256
-DUPLICATE = "duplicate"
+DUPLICATE, TOO_LONG = "duplicate", "too long"
 
 
 @dataclass
@@ -83,6 +83,7 @@ class PromptPool:
     Args:
         file: where they are written.
         writer: writes them.
+        answerer: will answer those of use.
         shard: of several, each samples others.
         num_wanted: how many of use the dialogues need.
         after_prompt: called whenever some were sampled.
@@ -97,11 +98,12 @@ class PromptPool:
         self,
         file: ResumableJsonl,
         writer: PromptWriter,
+        answerer: LocalWriter,
         shard: Shard,
         num_wanted: int,
         after_prompt: Callable[[], None],
     ) -> None:
-        self.file, self.writer, self.shard = file, writer, shard
+        self.file, self.writer, self.answerer, self.shard = file, writer, answerer, shard
         self.num_wanted, self.after_prompt = num_wanted, after_prompt
         self.prompts: list[str] = []
         self.refused: Counter[str] = Counter()
@@ -133,11 +135,18 @@ class PromptPool:
             # In the file they stand in order, so that which of two alike ones is used doesn't depend on the batch.
             while turns and turns[0].index in written:
                 prompt = written.pop(turns.pop(0).index)
-                reason = prompt.refused or (DUPLICATE if gist(prompt.text) in self._gists else None)
-                row = {"index": len(self.file.done), "prompt": prompt.text, "refused": reason}
+                row = {"index": len(self.file.done), "prompt": prompt.text, "refused": self._refusal(prompt)}
                 self.file.append(row)
                 self._take(row)
             self.after_prompt()
+
+    def _refusal(self, prompt: Prompt) -> str | None:
+        """Why a prompt is not used, if it is not: of itself, or since it was there before or can't be answered."""
+        if prompt.refused is not None:
+            return prompt.refused
+        if gist(prompt.text) in self._gists:
+            return DUPLICATE
+        return None if leaves_room(prompt.text, self.answerer) else TOO_LONG
 
     def _take(self, row: dict[str, Any]) -> None:
         self._latest.append(row["refused"] is None)
@@ -202,7 +211,7 @@ def write_dialogues(
                 speed = result.note(writer.num_tokens - before + prompter.num_tokens, time.monotonic() - started)
                 bar.set_postfix_str(f"{len(prompts.done)} prompts sampled, {speed}")
 
-            pool = PromptPool(prompts, prompter, shard, len(indices), show_speed)
+            pool = PromptPool(prompts, prompter, writer, shard, len(indices), show_speed)
             missing = [(place, index) for place, index in enumerate(indices) if index not in answers.done]
             for dialogue in finished(opened(missing, pool), prompter, writer, sampling, result):
                 answers.append(dialogue.result())
@@ -213,6 +222,15 @@ def write_dialogues(
     if pool.trouble is not None and result.num_before + result.num_written < result.num_rows:
         raise TooFewPromptsError(pool.trouble)
     return result
+
+
+def leaves_room(prompt: str, writer: LocalWriter) -> bool:
+    """Whether an answer to a first message fits into what the target can read."""
+    try:
+        writer.prompt_ids(Dialogue(0, prompt))
+    except PromptTooLongError:
+        return False
+    return True
 
 
 def opened(missing: list[tuple[int, int]], pool: PromptPool) -> Iterator[Dialogue]:
@@ -239,7 +257,7 @@ def finished(
         for outcome in writer.write(window):
             dialogue, error = outcome if isinstance(outcome, tuple) else (outcome, None)
             if error is not None and not dialogue.num_answers:
-                result.failed[dialogue.index] = str(error)
+                result.note_failure(dialogue.index, error)
             elif error is not None:
                 dialogue.take_back()
                 yield dialogue

@@ -17,7 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabl
 from ..user_input.conversations import template_inputs, without_nones
 from ..user_input.files import parse_json
 from ..user_input.redaction import redacted
-from .rewriting import Answer, Rewrite, check_sampling
+from .rewriting import Answer, PassingError, Rewrite, check_sampling
 
 # Too early, too many, or the server's own trouble: another try may succeed.
 PASSING_STATUS = {408, 409, 425, 429}
@@ -132,11 +132,11 @@ class ServerWriter:
                 raise OSError(
                     f"the server at {self.url} refuses all requests for {self.model!r}: {self.told(error)}"
                 ) from None
-            return rewrite, OSError(self.told(error))
+            return rewrite, (PassingError if may_pass(error) else OSError)(self.told(error))
         except OfflineModeIsEnabled as error:
             raise OSError(f"requests are switched off by HF_HUB_OFFLINE: unset it to reach {self.url}") from error
-        except (HTTPError, OSError) as error:
-            return rewrite, OSError(self.told(error))
+        except (HTTPError, OSError, PassingError) as error:
+            return rewrite, PassingError(self.told(error))
         # Deeply nested JSON is a RecursionError to whoever meets it first.
         except (RecursionError, ValueError) as error:
             return rewrite, ValueError(self.told(error))
@@ -146,7 +146,7 @@ class ServerWriter:
         while not rewrite.is_done:
             answer = self.answer(rewrite, stopped)
             if any(secret and len(secret) >= LONG_SECRET and secret in str(answer) for secret in self._secrets):
-                raise ValueError("the server repeats the key in its answer, which is not stored")
+                raise PassingError("the server repeats the key in its answer, which is not stored")
             rewrite.add(answer)
         return rewrite
 
@@ -194,8 +194,13 @@ class ServerWriter:
             raise
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             # What huggingface_hub meets where an answer has not the form that it unpacks.
-            raise ValueError(f"the server's answer is no chat completion ({type(error).__name__}: {error})") from error
-        return answer_in(answered)
+            raise PassingError(
+                f"the server's answer is no chat completion ({type(error).__name__}: {error})"
+            ) from error
+        try:
+            return answer_in(answered)
+        except ValueError as error:
+            raise PassingError(str(error)) from error
 
 
 def answer_in(answered: Any) -> Answer:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.base import ParallelDrafter
+from ..models.base import ParallelDrafter, check_vocabulary
 from ..user_input.models import load_config, load_model, load_tokenizer
 from ..user_input.models import load_drafter as load_named_drafter
 from ..user_input.options import DEVICE_MAPS, checked_device, checked_dtype
@@ -58,11 +58,8 @@ def load_drafter(source: DrafterSource, placement: Placement, vocab_size: int) -
         OSError, ValueError: if it can't be loaded or does not fit.
     """
     drafter = load_named_drafter(source.source, **placement.arguments())
-    if drafter.config.vocab_size != vocab_size:
-        raise ValueError(
-            f"the drafter {source.name} has {drafter.config.vocab_size} tokens and the target {vocab_size}, and they must share "
-            f"a tokenizer. {drafter.vocab_mismatch_advice}"
-        )
+    name, advice = f"the drafter {source.name}", drafter.vocab_mismatch_advice
+    check_vocabulary(name, drafter.config.vocab_size, vocab_size, advice)
     return drafter.eval()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from ..checkpoints.atomic_files import check_place_to_write
+from ..checkpoints.atomic_files import check_folder_to_write
 from ..generation.settings import DraftSettings
 from ..user_input.files import check_file_to_write, quoted
 from ..user_input.models import check_generation_settings
@@ -109,9 +109,7 @@ class Outputs:
         for path in (self.json, self.markdown):
             check_file_to_write(path)
         if self.plots is not None:
-            if self.plots.exists() and not self.plots.is_dir():
-                raise ValueError(f"expected a folder for the plots, and {self.plots} is a file")
-            check_place_to_write(self.plots)
+            check_folder_to_write(self.plots)
 
 
 @dataclass(frozen=True)

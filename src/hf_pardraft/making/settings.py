@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import is_torch_bf16_gpu_available
 
 from ..datagen.rewriting import Rewrite
 from ..datagen.user_turns import UserTurns
+from ..models.base import check_vocabulary, text_fact
 from ..models.configuration_pard import config_class_of
 from ..pairing.target_checks import check_can_be_tapped
 from ..user_input.data import load_data, require_datasets
@@ -111,11 +112,11 @@ def check_inputs(settings: MakeSettings) -> PreTrainedConfig:
     require_datasets("pardraft make")
     config = load_config(settings.target, settings.trust_remote_code)
     tokenizer = load_tokenizer(settings.target, settings.trust_remote_code)
+    with torch.device("meta"):
+        target = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
     if settings.kind == "pard":
-        check_base(config if settings.base is None else load_config(settings.base))
+        check_base(settings.base, config if settings.base is None else load_config(settings.base), target)
     else:
-        with torch.device("meta"):
-            target = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
         check_can_be_tapped(f"{settings.kind_name} drafter", target)
     if settings.dataset is None:
         try:
@@ -129,14 +130,21 @@ def check_inputs(settings: MakeSettings) -> PreTrainedConfig:
     return config
 
 
-def check_base(config: PreTrainedConfig) -> None:
-    """Raise a `ValueError` unless a PARD drafter can be made of such a model."""
+def check_base(name: str | None, config: PreTrainedConfig, target: PreTrainedModel) -> None:
+    """Raise a `ValueError` unless a PARD drafter for `target` can be made of the model of this `name`, `None` for the target
+    itself, and `config`."""
     try:
         config_class_of(config.model_type)
     except ValueError as error:
         raise ValueError(
             f"{error}; name one with --base, whose tokenizer is the target's, or make another --kind"
         ) from error
+    vocab_size = text_fact(target, "vocab_size")
+    advice = (
+        "Name another --base, or leave it out, which takes the target with fewer layers; if only the padding of the "
+        f"embedding differs, save a base after model.resize_token_embeddings({vocab_size})"
+    )
+    check_vocabulary(f"the base {name}", config.vocab_size, vocab_size, advice)
 
 
 def check_prompts(rows: Any, settings: MakeSettings, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.atomic_files import write_whole
+from ..checkpoints.atomic_files import check_no_file, write_whole
 from ..user_input.files import read_json
 from .settings import MakeSettings
 
@@ -64,10 +64,10 @@ def check_folder(folder: Path, settings: MakeSettings) -> MakeState | None:
     """The run that a folder holds, `None` for a new one.
 
     Raises:
-        ValueError: if something else is in the folder, or a run that was begun with other settings.
+        FileExistsError: if it is no folder.
+        ValueError: if something else is in it, or a run that was begun with other settings.
     """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"expected a folder as --output, and {folder} is a file: choose another one")
+    check_no_file(folder)
     path = folder / FILE
     if not path.exists():
         there = sorted(found.name for found in folder.iterdir() if found.name not in IGNORED) if folder.is_dir() else []

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..checkpoints.atomic_files import explained
+from ..checkpoints.atomic_files import check_no_file, explained
 from ..checkpoints.atomic_folders import writing_folder
 from .pairs import Counts, NgramTable, blocks_of, layout_for, write_pairs
 
@@ -146,8 +146,7 @@ def place_store(folder: Path, make: Callable[[Path], None]) -> None:
 
 def check_no_store(folder: Path, overwrite: bool) -> None:
     """Raise a `FileExistsError` if `folder` is a file, or holds a store that may not be lost (`overwrite`)."""
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file: choose the name of a new folder")
+    check_no_file(folder)
     if (folder / FILE_NAME).exists() and not overwrite:
         raise FileExistsError(
             f"{folder} holds an n-gram model: choose another folder, or pass --overwrite to replace it"

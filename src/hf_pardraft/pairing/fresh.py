@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.config_checks import FREE_FIELDS, check_config_fields
+from ..checkpoints.files import check_place
 from ..models.base import ParallelDrafter, text_fact
 from ..models.configuration_dart import published_tapped_hidden_states
 from ..models.configuration_pard import PARD2_FIELDS, config_class_of
@@ -228,6 +229,7 @@ def adapted_causal_lm(
         raise ValueError("target_layers are layers of the target that a PARD-2 drafter reads: pass target= as well")
     base = model_or_path
     if not isinstance(base, PreTrainedModel):
+        check_place(model_or_path)
         # Said outright: transformers would ask on the terminal whether code that comes with it may run.
         base = AutoModelForCausalLM.from_pretrained(model_or_path, **{"trust_remote_code": False, **kwargs})
     elif kwargs:

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.modeling_pard import VOCABULARY_FILE, VOCABULARY_MAPS, save_tensors
-from .checks import check_changes_weights, check_peft
+from .adapter_checks import check_peft
 from .layouts import layout_of
 from .run_options import AdapterOptions
 
@@ -57,16 +57,10 @@ def adapted(drafter: PreTrainedModel, peft_config: Any) -> nn.Module:
 
     Args:
         drafter: whose layers are changed in place.
-        peft_config: a `LoraConfig` or another of PEFT's, which stays as it is.
-
-    Raises:
-        ImportError: without PEFT.
-        ValueError: for a method that puts tokens of its own before a text.
+        peft_config: a `LoraConfig` or another of PEFT's that has been checked, which stays as it is.
     """
-    check_peft("peft_config")
     from peft import get_peft_model
 
-    check_changes_weights(peft_config)
     config = copy.deepcopy(peft_config)
     if layout_of(drafter).learns_mask_token:
         _train_mask_token(config, drafter)

@@ -138,6 +138,11 @@ def checkpoint_to_resume(resume_from: str | bool | None, folder: str) -> str | N
     """
     if resume_from is None or resume_from is False:
         return None
+    if resume_from is not True and not Path(resume_from).is_dir():
+        raise ValueError(
+            f"expected the folder of a checkpoint to resume from, and {str(resume_from)!r} is none: check the path, or take the "
+            "latest of the output folder (True, on the command line last)"
+        )
     found = checkpoints_in(folder)[::-1] if resume_from is True else [Path(resume_from)]
     if not found:
         raise ValueError(

@@ -1,6 +1,5 @@
 """What a training run refuses before any work: settings that can't be, models that don't go together, folders that are taken."""
 
-import importlib.util
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from .layouts import layout_of
 from .layouts.attention import ATTENTIONS
 from .losses.objectives import OBJECTIVES, parse_objective
 from .losses.sums import check_reduction
-from .run_options import DRAFTER_OPTIONS, KINDS, AdapterOptions, DrafterOptions, RunOptions
+from .run_options import DRAFTER_OPTIONS, KINDS, DrafterOptions, RunOptions
 
 if TYPE_CHECKING:
     from .arguments import DraftTrainingArguments
@@ -155,22 +154,6 @@ def check_run(options: RunOptions, drafter: DrafterOptions, recipes: list[str]) 
         )
 
 
-def check_adapter(options: AdapterOptions, keep_adapter: bool) -> None:
-    """Raise a `ValueError` for an adapter that can't be, or settings of one where there is none."""
-    if options.lora_rank is None:
-        said = [f"--{name.replace('_', '-')}" for name, value in vars(options).items() if value is not None]
-        if said or keep_adapter:
-            also = ", ".join([*said, *(["--keep-adapter"] if keep_adapter else [])])
-            raise ValueError(f"{also}: settings of an adapter, and none is trained: set --lora-rank, or leave them out")
-        return
-    if options.lora_rank < 1:
-        raise ValueError(f"lora_rank must be at least 1, got {options.lora_rank}: leave it out to train all weights")
-    if options.lora_alpha is not None and options.lora_alpha < 1:
-        raise ValueError(f"lora_alpha must be at least 1, got {options.lora_alpha}")
-    if options.lora_dropout is not None and not 0 <= options.lora_dropout < 1:
-        raise ValueError(f"lora_dropout must be in [0, 1), got {options.lora_dropout}")
-
-
 def check_pair(model: Any, target: PreTrainedModel | None, args: "DraftTrainingArguments") -> None:
     """Raise an error unless the model is a drafter, and has the target that it or the settings ask for."""
     if not isinstance(model, ParallelDrafter):
@@ -178,6 +161,11 @@ def check_pair(model: Any, target: PreTrainedModel | None, args: "DraftTrainingA
             f"DraftTrainer trains a drafter, got a {type(model).__name__}: load one with AutoDrafter.from_pretrained, make "
             "one for the target with DFlashDrafter.for_target, DFlareDrafter.for_target or DartDrafter.for_target, or adapt "
             "a causal LM with PardDrafter.from_causal_lm"
+        )
+    if not isinstance(target, torch.nn.Module | None):
+        raise TypeError(
+            f"target is the model that is drafted for, got a {type(target).__name__}: load it with "
+            "AutoModelForCausalLM.from_pretrained, and pass that"
         )
     if is_tau(args.metric_for_best_model) and target is None:
         raise ValueError(
@@ -269,27 +257,3 @@ def check_reporting(args: TrainingArguments) -> None:
             callback()
         except RuntimeError as error:
             raise ImportError(f"can't report to {', '.join(args.report_to)}: {error}") from error
-
-
-def check_peft(what: str) -> None:
-    """Raise an `ImportError` if PEFT, which `what` needs, is not installed."""
-    if importlib.util.find_spec("peft") is None:
-        raise ImportError(f"{what} needs the peft package: pip install peft")
-
-
-def check_changes_weights(peft_config: Any) -> None:
-    """Raise a `ValueError` for a PEFT method that puts tokens of its own before a text."""
-    if peft_config.is_prompt_learning:
-        raise ValueError(
-            f"{type(peft_config).__name__} puts tokens of its own before a text, which the drafter's positions and masks don't "
-            "know: use LoRA or another method that changes weights"
-        )
-
-
-def check_base_is_named(drafter: PreTrainedModel) -> None:
-    """Raise a `ValueError` if an adapter could not say what it belongs to."""
-    if not drafter.name_or_path:
-        raise ValueError(
-            "keep_adapter saves the adapter alone, which has to name the drafter or model that it belongs to, and this one was "
-            "not loaded from anywhere: save the drafter, load it with AutoDrafter.from_pretrained, and train that one"
-        )

@@ -18,8 +18,9 @@ from transformers.hf_argparser import string_to_bool
 
 from ..pairing.fresh import num_masks_for
 from ..user_input.files import parse_json, quoted, read_text
+from .adapter_checks import check_adapter
 from .arguments import EVERY, DraftTrainingArguments
-from .checks import check_adapter, check_run
+from .checks import check_run
 from .run_options import OWN_SETTINGS, AdapterOptions, DrafterOptions, RunOptions
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -216,7 +217,7 @@ def training_run(words: list[str]) -> TrainingRun:
     check_run(options, drafter, recipe_names())
     if drafter.kind == "dart" and "draft_tokens" in given:
         drafter.draft_length = masks_of_dart(drafter, given["draft_tokens"])
-    check_adapter(adapter, bool(given.get("keep_adapter")))
+    check_adapter(adapter, bool(given.get("keep_adapter")), drafter.kind)
     known = {name for one in OWN_SETTINGS for name in names_of(one)}
     arguments = {name: value for name, value in given.items() if name not in known}
     return TrainingRun(options, drafter, adapter, arguments, given, recipe_kind)

@@ -26,13 +26,13 @@ from transformers.trainer_utils import has_length
 
 from ..models.modeling_pard import PardDrafter
 from ..pairing.remembered import tokenizer_of
+from .adapter_checks import check_base_is_named, check_peft_config
 from .adapters import adapted, base_drafter, is_adapted
 from .arguments import DraftTrainingArguments
 from .batch_scorer import BatchScorer
 from .best_metric import check_best_metric
 from .checks import (
     check_arguments,
-    check_base_is_named,
     check_in_one_place,
     check_one_device,
     check_pair,
@@ -81,7 +81,7 @@ class DraftTrainer(DrafterFilesTrainer):
     from the last complete one. A loss or gradient that is not finite stops the run before any of it is saved.
 
     Raises:
-        TypeError: if the model is no drafter.
+        TypeError: if the model is no drafter, the target no model, `peft_config` none of PEFT's, or data can be read once only.
         ValueError: if the drafter needs a target and there is none, or it doesn't fit; if the data can't be learned from; or if
             tau is to choose the best checkpoint and can't be measured.
     """
@@ -103,6 +103,8 @@ class DraftTrainer(DrafterFilesTrainer):
         trained, model = model, base_drafter(model)
         check_pair(model, target, args)
         check_arguments(args, kwargs)
+        if peft_config is not None:
+            check_peft_config(peft_config, model)
         if target is not None:
             check_in_one_place(target)
             model.check_target(target)

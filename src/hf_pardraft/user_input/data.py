@@ -46,11 +46,17 @@ def load_data(source: Any, config: str | None = None, split: str = "train", stre
     Raises:
         ImportError: without the `datasets` package.
         OSError: if it does not exist, or can't be reached.
+        TypeError: for an iterator, a generator say, which can be read once only.
         ValueError: if there is no such split, or it can't be read.
     """
     require_datasets()
     from datasets import load_dataset, load_from_disk
 
+    if isinstance(source, Iterator):
+        raise TypeError(
+            f"expected a data set that can be read several times, got a {type(source).__name__}: pass a list of its rows, or "
+            "datasets.IterableDataset.from_generator with the function that makes it"
+        )
     if not isinstance(source, str | Path):
         return one_split(source, split)
     path = Path(source)

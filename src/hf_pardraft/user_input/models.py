@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from ..auto import AutoDrafter, drafter_class_for, find_drafter_config
-from ..checkpoints.files import check_generation_config, describe_safetensors
+from ..checkpoints.files import check_generation_config, check_place, describe_safetensors
 from ..models.base import ParallelDrafter
 from ..models.modeling_pard import PardDrafter
 from .files import read_json
@@ -141,7 +141,8 @@ def load_models(
 @contextmanager
 def naming(source: str) -> Iterator[None]:
     """Say what could not be loaded, and which file is at fault if that can be told: transformers' own message may not, and files
-    that are damaged in a way that it does not expect show as any error."""
+    that are damaged in a way that it does not expect show as any error, and a path that leads nowhere is a repository to it."""
+    check_place(source)
     try:
         yield
     # A file that is in the way was not to be loaded.

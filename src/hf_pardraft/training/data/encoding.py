@@ -8,7 +8,11 @@ Span = tuple[int, int]
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise a `ValueError` for a tokenizer that does not say which characters a token stands for."""
+    """Raise a `ValueError` for a tokenizer that does not say which characters a token stands for, and a `TypeError` for none."""
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise TypeError(
+            f"expected the target's tokenizer as processing_class, got a {type(tokenizer).__name__}: load it with AutoTokenizer"
+        )
     if not tokenizer.is_fast:
         raise ValueError(
             f"preparing text needs a fast tokenizer, which knows the characters of each token, got a "

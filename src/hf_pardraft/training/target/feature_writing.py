@@ -180,10 +180,8 @@ def check_own_folder(folder: Path) -> None:
     """Raise an error if a folder is another's: of a model, say, whose weights would be taken for stored states.
 
     Raises:
-        FileExistsError: if there are files and no index, or it is no folder.
+        FileExistsError: if there are files and no index.
     """
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file: choose the name of a folder")
     if not folder.is_dir() or (folder / INDEX).exists():
         return
     # A note beside them does no harm; what is a model's, or another's data, is or may be taken for a shard or an index.
