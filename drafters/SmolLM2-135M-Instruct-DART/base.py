@@ -246,12 +246,8 @@ class ParallelDrafter:
                 f"this {type(self).__name__} is on the meta device and has no weights: load it with from_pretrained, or "
                 "call to_empty() and load a state dict"
             )
-        vocab_size = text_fact(target, "vocab_size")
-        if self.config.vocab_size != vocab_size:
-            raise ValueError(
-                f"vocabulary mismatch: the drafter has {self.config.vocab_size} tokens and the target {vocab_size}, and they "
-                f"must share a tokenizer. {self.vocab_mismatch_advice}"
-            )
+        sizes = self.config.vocab_size, text_fact(target, "vocab_size")
+        check_vocabulary("the drafter", *sizes, self.vocab_mismatch_advice)
         if self.services is not None:
             self.services.check_target(self, target, self.taps_for(target) if taps is None else taps)
 
@@ -416,10 +412,16 @@ def text_fact(target: PreTrainedModel, name: str) -> int:
     value = getattr(target.config.get_text_config(decoder=True), name, None)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(
-            f"a drafter has to know {name} of its target, and the configuration of {type(target).__name__} has none for its "
-            "text decoder: use another target"
+            f"a drafter has to know {name} of its target, and {type(target).__name__} has none for text: use another target"
         )
     return value
+
+
+def check_vocabulary(name: str, vocab_size: int, target_vocab_size: int, advice: str) -> None:
+    """Raise a `ValueError` with the `advice` unless what is called `name` has as many tokens as the target."""
+    if vocab_size != target_vocab_size:
+        sizes = f"{name} has {vocab_size} tokens and the target {target_vocab_size}"
+        raise ValueError(f"vocabulary mismatch: {sizes}, and they must share a tokenizer. {advice}")
 
 
 def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -435,9 +437,7 @@ def find_file(folder, name: str, **source: Any) -> str | None:
 
 def load_generation_config(path, **kwargs) -> GenerationConfig:
     """The generation config saved beside a drafter, or a default one; `path` is `None` where nothing is read from files."""
-    if path is None:
-        return GenerationConfig()
     try:
-        return GenerationConfig.from_pretrained(path, **hub_arguments(kwargs))
+        return GenerationConfig() if path is None else GenerationConfig.from_pretrained(path, **hub_arguments(kwargs))
     except OSError:
         return GenerationConfig()
