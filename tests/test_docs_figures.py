@@ -264,14 +264,15 @@ def test_training_steps():
     assert not shown
 
 
-def test_writing_training_text():
-    shown = table_of("training.md", "tokens a second", "bfloat16", "over plain").values()
-    found = [results(f"writing_{dtype}")["results"][0] for dtype in ("bfloat16", "float32")]
+@pytest.mark.parametrize(("suffix", "label", "unlike"), [("", "", 244), ("_without_amx", ", without AMX", 79)])
+def test_writing_training_text(suffix, label, unlike):
+    shown = table_of("training.md", f"tokens a second{label}", "bfloat16", "over plain").values()
+    found = [results(f"writing_{dtype}{suffix}")["results"][0] for dtype in ("bfloat16", "float32")]
     for way, cells in zip(("plain", "after", "compiled", "limit"), shown, strict=True):
         assert numbers(cells) == [
             figure for row in found for figure in (row[way]["tokens_a_second"], row[way].get("times_plain", 1.0))
         ]
-    assert [row["compiled"]["texts_unlike_plain"] for row in found] == [244, 0]
+    assert [row["compiled"]["texts_unlike_plain"] for row in found] == [unlike, 0]
 
 
 def test_branches_from_the_text():
@@ -426,6 +427,28 @@ def test_compiled_rounds_of_smollm2(dtype):
     texts, different, ties = counts_of(greedy)
     assert different == ties
     assert f"{dtype}: {different} of {texts} at temperature 0" in page
+
+
+def test_smollm2_in_bfloat16_without_matrix_units():
+    result, page = results("smollm2_without_amx"), (ROOT / "docs" / "smollm2.md").read_text(encoding="utf-8")
+    greedy, sampled = (
+        cells_of(result, "speed", dtype="bfloat16", temperature=temperature, batch_size=1) for temperature in (0.0, 1.0)
+    )
+    assert len(greedy) == len(sampled) == 6
+    shown = table_of("smollm2.md", "over plain `generate` compiled, bfloat16 without AMX")
+    least = []
+    for name, values in shown.items():
+        found = []
+        for cells in (greedy, sampled):
+            rows = rows_named(cells)
+            for way in [name] if name == "prompt lookup" else [f"{name}, auto", f"{name}, auto, compiled"]:
+                found.append(average(speedups(cells, rows[way])))
+                if name != "prompt lookup":
+                    least += speedups(cells, rows[way])
+        assert numbers(values) == pytest.approx(found, abs=0.0051)
+        assert set(speedups(greedy, rows_named(greedy)["plain, compiled"])) == {1.0}
+    assert {*shown} == {*KINDS, "prompt lookup"}
+    assert f"the least is {min(least):.2f}x" in " ".join(page.split())
 
 
 def test_smollm2_training():
