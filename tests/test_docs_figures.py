@@ -352,6 +352,28 @@ def test_near_the_memorys_speed(name, suffix):
     assert all(row["text_is_plain"] for (part, *_), row in rows.items() if part == "generate")
 
 
+def test_near_the_memorys_speed_on_two_cores():
+    entries = {name: entry for name, entry in results("memory_limit").items() if name.endswith(", 2 threads")}
+    shown = table_of("performance.md", "milliseconds for 1 / 8 / 16 tokens (8 over 1), two cores")
+    expected: dict[str, list[float]] = {}
+    for dtype in ("bfloat16", "float32"):
+        for row in entries[f"forwards, {dtype}, 30 layers, 2 threads"]["rows"]:
+            expected.setdefault(row["way"], []).append(row["milliseconds"])
+        for row in entries[f"forwards, {dtype}, 30 layers, 2 threads"]["rows"]:
+            if row["tokens"] == 8:
+                expected[row["way"]].append(row["over_one_token"])
+    assert {*shown} == {*expected}
+    for way, cells in shown.items():
+        assert numbers(cells) == pytest.approx(expected[way], abs=0.051)
+    shown = table_of("performance.md", "tokens a second (over the best plain way), two cores")
+    measured = [entries[f"generate, {dtype}, 10 layers, 2 threads"]["rows"] for dtype in ("bfloat16", "float32")]
+    for rows in zip(*measured, strict=True):
+        figures_of_way = [row[key] for row in rows for key in ("tokens_per_second", "over_best_plain")]
+        assert numbers(shown.pop(rows[0]["way"])) == figures_of_way
+        assert all(row["text_is_plain"] for row in rows)
+    assert not shown
+
+
 def test_shared_keys():
     rows = {(row["shape"], row["tokens"], row["dtype"], row["text"]): row for row in results("shared_keys")["rows"]}
     shown = table_of("performance.md", "microseconds copied / shared")
