@@ -37,17 +37,22 @@ def small_weights_are_packed(monkeypatch, packed_without_trials):
     packed_weights._packed.clear()
 
 
-@pytest.fixture
-def products(monkeypatch):
-    """The weights that were multiplied by, packed."""
-    weights = []
+def weights_given_to(name, monkeypatch):
+    """The weights that a product of this name is given."""
+    weights, product = [], getattr(module, name)
 
     def noted(tokens, weight, bias, transposed):
         weights.append(weight)
-        return packed_weights.packed_product(tokens, weight, bias, transposed)
+        return product(tokens, weight, bias, transposed)
 
-    monkeypatch.setattr(module, "packed_product", noted)
+    monkeypatch.setattr(module, name, noted)
     return weights
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The weights that were multiplied by, packed."""
+    return weights_given_to("packed_product", monkeypatch)
 
 
 def write(target, drafter=None, ids=None, **options):
@@ -168,14 +173,7 @@ def test_autocast_has_products_of_its_own(products):
 @pytest.fixture
 def products_of_forwards(monkeypatch):
     """The weights that forwards multiplied by, packed, while none of their layers was changed."""
-    weights = []
-
-    def noted(tokens, weight, bias, transposed):
-        weights.append(weight)
-        return packed_weights.multiply(tokens, weight, bias, transposed)
-
-    monkeypatch.setattr(module, "multiply", noted)
-    return weights
+    return weights_given_to("multiply", monkeypatch)
 
 
 @pytest.mark.parametrize("kind", KINDS)

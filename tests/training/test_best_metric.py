@@ -90,4 +90,5 @@ def test_a_class_of_a_callers_own_may_report_more(target, text, tmp_path):
 
     arguments = trainer_for("pard", target, text, tmp_path).args
     arguments.metric_for_best_model = "mine"
-    Own(tiny_drafter("pard", target), target=target, args=arguments, train_dataset=text, eval_dataset=text)
+    own = Own(tiny_drafter("pard", target), target=target, args=arguments, train_dataset=text, eval_dataset=text)
+    assert own.args.metric_for_best_model == "mine"

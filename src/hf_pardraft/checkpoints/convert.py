@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,6 @@ from .loading import describe_checkpoint, match_weights, with_resolved_revision
 from .projection import find_projection, with_subfolder
 from .published import drafter_class_for
 from .staging import LICENCES, TOKENIZER_FILES, check_destination, replaced_checkpoint
-
-
-@dataclass(frozen=True)
-class Source:
-    """A drafter that is to be converted, see [`read_source`].
-
-    Attributes:
-        drafter: with each weight in the dtype that it has in its file.
-        unread: weights of the files that it does not read, and why.
-        companions: files that go with it: tokenizer and licence.
-    """
-
-    drafter: ParallelDrafter
-    unread: dict[str, str]
-    companions: list[Path]
 
 
 @dataclass(frozen=True)
@@ -139,44 +125,13 @@ def find_companions(source, **hub: Any) -> list[Path]:
     return found
 
 
-def read_source(source, **hub: Any) -> Source:
-    """Read what is to be converted: a folder or a repository on the Hub, in any layout that [`AutoDrafter`] reads.
-
-    Raises:
-        OSError: if it can't be read.
-        ValueError: if it is damaged or unknown, or an adapter.
-    """
-    options = hub_arguments(with_subfolder(source, hub))
-    if cached_file(source, ADAPTER_FILE, _raise_exceptions_for_missing_entries=False, **options) is not None:
+def check_is_no_adapter(source, **hub: Any) -> None:
+    """Raise a `ValueError` for an adapter, whose weights are no drafter's."""
+    if cached_file(source, ADAPTER_FILE, _raise_exceptions_for_missing_entries=False, **hub) is not None:
         raise ValueError(
             f"{source} is an adapter, and a conversion copies whole weights: merge it first, "
             f'AutoDrafter.from_pretrained("{source}").save_pretrained("FOLDER"), and convert that folder'
         )
-    drafter, unread = load_exactly(source, **hub)
-    return Source(drafter, unread, find_companions(source, **options))
-
-
-def write_source(
-    source: Source,
-    destination: str | Path,
-    layout: str = NATIVE,
-    overwrite: bool = False,
-    max_shard_size: str = "5GB",
-    target: str | None = None,
-) -> Conversion:
-    """Write what was read in another layout; see [`convert`]."""
-    drafter = source.drafter
-    if target is not None:
-        name_target(drafter, target)
-    check_export(drafter, layout)
-    with replaced_checkpoint(destination, overwrite) as folder:
-        export_drafter(drafter, folder, layout, max_shard_size)
-        for path in source.companions:
-            # A layout may have brought its own.
-            if not (folder / path.name).exists():
-                shutil.copyfile(path, folder / path.name)
-    served_by = LAYOUTS[layout].served_by if layout in LAYOUTS else "this package, and transformers with its code"
-    return Conversion(drafter.config.drafter_kind, layout, len(drafter.state_dict()), source.unread, served_by)
 
 
 def convert(
@@ -186,6 +141,7 @@ def convert(
     overwrite: bool = False,
     max_shard_size: str = "5GB",
     target: str | None = None,
+    reading: AbstractContextManager | None = None,
     **hub: Any,
 ) -> Conversion:
     """Convert a drafter into another layout.
@@ -197,6 +153,7 @@ def convert(
         overwrite: replace a checkpoint in `destination`, and nothing else that is there.
         max_shard_size: a larger checkpoint becomes several files.
         target: the name of its target on the Hub, which a config may not say and some layouts have a place for.
+        reading: entered while the source is read, for whoever tells its errors from others.
         **hub: `revision`, `token`, `subfolder`, ..., as for `from_pretrained`.
 
     Raises:
@@ -205,4 +162,19 @@ def convert(
     """
     check_destination(destination, overwrite)
     check_layout(layout)
-    return write_source(read_source(source, **hub), destination, layout, overwrite, max_shard_size, target)
+    with reading or nullcontext():
+        options = hub_arguments(with_subfolder(source, hub))
+        check_is_no_adapter(source, **options)
+        drafter, unread = load_exactly(source, **hub)
+        companions = find_companions(source, **options)
+    if target is not None:
+        name_target(drafter, target)
+    check_export(drafter, layout)
+    with replaced_checkpoint(destination, overwrite) as folder:
+        export_drafter(drafter, folder, layout, max_shard_size)
+        for path in companions:
+            # A layout may have brought its own.
+            if not (folder / path.name).exists():
+                shutil.copyfile(path, folder / path.name)
+    served_by = LAYOUTS[layout].served_by if layout in LAYOUTS else "this package, and transformers with its code"
+    return Conversion(drafter.config.drafter_kind, layout, len(drafter.state_dict()), unread, served_by)

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ..checkpoints.convert import read_source, write_source
-from ..checkpoints.layouts import LAYOUTS, NATIVE, check_layout
-from ..checkpoints.staging import check_destination
+from ..checkpoints.convert import convert as convert_drafter
+from ..checkpoints.layouts import LAYOUTS, NATIVE
 from ..user_input.models import naming
 from .options import print_facts
 
@@ -24,12 +23,9 @@ def convert(
     target: Annotated[str | None, typer.Option(help="Its target's name, where its config does not say it.")] = None,
 ) -> None:
     """Convert a drafter into another layout, bit by bit: for vLLM, SGLang, other packages, or this one."""
-    check_destination(destination, overwrite)
-    check_layout(to)
-    options = {"revision": revision, "subfolder": subfolder}
-    with naming(source):
-        read = read_source(source, **{name: value for name, value in options.items() if value is not None})
-    done = write_source(read, destination, to, overwrite, target=target)
+    options = {"revision": revision, "subfolder": subfolder, "target": target}
+    given = {name: value for name, value in options.items() if value is not None}
+    done = convert_drafter(source, destination, to, overwrite, reading=naming(source), **given)
     facts = {"drafter": done.kind, "layout": done.layout, "weights": done.num_weights, "used by": done.served_by}
     left = {f"not read, {name}": why for name, why in done.unread.items()}
     print_facts({**facts, **left, "written to": destination})

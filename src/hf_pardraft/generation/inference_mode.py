@@ -73,10 +73,10 @@ def is_untouched(model: nn.Module, *packages: str) -> bool:
 
 def is_watched() -> bool:
     """Whether somebody is shown what all modules put out, or what all functions of torch do."""
-    hooks = {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
+    is_hooked = torch_module._global_forward_pre_hooks or torch_module._global_forward_hooks
     modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
     known = KNOWN_PACKAGES | {"hf_pardraft"}
-    return bool(hooks) or not {package_of(type(mode)) for mode in modes} <= known
+    return bool(is_hooked) or not {package_of(type(mode)) for mode in modes} <= known
 
 
 def is_transformers_own(hook: Callable) -> bool:

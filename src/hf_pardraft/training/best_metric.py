@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .arguments import DraftTrainingArguments
 
 PREFIX = "eval_"
-# What every evaluation reports, and what it does if drafts are made, too; each but the last ones followed by a position.
+# What every evaluation reports, and what it does besides if drafts are made. (What is reported by position is told below.)
 LOSSES, TIMES = ("loss", "expected_tau"), ("runtime", "samples_per_second", "steps_per_second")
 OF_DRAFTS = ("tau", "decoded_tokens_per_second")
 

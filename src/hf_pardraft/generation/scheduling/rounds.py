@@ -80,7 +80,7 @@ class CompiledRounds(UncompiledRounds):
     COLD, VERY_COLD, VERY_SHORT = 2, 6, 5e-3
     # The warm ones that are measured in the first call, and in a try; and the rounds of a try that is about what is accepted.
     OPENING, IN_A_TRY, JUDGING = 6, 3, 3
-    CLEARLY = 1.1
+    FOLLOWED, CLEARLY = 1.0, 1.1
 
     def opening(self, costs: Costs) -> Plan | None:
         if costs.guesses:
@@ -110,6 +110,3 @@ class CompiledRounds(UncompiledRounds):
         if seconds >= LONG:
             return 1
         return self.num_cold(seconds) + self.IN_A_TRY if is_about_cost else self.JUDGING
-
-    def preference(self, rate: float, plan: Plan, followed: Plan) -> float:
-        return rate
