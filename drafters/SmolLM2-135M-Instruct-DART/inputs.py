@@ -64,9 +64,9 @@ class StaticDraftInputs:
         columns = torch.arange(self.ids.shape[1], device=self.ids.device)
         return nn.functional.pad(columns < self.counts[:, None], (0, after), value=True)
 
-    def positions_with(self, num_masks: int, first: int = 1) -> torch.LongTensor:
+    def positions_with(self, num_masks: int) -> torch.LongTensor:
         """`(batch, width + num_masks)`, `positions` and those of masks, which count on from the anchor."""
-        ahead = torch.arange(first, first + num_masks, device=self.positions.device)
+        ahead = torch.arange(1, num_masks + 1, device=self.positions.device)
         return torch.cat([self.positions, self.last(self.positions) + ahead], dim=1)
 
 

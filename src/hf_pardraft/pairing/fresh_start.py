@@ -54,14 +54,13 @@ def first_logits(drafter: ParallelDrafter, target: PreTrainedModel) -> torch.Ten
     return drafter.draft(context, drafter.new_draft_state(target), drafter.max_draft_depth)[0]
 
 
-def blind_scale(logits: torch.Tensor, most_excess: float = MOST_EXCESS) -> float:
-    """The largest factor, 1 at most, with which no token costs more than ln V + `most_excess`.
+def blind_scale(logits: torch.Tensor) -> float:
+    """The largest factor, 1 at most, with which no token costs more than ln V + [`MOST_EXCESS`] nats.
 
     The cost of the unlikeliest token, log sum exp(c z) - c min z, is ln V at c = 0 and grows with c.
 
     Args:
         logits: `(positions, vocab)`, -inf for tokens that can't be drafted, which don't count.
-        most_excess: in nats.
     """
     logits = logits.float()
     can_be_drafted = logits != -torch.inf
@@ -70,7 +69,7 @@ def blind_scale(logits: torch.Tensor, most_excess: float = MOST_EXCESS) -> float
 
     def is_near(scale: float) -> bool:
         excess = (scale * logits).logsumexp(dim=-1) - scale * lowest - blind
-        return math.isfinite(excess.sum()) and bool((excess <= most_excess).all())
+        return math.isfinite(excess.sum()) and bool((excess <= MOST_EXCESS).all())
 
     if is_near(1.0):
         return 1.0

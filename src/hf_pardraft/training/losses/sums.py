@@ -38,9 +38,7 @@ def check_reduction(reduction: str) -> None:
         raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}")
 
 
-def position_weights(
-    num_positions: int, gamma: float | None, device: torch.device | None = None, dtype: torch.dtype = torch.float64
-) -> torch.Tensor:
+def position_weights(num_positions: int, gamma: float | None, device: torch.device | None = None) -> torch.Tensor:
     """Weights w_k = exp(-(k - 1) / gamma) of draft positions k = 1..num_positions (arXiv 2606.11552, eq. 8).
 
     Args:
@@ -48,13 +46,13 @@ def position_weights(
         gamma: decay constant in positions; `None` weighs all alike.
 
     Returns:
-        `(num_positions,)`.
+        `(num_positions,)`, in float64.
     """
     if gamma is None:
-        return torch.ones(num_positions, device=device, dtype=dtype)
+        return torch.ones(num_positions, device=device, dtype=torch.float64)
     if not gamma > 0:
         raise ValueError(f"gamma must be positive, or None for uniform weights, got {gamma}")
-    return torch.exp(-torch.arange(num_positions, device=device, dtype=dtype) / gamma)
+    return torch.exp(-torch.arange(num_positions, device=device, dtype=torch.float64) / gamma)
 
 
 def linear_gamma(step: int, num_steps: int, start: float, end: float) -> float:
@@ -76,9 +74,7 @@ def gamma_after_epochs(epochs: float, start: float, growth: float) -> float:
     return start + growth * int(epochs)
 
 
-def annealing_weights(
-    num_positions: int, gamma: float, device: torch.device | None = None, dtype: torch.dtype = torch.float64
-) -> torch.Tensor:
+def annealing_weights(num_positions: int, gamma: float, device: torch.device | None = None) -> torch.Tensor:
     """Weights lambda_t = gamma^(t - 1) of draft positions t = 1..num_positions (arXiv 2601.19278, section 3.3).
 
     Args:
@@ -86,11 +82,11 @@ def annealing_weights(
         gamma: annealing coefficient in (0, 1]; 1 weighs all alike.
 
     Returns:
-        `(num_positions,)`.
+        `(num_positions,)`, in float64.
     """
     if not 0 < gamma <= 1:
         raise ValueError(f"the annealing coefficient gamma must be in (0, 1], got {gamma}")
-    return gamma ** torch.arange(num_positions, device=device, dtype=dtype)
+    return gamma ** torch.arange(num_positions, device=device, dtype=torch.float64)
 
 
 def confidence_weights(
