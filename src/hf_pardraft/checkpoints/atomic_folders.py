@@ -16,6 +16,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ..models.modeling_pard import VOCABULARY_FILE
+from ..models.target_projection import PROJECTION_FILES
 from .atomic_files import check_folder_to_write
 from .locks import LOCK, PATIENCE, locked
 
@@ -24,10 +26,10 @@ SAVING, SAVED, PLAN = ".saving-", ".saved-", "plan.json"
 LEFTOVERS = (f"{SAVING}*", ".ngram-*", ".card-*", ".tuning.*", ".model*.safetensors.checksums")
 # The files that make a folder a checkpoint.
 SWITCHES = ("config.json", "adapter_config.json")
-# What somebody may have written by hand.
-KEPT = ("README.md",)
+# A card, which somebody may have written by hand.
+CARD = "README.md"
 MAIN_WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")
-WEIGHTS = (
+WEIGHT_PATTERNS = (
     "model.safetensors",
     "model.safetensors.index.json",
     "model-*-of-*.safetensors",
@@ -37,10 +39,8 @@ WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
     "pytorch_model-*-of-*.bin",
-    "target_projection/model.safetensors",
-    "draft_vocabulary/model.safetensors",
-    "warp_model.safetensors",
-    "warp_model.bin",
+    *PROJECTION_FILES,
+    VOCABULARY_FILE,
 )
 
 Stale = Callable[[Path, set[str]], Iterable[str]]
@@ -49,7 +49,7 @@ Stale = Callable[[Path, set[str]], Iterable[str]]
 def stale_weights(folder: Path, files: set[str]) -> list[str]:
     """Weights of an earlier save, see [`stale_among`], in a folder."""
     return stale_among(
-        (path.relative_to(folder).as_posix() for pattern in WEIGHTS for path in folder.glob(pattern)), files
+        (path.relative_to(folder).as_posix() for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern)), files
     )
 
 
@@ -58,7 +58,7 @@ def stale_among(found: Iterable[str], files: set[str]) -> list[str]:
     instead of, or beside, those among `files`."""
     if not any(MAIN_WEIGHTS.fullmatch(name) for name in files):
         return []
-    return sorted(name for name in {*found} - files if any(fnmatchcase(name, pattern) for pattern in WEIGHTS))
+    return sorted(name for name in {*found} - files if any(fnmatchcase(name, pattern) for pattern in WEIGHT_PATTERNS))
 
 
 @contextmanager
@@ -105,9 +105,8 @@ def replaced_files(folder: str | Path, stale: Stale = stale_weights) -> Iterator
             content = workspace / (folder.resolve().name or "files")
             content.mkdir()
             yield content
-            for name in KEPT:
-                if (folder / name).exists():
-                    (content / name).unlink(missing_ok=True)
+            if (folder / CARD).exists():
+                (content / CARD).unlink(missing_ok=True)
             saved = commit(workspace, content, folder, stale)
         except BaseException:
             shutil.rmtree(workspace, ignore_errors=True)

@@ -13,7 +13,7 @@ from ..models.modeling_pard import VOCABULARY_FILE, VOCABULARY_MAPS, save_tensor
 from .checksums import add_checksums
 from .layouts import NATIVE, layout_for, without
 from .published import class_of_config
-from .saving import WEIGHTS
+from .saving import checksummed_files
 from .weights import NAMED
 
 
@@ -89,7 +89,7 @@ def export_drafter(drafter: ParallelDrafter, folder: str | Path, layout_name: st
     if drafter.draft_token_ids is not None and not weights.keys() & {*VOCABULARY_MAPS}:
         # Beside weights that stay an ordinary causal LM's: readers that know nothing of it propose all tokens.
         save_tensors({name: drafter.get_buffer(name) for name in VOCABULARY_MAPS}, folder, VOCABULARY_FILE)
-    for path in (path for pattern in WEIGHTS for path in Path(folder).glob(pattern)):
+    for path in checksummed_files(folder):
         add_checksums(path)
     text = json.dumps(config, indent=2, sort_keys=True)
     (Path(folder) / "config.json").write_text(text + "\n", encoding="utf-8")

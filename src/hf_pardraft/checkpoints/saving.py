@@ -12,10 +12,9 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from ..models import generate_anywhere
 from ..models.base import CUSTOM_GENERATE, ParallelDrafter
 from ..models.modeling_pard import VOCABULARY_FILE
-from .atomic_folders import replaced_files
+from .atomic_folders import CARD, replaced_files
 from .checksums import add_checksums
 
-CARD = "README.md"
 # Arguments of save_pretrained that are for push_to_hub alone.
 PUSH_ARGUMENTS = (
     "repo_id",
@@ -26,9 +25,8 @@ PUSH_ARGUMENTS = (
     "create_pr",
     "tags",
 )
-
-
-WEIGHTS = ("model*.safetensors", "target_projection/*.safetensors", VOCABULARY_FILE)
+# Our files with weights, which have their checksums in them.
+CHECKSUMMED = ("model*.safetensors", "target_projection/*.safetensors", VOCABULARY_FILE)
 
 
 def save_drafter(
@@ -57,7 +55,7 @@ def save_drafter(
         # A distributed checkpoint is written by all processes, each to the folder itself.
         weights_folder = folder if kwargs.get("distributed_checkpoint") else workspace
         drafter.save_weights(weights_folder, is_main_process, **kwargs)
-        for path in (path for pattern in WEIGHTS for path in weights_folder.glob(pattern)):
+        for path in checksummed_files(weights_folder):
             add_checksums(path)
         drafter.generation_config.save_pretrained(workspace)
         if with_code:
@@ -68,6 +66,11 @@ def save_drafter(
         # It is saved as it was saved here.
         options = {**kwargs, **pushed, "card": folder / CARD, "with_code": with_code}
         drafter.push_to_hub(options.pop("repo_id", folder.name), **options)
+
+
+def checksummed_files(folder: str | Path) -> list[Path]:
+    """The files of a drafter's folder that have checksums, or are to get them."""
+    return [path for pattern in CHECKSUMMED for path in Path(folder).glob(pattern)]
 
 
 def own_class(model: PreTrainedModel) -> type[PreTrainedModel]:

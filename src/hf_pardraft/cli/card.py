@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from huggingface_hub import ModelCard
 
-from ..checkpoints.atomic_folders import finish_interrupted
+from ..checkpoints.atomic_folders import CARD, finish_interrupted
 from ..demo.family_facts import family_facts
-from ..hub.cards import FILE_NAME, CardFacts, card_gaps, make_card, save_card, update_card
+from ..hub.cards import CardFacts, card_gaps, make_card, save_card, update_card
 from ..hub.push import read_card
 from ..hub.results import read_results
 from ..models.base import ParallelDrafter
@@ -59,7 +59,7 @@ def card(
         row_names=row or [],
     )
     drafter = load_folder(folder)
-    path = output or folder / FILE_NAME
+    path = output or folder / CARD
     write_card(drafter, facts, folder, path, fresh)
     gaps = card_gaps(ModelCard.load(path))
     print_facts({"card": str(path), **{f"gap {number}": gap for number, gap in enumerate(gaps, start=1)}})
@@ -72,7 +72,7 @@ def write_card(drafter: ParallelDrafter, facts: CardFacts, folder: Path, path: P
     family = family_facts(folder)
     if family is not None:
         facts = replace(family, **{key: value for key, value in vars(facts).items() if value})
-    old = None if fresh or family is not None or path.name != FILE_NAME else read_card(path.parent)
+    old = None if fresh or family is not None or path.name != CARD else read_card(path.parent)
     save_card(make_card(drafter, facts, name) if old is None else update_card(old, drafter, facts, name), path)
 
 

@@ -14,11 +14,11 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..checkpoints.atomic_files import write_whole
+from ..checkpoints.atomic_folders import CARD
 from ..models.base import ParallelDrafter
 from .results import PLAIN, MeasuredRow, Results, rows_of
 
 TEMPLATES = Path(__file__).parent.parent / "model_cards"
-FILE_NAME = "README.md"
 KIND_NAMES = {"pard": "PARD", "pard2": "PARD-2", "dflash": "DFlash", "dflare": "DFlare", "dart": "DART"}
 UNKNOWN_TARGET = "TARGET"
 # What the Hub's model-index calls the figures that are ours to renew.
@@ -123,7 +123,7 @@ def with_part(text: str, part: str, content: str) -> str:
 
 def write_card(drafter: ParallelDrafter, folder: Path, name: str) -> None:
     """Write a fresh card into a folder: what the drafter, called `name`, itself knows."""
-    save_card(make_card(drafter, CardFacts(), name), folder / FILE_NAME)
+    save_card(make_card(drafter, CardFacts(), name), folder / CARD)
 
 
 def save_card(card: ModelCard, path: Path) -> None:

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils.hub import create_and_tag_model_card, hf_api
 
-from ..checkpoints.atomic_folders import WEIGHTS, stale_among
+from ..checkpoints.atomic_folders import CARD, WEIGHT_PATTERNS, stale_among
 from ..checkpoints.files import check_beside
 from ..checkpoints.locks import LOCK
 from ..checkpoints.saving import own_class
 from ..user_input.files import read_json
 from ..user_input.redaction import redacted
-from .cards import FILE_NAME, card_gaps, has_measured_numbers
+from .cards import card_gaps, has_measured_numbers
 
 # What lies beside a drafter and is no part of it.
 LEFT_OUT_FOLDERS = {
@@ -169,14 +169,12 @@ def read_card(folder: Path) -> ModelCard | None:
     Raises:
         ValueError: if its metadata can't be read.
     """
-    if not (folder / FILE_NAME).is_file():
+    if not (folder / CARD).is_file():
         return None
     try:
-        return ModelCard.load(folder / FILE_NAME)
+        return ModelCard.load(folder / CARD)
     except Exception as error:
-        raise ValueError(
-            f"the metadata of {folder / FILE_NAME} can't be read ({error}): mend its YAML block"
-        ) from error
+        raise ValueError(f"the metadata of {folder / CARD} can't be read ({error}): mend its YAML block") from error
 
 
 def check_repository(repo_id: str) -> None:
@@ -289,7 +287,7 @@ def push_drafter(
     with tempfile.TemporaryDirectory() as workspace:
         folder = Path(workspace)
         model.save_pretrained(folder, repo_id=repo_id, **save_arguments)
-        place_card(folder / FILE_NAME, repo_id, card, tags, token)
+        place_card(folder / CARD, repo_id, card, tags, token)
         return api.upload_folder(
             repo_id=repo_id,
             folder_path=folder,
@@ -299,7 +297,7 @@ def push_drafter(
             commit_message=commit_message or f"Upload {own_class(model).__name__}",
             commit_description=commit_description,
             # Of those that are uploaded none is deleted.
-            delete_patterns=[*WEIGHTS],
+            delete_patterns=[*WEIGHT_PATTERNS],
         )
 
 
@@ -309,7 +307,7 @@ def place_card(
     """Put the card to upload where a freshly made one may lie; see [`push_drafter`]."""
     if card is not None and card.exists():
         shutil.copyfile(card, destination)
-    elif not destination.exists() or hf_api().file_exists(repo_id, FILE_NAME, token=token):
+    elif not destination.exists() or hf_api().file_exists(repo_id, CARD, token=token):
         create_and_tag_model_card(repo_id, token=token).save(destination)
     if tags:
         tagged = ModelCard.load(destination)

@@ -9,12 +9,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.modeling_pard import VOCABULARY_FILE, VOCABULARY_MAPS, save_tensors
+from ..models.target_projection import PROJECTION
 from .adapter_checks import check_peft
 from .layouts import layout_of
 from .run_options import AdapterOptions
 
-# Where PARD's base architectures keep the embedding, and PARD-2's projection.
-EMBEDDING, PROJECTION = "embed_tokens", "target_proj"
+# Where PARD's base architectures keep the embedding.
+EMBEDDING = "embed_tokens"
 
 
 def lora_config(options: AdapterOptions) -> Any:

@@ -12,9 +12,9 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.training_args import HubStrategy
 
 from ..checkpoints.atomic_files import NO_ROOM
-from ..checkpoints.atomic_folders import replaced_files
+from ..checkpoints.atomic_folders import CARD, replaced_files
 from ..checkpoints.checksums import check_checksums
-from ..checkpoints.saving import CARD, WEIGHTS
+from ..checkpoints.saving import checksummed_files
 from ..models.base import ParallelDrafter
 from .adapters import is_adapted, save_drafter_config, save_merged
 from .checkpointing import WholeCheckpointTrainer
@@ -91,7 +91,7 @@ class DrafterFilesTrainer(WholeCheckpointTrainer):
         Raises:
             ValueError: if weights of the checkpoint are damaged.
         """
-        for path in (path for pattern in WEIGHTS for path in Path(resume_from_checkpoint).glob(pattern)):
+        for path in checksummed_files(resume_from_checkpoint):
             check_checksums(path)
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._load_separate_weights(resume_from_checkpoint)
