@@ -11,10 +11,17 @@ from transformers.utils import cached_file
 
 from .checkpoints.atomic_folders import finish_interrupted
 from .checkpoints.config_checks import check_config_fields
-from .checkpoints.files import ADAPTER_FILE, check_beside, check_place, read_config_file, read_json
-from .checkpoints.loading import with_resolved_revision
-from .checkpoints.projection import check_tensors, find_separate, with_subfolder
+from .checkpoints.files import (
+    ADAPTER_FILE,
+    check_beside,
+    check_place,
+    check_tensors,
+    find_separate,
+    read_config_file,
+    read_json,
+)
 from .checkpoints.published import drafter_class_for, find_drafter_class, native_fields
+from .checkpoints.sources import with_resolved_revision, with_subfolder
 from .models.base import PairedConfig, ParallelDrafter, find_file, hub_arguments, load_generation_config
 from .models.modeling_pard import VOCABULARY_FILE, PardDrafter
 

@@ -15,9 +15,10 @@ from .config_checks import check_config_fields
 from .export import check_export, export_drafter
 from .files import ADAPTER_FILE, TensorFacts, check_beside, describe_tensors, read_config_file, read_tensors
 from .layouts import LAYOUTS, NATIVE, check_layout
-from .loading import describe_checkpoint, match_weights, with_resolved_revision
-from .projection import find_projection, with_subfolder
+from .loading import describe_checkpoint, match_weights
+from .projection import find_projection
 from .published import drafter_class_for
+from .sources import with_resolved_revision, with_subfolder
 from .staging import LICENCES, TOKENIZER_FILES, check_destination, replaced_checkpoint
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers.utils import cached_file
+
+from .checksums import check_checksums
 
 # What says that a folder holds an adapter of PEFT's.
 ADAPTER_FILE = "adapter_config.json"
@@ -171,6 +173,25 @@ def shard_path(name_or_path, index_path: str, name: str, **source: Any) -> str:
     return path
 
 
+def find_separate(folder, names: Sequence[str], **source: Any) -> str | None:
+    """The path of the first of some files with weights that a drafter keeps outside the main ones; `None` if there is none.
+
+    Args:
+        folder: or a repository on the Hub.
+        names: of the files, in it.
+        **source: `revision`, `token`, `subfolder`, ..., as for `from_pretrained`.
+
+    Raises:
+        ValueError: if it is a link that leads out of the folder.
+    """
+    for name in names:
+        found = cached_file(folder, name, _raise_exceptions_for_missing_entries=False, **source)
+        if found is not None:
+            check_beside(found, Path(found).parents[len(Path(name).parts) - 1])
+            return found
+    return None
+
+
 def check_beside(path: str, folder: Path) -> None:
     """Raise a `ValueError` if a file in a folder is a link that leads out of it (other than into the Hub's own cache)."""
     real = Path(path).resolve()
@@ -198,6 +219,14 @@ def describe_tensors(paths: Iterable[str]) -> dict[str, TensorFacts]:
             )
         found |= facts
     return found
+
+
+def check_tensors(path: str) -> dict[str, TensorFacts]:
+    """What a file with weights holds, its checksums compared if it has any; raises a `ValueError` if it is damaged."""
+    facts = describe_tensors([path])
+    if is_safetensors(path):
+        check_checksums(path)
+    return facts
 
 
 def is_safetensors(path: str) -> bool:

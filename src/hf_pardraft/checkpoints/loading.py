@@ -8,7 +8,6 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
-from transformers.utils.hub import resolve_revision
 
 from ..models.base import ParallelDrafter, hub_arguments
 from ..models.configuration_pard import PardConfig, config_class_of
@@ -21,29 +20,25 @@ from .config_checks import check_config_fields
 from .files import (
     TensorFacts,
     check_generation_config,
-    check_place,
+    check_tensors,
     describe_tensors,
+    find_separate,
     find_weight_files,
     is_safetensors,
     read_config_file,
 )
 from .projection import (
     PROJECTION_FILES,
-    check_tensors,
     find_projection,
-    find_separate,
     is_among_weights,
     load_projection,
-    with_subfolder,
     without_projection,
 )
 from .published import RENAMED_WEIGHTS, find_drafter_class
+from .sources import with_resolved_revision, with_subfolder
 from .weights import account_for_weights, check_finite, expected_weights
 
 logger = logging.get_logger(__name__)
-
-# Arguments of `from_pretrained` that say which commit is meant.
-RESOLVING_ARGUMENTS = ("cache_dir", "local_files_only", "token", "revision")
 
 
 def load_drafter(model_class: type[ParallelDrafter], name_or_path, *model_args: Any, **kwargs: Any) -> Any:
@@ -224,19 +219,6 @@ def explaining(model_class: type[PreTrainedModel], place) -> Iterator[None]:
         raise ValueError(
             f"no {model_class.__name__} can be built of the config of {place} ({reason}): mend config.json"
         ) from error
-
-
-def with_resolved_revision(name_or_path, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `from_pretrained` under which all files come from one commit, whatever is pushed meanwhile.
-
-    Raises:
-        OSError: if there is no such folder, and no repository could have this name.
-    """
-    if name_or_path is not None:
-        check_place(name_or_path)
-    source = {name: value for name, value in hub_arguments(kwargs).items() if name in RESOLVING_ARGUMENTS}
-    revision = resolve_revision(name_or_path, **source)
-    return kwargs if revision is None else {**kwargs, "revision": revision}
 
 
 def describe_checkpoint(name_or_path, kwargs: dict[str, Any]) -> dict[str, TensorFacts]:

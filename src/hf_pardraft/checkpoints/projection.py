@@ -1,22 +1,15 @@
 """Where checkpoints keep the projection of a PARD-2 drafter: in a file of its own, or among the other weights."""
 
 import copy
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.utils import cached_file
 
 from ..models.base import hub_arguments
 from ..models.target_projection import PROJECTION, PROJECTION_FILES
-from .checksums import check_checksums
-from .files import TensorFacts, check_beside, describe_tensors, find_weight_files, is_safetensors, read_tensors
+from .files import check_tensors, describe_tensors, find_separate, find_weight_files, read_tensors
 from .weights import all_finite
-
-# Where published repositories keep the drafter.
-PUBLISHED_FOLDER = "pard_model"
 
 
 def find_projection(folder, **source: Any) -> str | None:
@@ -26,24 +19,6 @@ def find_projection(folder, **source: Any) -> str | None:
         ValueError: if it is a link that leads out of the folder.
     """
     return find_separate(folder, PROJECTION_FILES, **source)
-
-
-def find_separate(folder, names: Sequence[str], **source: Any) -> str | None:
-    """The first of some files with weights that a drafter keeps outside the main ones; raises what [`find_projection`] does."""
-    for name in names:
-        found = cached_file(folder, name, _raise_exceptions_for_missing_entries=False, **source)
-        if found is not None:
-            check_beside(found, Path(found).parents[len(Path(name).parts) - 1])
-            return found
-    return None
-
-
-def check_tensors(path: str) -> dict[str, TensorFacts]:
-    """What such a file holds; raises a `ValueError` if it is damaged."""
-    facts = describe_tensors([path])
-    if is_safetensors(path):
-        check_checksums(path)
-    return facts
 
 
 def is_among_weights(folder, kwargs: dict[str, Any], has_bias: bool) -> bool:
@@ -74,18 +49,6 @@ def names_of_weights(folder, kwargs: dict[str, Any]) -> set[str]:
     choice = {name: kwargs[name] for name in ("use_safetensors", "variant") if name in kwargs}
     paths = find_weight_files(folder, **choice, **hub_arguments(kwargs))
     return set(describe_tensors(paths))
-
-
-def with_subfolder(folder, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that lead to the drafter in a published repository, if its root holds none."""
-    source = {name: value for name, value in hub_arguments(kwargs).items() if name != "subfolder"}
-    if kwargs.get("subfolder"):
-        return kwargs
-    for subfolder in ("", PUBLISHED_FOLDER):
-        source["subfolder"] = subfolder
-        if cached_file(folder, "config.json", _raise_exceptions_for_missing_entries=False, **source) is not None:
-            return {**kwargs, "subfolder": subfolder}
-    return kwargs
 
 
 def without_projection(kwargs: dict[str, Any]) -> dict[str, Any]:
