@@ -36,12 +36,12 @@ from hf_pardraft.evaluation.entries import PLAIN, Entry, plain_entry
 from hf_pardraft.evaluation.measurement import (
     Condition,
     call,
-    end_of_text_ids,
     generation_config,
     padded_batch,
     without_padding,
 )
 from hf_pardraft.evaluation.report import markdown_table
+from hf_pardraft.user_input.models import end_of_text_ids
 from peer_loop_dart import dart_loops
 from peer_loops import PeerLoop, Task, ddtree_loops, pard_loop, zlab_loop
 from result_files import RESULTS, public_command, save, this_machine

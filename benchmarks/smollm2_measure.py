@@ -13,7 +13,6 @@ from hf_pardraft.evaluation.measurement import (
     Condition,
     Measured,
     Run,
-    end_of_text_ids,
     in_batches,
     kept_random_state,
     run,
@@ -24,6 +23,7 @@ from hf_pardraft.evaluation.measurement import (
 from hf_pardraft.evaluation.rows import acceptance_length, differences_between, drafting_figures
 from hf_pardraft.evaluation.runner import weigh
 from hf_pardraft.generation.settings import DEFAULT_LOOKUP
+from hf_pardraft.user_input.models import end_of_text_ids
 from smollm2_cases import SCHEDULED, Models, Way
 
 # What a call looks up by default.

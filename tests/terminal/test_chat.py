@@ -25,6 +25,7 @@ from hf_pardraft.terminal.safe_text import harmless
 from hf_pardraft.terminal.sampling import Sampling
 from hf_pardraft.terminal.session import Session
 from hf_pardraft.terminal.writer import Writer
+from hf_pardraft.user_input.models import end_of_text_ids
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 # Leaves out what earlier answers began with, as templates do with thoughts.
@@ -55,7 +56,7 @@ def session_of(family, lines, drafted=True, system=None, console=None, **setting
     sampling = Sampling(**{"max_new_tokens": NEW, **settings})
     answering = Writer(target, drafter if drafted else None, tokenizer, sampling)
     console = console or Console(file=io.StringIO(), width=200, force_terminal=False)
-    return Session(Conversation(tokenizer, answering.ends, system), answering, console, read_line)
+    return Session(Conversation(tokenizer, end_of_text_ids(target), system), answering, console, read_line)
 
 
 def printed(session: Session) -> str:

@@ -17,7 +17,7 @@ from ..terminal.sampling import Sampling
 from ..terminal.session import Session
 from ..terminal.writer import Writer
 from ..user_input.files import decode_text
-from ..user_input.models import load_models
+from ..user_input.models import end_of_text_ids, load_models
 from .options import Device, Dtype, TrustRemoteCode
 from .regenerate import parse_template_kwargs
 
@@ -69,7 +69,7 @@ def chat(
         sys.stdout.reconfigure(errors="replace")
     console = Console()
     writer = Writer(model, assistant, tokenizer, sampling, compares=stats)
-    conversation = Conversation(tokenizer, writer.ends, system, not no_chat_template, template_kwargs)
+    conversation = Conversation(tokenizer, end_of_text_ids(model), system, not no_chat_template, template_kwargs)
     session = Session(conversation, writer, console, line_reader(console), marks=runs, tells=stats)
     with_drafter = "without a drafter" if assistant is None else f"with {type(assistant).__name__} {drafter}"
     session.say(f"{target} {with_drafter}. /help lists what can be typed, /quit leaves.")

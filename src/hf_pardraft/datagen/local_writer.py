@@ -19,7 +19,7 @@ from transformers import (
 from ..generation.packing.packed_layers import packed_layers
 from ..generation.packing.packing_trials import products_of
 from ..generation.target_side.shared_keys import shared_keys
-from ..user_input.models import context_length
+from ..user_input.models import context_length, end_of_text_ids
 from .compiled_steps import CompiledSteps
 from .draws import ItemDraws, Nucleus
 from .fast_steps import FastSteps
@@ -251,6 +251,4 @@ class LocalWriter:
 
 def end_token_ids(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """The tokens that end what the target writes."""
-    configured = target.generation_config.eos_token_id
-    ids = configured if isinstance(configured, list) else [configured]
-    return {token for token in [*ids, tokenizer.eos_token_id] if token is not None}
+    return end_of_text_ids(target) | ({tokenizer.eos_token_id} - {None})

@@ -11,6 +11,7 @@ from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from ..generation.settings import read_settings, wants_compiled
+from ..user_input.models import end_of_text_ids
 from .entries import Entry
 from .utilisation import Proposal
 
@@ -327,12 +328,6 @@ def new_texts(target: PreTrainedModel, batch: Batch, output_ids: torch.LongTenso
     ends = end_of_text_ids(target)
     items = output_ids[:, batch["input_ids"].shape[1] :].tolist()
     return tuple(tuple(without_padding(item, ends)) for item in items)
-
-
-def end_of_text_ids(target: PreTrainedModel) -> set[int]:
-    """The token ids that end a text of `target`."""
-    ids = target.generation_config.eos_token_id
-    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
 
 
 def without_padding(tokens: list[int], ends: set[int]) -> list[int]:

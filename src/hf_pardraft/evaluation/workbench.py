@@ -12,7 +12,7 @@ from ..generation.settings import read_settings
 from ..models.base import ParallelDrafter
 from ..pairing.mask_token import special_token_ids
 from ..pairing.remembered import public_name
-from ..user_input.models import load_config, load_tokenizer
+from ..user_input.models import end_of_text_ids, load_config, load_tokenizer
 from .encoding import Chat, encode_all, random_prompts, room_for_prompts
 from .entries import (
     Entry,
@@ -24,7 +24,7 @@ from .entries import (
     with_compiled,
 )
 from .facts import facts_of
-from .measurement import Around, Condition, call, end_of_text_ids, generation_config, new_texts
+from .measurement import Around, Condition, call, generation_config, new_texts
 from .models import assistant_tokenizers, load_drafter, load_target
 from .plan import Plan
 from .plots import save_plots

@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..models.base import ParallelDrafter
 from ..pairing.remembered import warn_by_this_prompt
-from ..user_input.models import context_length
+from ..user_input.models import context_length, end_of_text_ids
 from .pace import PlainPace, Timing
 from .sampling import Sampling
 
@@ -198,12 +198,6 @@ class Writer:
             return None
         return "max_new_tokens" if room == self.sampling.max_new_tokens else "context"
 
-    @property
-    def ends(self) -> set[int]:
-        """The token ids that end a text."""
-        ends = self.target.generation_config.eos_token_id
-        return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
-
     def _write(
         self,
         ids: list[int],
@@ -239,4 +233,4 @@ class Writer:
         return room
 
     def _is_over(self, ids: list[int]) -> bool:
-        return bool(ids) and ids[-1] in self.ends
+        return bool(ids) and ids[-1] in end_of_text_ids(self.target)

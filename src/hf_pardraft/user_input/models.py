@@ -70,6 +70,12 @@ def context_length(config: PreTrainedConfig) -> int | None:
     return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
+def end_of_text_ids(target: PreTrainedModel) -> set[int]:
+    """The token ids that end a text of `target`."""
+    ids = target.generation_config.eos_token_id
+    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+
+
 def load_model(name: str, trust_remote_code: bool = False, **options: Any) -> PreTrainedModel:
     """A causal language model; `options` are those of `from_pretrained`."""
     with naming(name):

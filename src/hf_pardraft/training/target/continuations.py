@@ -3,6 +3,7 @@
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from ...user_input.models import end_of_text_ids
 from ..layouts.base import UNKNOWN
 
 
@@ -46,13 +47,13 @@ def sample_continuations(
     longest = int(lengths.max())
     ids = torch.stack([torch.nn.functional.pad(prefix, (longest - len(prefix), 0)) for prefix in prefixes])
     mask = torch.arange(longest) >= longest - lengths[:, None]
-    ends = target.generation_config.eos_token_id
+    ends = sorted(end_of_text_ids(target))
     settings = GenerationConfig(
         max_new_tokens=num_tokens,
         do_sample=False,
         num_beams=1,
         repetition_penalty=1.0,
-        eos_token_id=ends,
+        eos_token_id=ends or None,
         pad_token_id=0,
     )
     written = target.generate(
@@ -62,7 +63,7 @@ def sample_continuations(
         logits_processor=LogitsProcessorList([DrawnByUniforms(uniforms)]),
     )[:, longest:]
     written = torch.nn.functional.pad(written, (0, num_tokens - written.shape[1]), value=UNKNOWN)
-    if ends is None:
+    if not ends:
         return written
-    is_end = torch.isin(written, torch.as_tensor(ends, device=written.device))
+    is_end = torch.isin(written, torch.tensor(ends, device=written.device))
     return written.masked_fill(is_end.long().cumsum(dim=1) - is_end.long() > 0, UNKNOWN)
