@@ -16,7 +16,7 @@ from ..terminal.safe_text import harmless
 from ..terminal.sampling import Sampling
 from ..terminal.session import Session
 from ..terminal.writer import Writer
-from ..user_input.files import decode_text
+from ..user_input.files import decode_text, has_half_characters
 from ..user_input.models import end_of_text_ids, load_models
 from .options import Device, Dtype, TrustRemoteCode
 from .regenerate import parse_template_kwargs
@@ -96,8 +96,7 @@ def typed_line() -> str:
         ValueError: if it is no UTF-8.
     """
     line = input(PROMPT)
-    # Bytes that are no UTF-8 arrive as half characters.
-    if any("\ud800" <= character <= "\udfff" for character in line):
+    if has_half_characters(line):
         raise ValueError("the message is no UTF-8 text: set the terminal to UTF-8")
     return line
 

@@ -8,7 +8,7 @@ import typer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from ..terminal.safe_text import HarmlessStreamer
-from ..user_input.files import decode_text, read_text
+from ..user_input.files import decode_text, has_half_characters, read_text
 from ..user_input.models import context_length, load_models
 from ..user_input.options import check_temperature
 from .options import Device, Dtype, PromptFile, TrustRemoteCode
@@ -89,8 +89,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         raise ValueError("expected a prompt: pass it as an argument, with --prompt-file, or on standard input")
     if prompt is None:
         prompt = read_stdin() if prompt_file is None else read_text(prompt_file)
-    # Bytes of a command line that are no UTF-8 arrive as half characters.
-    elif any("\ud800" <= character <= "\udfff" for character in prompt):
+    elif has_half_characters(prompt):
         raise ValueError("the prompt is no UTF-8 text: pass it in a file with --prompt-file, saved as UTF-8")
     if not prompt:
         raise ValueError("expected a prompt, got an empty text: the target needs at least one token to go on from")

@@ -52,6 +52,11 @@ def read_text(path: str | Path) -> str:
     return decode_text(Path(path).read_bytes(), path).replace("\r\n", "\n").replace("\r", "\n")
 
 
+def has_half_characters(text: str) -> bool:
+    """Whether a text holds lone surrogates, as which bytes arrive that are no UTF-8, typed or on a command line."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def parse_json(text: str | bytes, source: str | Path) -> Any:
     """What a JSON text says.
 

@@ -1,7 +1,6 @@
 """Models, tokenizers and drafters by name, as commands load them: no code that comes with one is run unless the user says so, and
 whatever is wrong with one is an error that names it."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from transformers import (
 )
 
 from ..auto import AutoDrafter, drafter_class_for, find_drafter_config
+from ..checkpoints.config_checks import is_number, is_whole
 from ..checkpoints.files import check_generation_config, check_place, describe_safetensors
 from ..models.base import ParallelDrafter
 from ..models.modeling_pard import PardDrafter
@@ -106,14 +106,6 @@ def check_generation_settings(settings: dict[str, Any], source: str) -> None:
             value = settings.get(name)
             if value is not None and not is_right(value):
                 raise ValueError(f"{name} in {source} should be {expected}, got {value!r}: mend it there")
-
-
-def is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def are_whole(value: Any) -> bool:
