@@ -55,7 +55,7 @@ ARROWS = {
         "user_input",
     },
     "terminal": {"models", "pairing", "user_input"},
-    "demo": {"evaluation", "hub", "models", "terminal", "user_input"},
+    "demo": {"checkpoints", "evaluation", "hub", "models", "terminal", "user_input"},
 }
 # The entry points, which may import everything; only they, and one command another, may import cli/.
 FREE = {"__init__", "__main__", "cli"}

@@ -11,7 +11,8 @@ from huggingface_hub import EvalResult, ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_pardraft import PardDrafter
-from hf_pardraft.hub.cards import KIND_NAMES, TEMPLATES, card_gaps, has_measured_numbers
+from hf_pardraft.checkpoints.published import KIND_NAMES
+from hf_pardraft.hub.cards import TEMPLATES, card_gaps, has_measured_numbers
 from hf_pardraft.hub.results import read_results
 from in_process import pardraft
 from tiny_models import tiny_drafter

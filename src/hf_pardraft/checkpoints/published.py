@@ -14,6 +14,10 @@ from ..models.modeling_dflare import DFlareDrafter
 from ..models.modeling_dflash import DFlashDrafter
 from ..models.modeling_pard import PARD_DRAFTERS, PardDrafter
 
+# What people call each kind of drafter; PARD-2 counts as one.
+KIND_NAMES = {"pard": "PARD", "pard2": "PARD-2", "dflash": "DFlash", "dflare": "DFlare", "dart": "DART"}
+# Kinds with one class for all targets, whose hidden states they read; PARD's depends on its base.
+TARGET_BOUND_CLASSES = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}
 MUSE_GLIMMER = "muse_glimmer_assistant"
 SPECULATORS_TYPE = "speculators_model_type"
 # What others call weights, by the kind of drafter: patterns, as `from_pretrained(key_mapping=...)` takes them, and our names.
@@ -96,7 +100,7 @@ def class_of_config(config: PairedConfig) -> type[ParallelDrafter] | None:
     """The class of our own that a drafter's configuration belongs to; `None` for one of a kind that we don't have."""
     if config.drafter_kind == "pard":
         return PARD_DRAFTERS.get(config.model_type)
-    return {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}.get(config.drafter_kind)
+    return TARGET_BOUND_CLASSES.get(config.drafter_kind)
 
 
 def native_fields(config_class: type[PairedConfig], fields: dict[str, Any]) -> dict[str, Any]:

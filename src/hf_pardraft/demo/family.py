@@ -6,12 +6,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..checkpoints.published import KIND_NAMES
 from ..models.base import ParallelDrafter
 from ..user_input.models import load_drafter, load_model, load_tokenizer
 
 SHIPPED_FAMILY = Path(__file__).parent / "family"
 # Subfolders of a family, and what people call the drafter in it.
-DRAFTER_NAMES = {"pard": "PARD", "dflash": "DFlash", "dflare": "DFlare", "dart": "DART"}
+DRAFTER_NAMES = {kind: KIND_NAMES[kind] for kind in ("pard", "dflash", "dflare", "dart")}
 
 
 @dataclass

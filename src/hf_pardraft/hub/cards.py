@@ -15,11 +15,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..checkpoints.atomic_files import write_whole
 from ..checkpoints.atomic_folders import CARD
+from ..checkpoints.published import KIND_NAMES
 from ..models.base import ParallelDrafter
 from .results import PLAIN, MeasuredRow, Results, rows_of
 
 TEMPLATES = Path(__file__).parent.parent / "model_cards"
-KIND_NAMES = {"pard": "PARD", "pard2": "PARD-2", "dflash": "DFlash", "dflare": "DFlare", "dart": "DART"}
 UNKNOWN_TARGET = "TARGET"
 # What the Hub's model-index calls the figures that are ours to renew.
 OWN_TASK = "speculative decoding"

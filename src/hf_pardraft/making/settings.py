@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import is_torch_bf16_gpu_available
 
+from ..checkpoints.published import KIND_NAMES
 from ..datagen.rewriting import Rewrite
 from ..datagen.user_turns import UserTurns
 from ..models.base import check_vocabulary, text_fact
@@ -17,8 +18,8 @@ from ..pairing.target_checks import check_can_be_tapped
 from ..user_input.data import load_data, require_datasets
 from ..user_input.models import load_config, load_tokenizer
 
-# Kinds of drafters, and what results and folders call them.
-KINDS = {"dflare": "DFlare", "dflash": "DFlash", "dart": "DART", "pard": "PARD"}
+# Kinds of drafters that it makes.
+KINDS = ("dflare", "dflash", "dart", "pard")
 # Enough for some to be held out, and some to be learned.
 LEAST_PROMPTS = 8
 # Columns that hold a prompt, as `pardraft regenerate` reads them.
@@ -36,7 +37,7 @@ class MakeSettings:
 
     Attributes:
         target: the model to draft for: a folder or a Hub repository.
-        kind: of the drafter, a key of [`KINDS`].
+        kind: of the drafter, one of [`KINDS`].
         hours: that all stages may take together.
         dataset: prompts for the target to answer; `None` if it writes them itself.
         base: pard: the causal LM that becomes the drafter; `None` for a copy of the target with fewer layers.
@@ -70,7 +71,7 @@ class MakeSettings:
 
     @property
     def kind_name(self) -> str:
-        return KINDS[self.kind]
+        return KIND_NAMES[self.kind]
 
     @property
     def target_name(self) -> str:

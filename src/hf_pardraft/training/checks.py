@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, TrainingArguments, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 
 from ..checkpoints.config_checks import check_fresh_fields
+from ..checkpoints.published import KIND_NAMES
 from ..models.base import ParallelDrafter
 from ..user_input.options import check_temperature
 from .best_metric import is_tau
@@ -16,7 +17,7 @@ from .layouts import layout_of
 from .layouts.attention import ATTENTIONS
 from .losses.objectives import OBJECTIVES, parse_objective
 from .losses.sums import check_reduction
-from .run_options import DRAFTER_OPTIONS, KINDS, DrafterOptions, RunOptions
+from .run_options import DRAFTER_OPTIONS, DrafterOptions, RunOptions
 
 if TYPE_CHECKING:
     from .arguments import DraftTrainingArguments
@@ -137,9 +138,9 @@ def check_run(options: RunOptions, drafter: DrafterOptions, recipes: list[str]) 
                 f"{also}: settings of a fresh drafter, got --drafter {drafter.drafter} as well: leave one out"
             )
         return
-    if drafter.kind not in KINDS:
+    if drafter.kind not in KIND_NAMES:
         raise ValueError(
-            f"expected a kind of drafter ({', '.join(KINDS)}), a recipe ({', '.join(recipes)}) or a --drafter to go on "
+            f"expected a kind of drafter ({', '.join(KIND_NAMES)}), a recipe ({', '.join(recipes)}) or a --drafter to go on "
             f"with, got kind {drafter.kind!r}"
         )
     if wrong := chosen - DRAFTER_OPTIONS[drafter.kind]:

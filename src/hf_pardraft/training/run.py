@@ -23,10 +23,8 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from ..checkpoints.atomic_files import write_whole
 from ..checkpoints.atomic_folders import writing_folder
+from ..checkpoints.published import TARGET_BOUND_CLASSES
 from ..models.base import ParallelDrafter
-from ..models.modeling_dart import DartDrafter
-from ..models.modeling_dflare import DFlareDrafter
-from ..models.modeling_dflash import DFlashDrafter
 from ..models.modeling_pard import PardDrafter
 from ..user_input.data import load_data
 from ..user_input.models import load_drafter, load_model, load_tokenizer
@@ -43,7 +41,6 @@ from .run_options import DrafterOptions
 from .target.feature_writing import DTYPES, cache_features, feature_bytes, texts_of
 from .trainer import DraftTrainer
 
-FRESH = {"dflash": DFlashDrafter, "dflare": DFlareDrafter, "dart": DartDrafter}
 # Another seed of training is not to change what is held out.
 SPLIT_SEED = 0
 SETTINGS_FILE = "train_settings.yaml"
@@ -99,7 +96,7 @@ def new_drafter(
     if len(options.mask_token_id or []) == 1:
         # Shared by all masks.
         given["mask_token_id"] = options.mask_token_id[0]
-    if options.kind in FRESH:
+    if options.kind in TARGET_BOUND_CLASSES:
         fields = {name: given[name] for name in given if name not in ("kind", "drafter_config")}
         if options.kind != "dart":
             fields["tokenizer"] = tokenizer
@@ -109,7 +106,7 @@ def new_drafter(
                 f"{', '.join(sorted(twice))}: given as a setting, and otherwise in drafter_config {options.drafter_config}: "
                 "leave one of them out"
             )
-        return FRESH[options.kind].for_target(target, **{**others, **fields}).float()
+        return TARGET_BOUND_CLASSES[options.kind].for_target(target, **{**others, **fields}).float()
     taps = {name: given[name] for name in ("target_layers", "target_scale") if name in given}
     base = load_model(options.base, dtype=torch.float32)
     conditions = {"target": target, **taps} if options.kind == "pard2" else {}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-KINDS = ("pard", "pard2", "dflash", "dflare", "dart")
+from ..checkpoints.published import KIND_NAMES
 
 
 def option(default: Any, text: str) -> Any:
@@ -35,7 +35,7 @@ class DrafterOptions:
     """Which drafter is made; what is left out is as the drafter's own default has it."""
 
     drafter: str | None = option(None, "A drafter to go on with, rather than a fresh one.")
-    kind: str | None = option(None, f"Of a fresh drafter: {', '.join(KINDS)}.")
+    kind: str | None = option(None, f"Of a fresh drafter: {', '.join(KIND_NAMES)}.")
     base: str | None = option(None, "pard, pard2: the causal LM to adapt, with the target's tokenizer.")
     num_layers: int | None = option(None, "dflash, dflare: its depth.")
     block_size: int | None = option(None, "dflash, dflare: tokens a block, the anchor counted.")

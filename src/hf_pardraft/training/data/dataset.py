@@ -20,7 +20,7 @@ from ..layouts import DroppedMasks, Layout, layout_of
 from .documents import IGNORED, TOKEN_MASKS, labels_of, packed_examples
 from .encoding import check_tokenizer
 from .formats import (
-    KINDS,
+    COLUMNS_OF_KIND,
     PER_TOKEN,
     ExampleEncoder,
     check_kind,
@@ -257,7 +257,9 @@ def check_something_encodes(kind: str, tokenizer: PreTrainedTokenizerBase | None
     if kind == "tokens":
         return
     if tokenizer is None:
-        raise ValueError(f"examples of {' and '.join(KINDS[kind])} need the target's tokenizer: pass processing_class=")
+        raise ValueError(
+            f"examples of {' and '.join(COLUMNS_OF_KIND[kind])} need the target's tokenizer: pass processing_class="
+        )
     check_tokenizer(tokenizer)
     if kind in ("messages", "conversations") and tokenizer.chat_template is None:
         raise ValueError(

@@ -12,8 +12,8 @@ from .chat import encode_chat, without_end
 from .documents import IGNORED
 from .encoding import encode_completion, encode_text
 
-# By the columns that a row must have, the first that fits.
-KINDS = {
+# The columns that a row of each kind of examples must have; the first kind that fits is meant.
+COLUMNS_OF_KIND = {
     "tokens": ("input_ids",),
     "messages": ("messages",),
     "conversations": ("conversations",),
@@ -35,7 +35,7 @@ def example_kind(columns: Any) -> str:
     Raises:
         ValueError: if none that is known.
     """
-    for kind, needed in KINDS.items():
+    for kind, needed in COLUMNS_OF_KIND.items():
         if all(name in columns for name in needed):
             return kind
     raise ValueError(
@@ -102,7 +102,7 @@ class ExampleEncoder:
 
 def lacks_something(row: dict[str, Any], kind: str) -> bool:
     """Whether a column that makes the kind has nothing in this row. Messages of a completion need no prompt."""
-    needed = [name for name in KINDS[kind] if name != "prompt" or not isinstance(row.get("completion"), list)]
+    needed = [name for name in COLUMNS_OF_KIND[kind] if name != "prompt" or not isinstance(row.get("completion"), list)]
     return any(row.get(name) is None for name in needed)
 
 
@@ -133,7 +133,7 @@ def check_kind(row: dict[str, Any], kind: str) -> dict[str, Any]:
     Raises:
         ValueError: if it lacks a column that others have.
     """
-    missing = [name for name in KINDS[kind] if name not in row]
+    missing = [name for name in COLUMNS_OF_KIND[kind] if name not in row]
     if missing:
         raise ValueError(f"the first example has a column {missing[0]!r}, and another has only {', '.join(row)}")
     return row
