@@ -54,6 +54,7 @@ ARROWS = {
         "pairing",
         "user_input",
     },
+    "serving": {"models", "user_input"},
     "terminal": {"models", "pairing", "user_input"},
     "demo": {"checkpoints", "evaluation", "hub", "models", "terminal", "user_input"},
 }

@@ -212,6 +212,7 @@ FOLDERS = {
     "training": (745, 3, 230, "layouts, losses, trainer"),
     "ngram": (25, 4, 225, "n-gram models for trees"),
     "by_name": (392, 4, 212, "names that transformers gets"),
+    "serving": (632, 4, 212, "transformers serve, drafted"),
     "user_input": (45, 5.4, 440, "files, models and data that users name, checked"),
     "pairing": (515, 5.4, 440, "which target a drafter fits, and was trained for"),
     "auto": (45, 6.4, 440, "AutoDrafter: any drafter by its name"),
@@ -221,7 +222,7 @@ FOLDERS = {
 # What the others stand on; an arrow to its frame stands for all that lead into it.
 BASE = ("user_input", "pairing", "auto", "checkpoints", "models")
 # Modules rather than folders.
-FILES = ("auto", "by_name", "services")
+FILES = ("auto", "by_name", "services", "serving")
 # Those of tests/test_layering.py's arrows that don't follow from others, but for the ones into the base.
 SHOWN_ARROWS = (
     ("demo", "evaluation"),
@@ -239,7 +240,7 @@ SHOWN_ARROWS = (
     ("pairing", "checkpoints"),
     ("checkpoints", "models"),
 )
-ARROWS_TO_BASE = ("ngram", "hub", "services", "terminal", "training")
+ARROWS_TO_BASE = ("ngram", "hub", "services", "serving", "terminal", "training")
 # Of these, what has something below it that it does not import.
 AROUND = ("terminal",)
 FOLDER_HEIGHT = 54

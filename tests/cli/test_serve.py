@@ -214,7 +214,7 @@ def test_what_has_no_drafts_is_written_without_a_drafter(drafting, plain, rounds
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_why_a_request_has_no_drafter(setting, word):
-    from hf_pardraft.cli.drafting_models import obstacle_of
+    from hf_pardraft.serving import obstacle_of
 
     assert obstacle_of(GenerationConfig(**setting)) == word
     assert obstacle_of(GenerationConfig(do_sample=True, cache_implementation="static")) is None

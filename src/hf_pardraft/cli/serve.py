@@ -21,7 +21,7 @@ def serve(
     # With the web libraries that it imports, this takes a second that other commands have no use for.
     from transformers.cli.serve import Serve
 
-    from .drafting_models import drafting_with
+    from ..serving import drafting_with
 
     server = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     server.command()(Serve)

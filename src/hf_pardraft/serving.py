@@ -13,9 +13,9 @@ from transformers.cli.serving.utils import split_model_id
 from transformers.generation import GenerationMode
 from transformers.utils import logging
 
-from ..models.base import ParallelDrafter
-from ..user_input.models import load_drafter, naming
-from ..user_input.options import checked_device, checked_dtype
+from .models.base import ParallelDrafter
+from .user_input.models import load_drafter, naming
+from .user_input.options import checked_device, checked_dtype
 
 logger = logging.get_logger(__name__)
 
