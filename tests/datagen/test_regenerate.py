@@ -17,7 +17,6 @@ import pytest
 import torch
 
 import in_process
-from hf_pardraft.cli.regenerate import describe_failures
 from hf_pardraft.datagen.draws import ItemDraws
 from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.regenerate import Shard, regenerate
@@ -536,7 +535,7 @@ def test_what_no_further_run_can_write_is_told_apart_from_what_may_pass(online, 
         result = regenerate([*rows, *hopeless], tmp_path / "out.jsonl", writer, "m", progress=False)
     assert result.failed.keys() == {1, 2, 3, 4, 5}
     assert result.lasting == {1, 3, 4, 5}
-    told = describe_failures(result)
+    told = result.failure_facts()
     assert told["failures that may pass"].startswith("1, such as row 2 (")
     assert "run the same command again" in told["failures that may pass"]
     assert told["failures that will stay"].startswith("4, such as row ")
@@ -549,7 +548,7 @@ def test_a_local_targets_failures_are_not_told_to_pass(target, tokenizer, tmp_pa
     rows = [{"messages": [user("two")]}, {"prompt": ""}, {"messages": [user("two and three " * 30)]}]
     result = regenerate(rows, tmp_path / "out.jsonl", local(target, tokenizer), "tiny", progress=False)
     assert (result.num_written, result.failed.keys(), result.lasting) == (1, {1, 2}, {1, 2})
-    (told,) = describe_failures(result).values()
+    (told,) = result.failure_facts().values()
     assert "no further run writes them" in told
 
 

@@ -18,8 +18,7 @@ from ..terminal.session import Session
 from ..terminal.writer import Writer
 from ..user_input.files import decode_text, has_half_characters
 from ..user_input.models import end_of_text_ids, load_models
-from .options import Device, Dtype, TrustRemoteCode
-from .regenerate import parse_template_kwargs
+from .options import Device, Dtype, TrustRemoteCode, parse_template_kwargs
 
 PROMPT = "> "
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .regenerate import parse_template_kwargs
+from .options import parse_template_kwargs
 
 
 def make(

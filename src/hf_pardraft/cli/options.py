@@ -1,9 +1,11 @@
-"""Options that several commands have, and how a command tells what it found out."""
+"""Options that several commands have, what is read of them, and how a command tells what it found out."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from ..user_input.files import parse_json, quoted
 
 # Commands that hand their settings on, so that each is described in one place.
 ANY_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -18,6 +20,18 @@ TrustRemoteCode = Annotated[
 TrustTokenizerCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the code that comes with the tokenizer.")
 ]
+
+
+def parse_template_kwargs(text: str | None) -> dict[str, Any]:
+    """The settings of the chat template, from JSON.
+
+    Raises:
+        ValueError: if it is no JSON object.
+    """
+    parsed = parse_json(text, f"--chat-template-kwargs {quoted(text)}") if text else {}
+    if not isinstance(parsed, dict):
+        raise ValueError(f"expected --chat-template-kwargs as a JSON object, got {quoted(text)}")
+    return parsed
 
 
 def print_facts(facts: dict[str, object]) -> None:

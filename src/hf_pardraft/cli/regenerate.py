@@ -2,18 +2,14 @@
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 
-from ..user_input.files import parse_json, quoted
 from ..user_input.models import load_models, load_tokenizer
 from ..user_input.options import checked_device, checked_dtype
-from .options import Device, Dtype, TrustRemoteCode, print_facts
-
-if TYPE_CHECKING:
-    from ..datagen.regenerate import Regeneration
+from .options import Device, Dtype, TrustRemoteCode, parse_template_kwargs, print_facts
 
 
 def regenerate(
@@ -122,7 +118,7 @@ def regenerate(
         tokenizer, loaded, assistant = load_models(target, drafter, dtype, place, trust_remote_code)
         writer = LocalWriter(loaded, tokenizer, assistant, batch_size=batch_size, pack_weights=pack_weights, **sampling)
     result = write(writer=writer)
-    print_facts(describe_regeneration(result))
+    print_facts(result.facts())
     if result.failed:
         raise typer.Exit(ROWS_MISSING)
 
@@ -157,61 +153,8 @@ def check_writer(
         raise ValueError("torchrun or accelerate launch says which shard is this process's: leave --shard out")
 
 
-def parse_template_kwargs(text: str | None) -> dict[str, Any]:
-    """The settings of the chat template, from JSON.
-
-    Raises:
-        ValueError: if it is no JSON object.
-    """
-    parsed = parse_json(text, f"--chat-template-kwargs {quoted(text)}") if text else {}
-    if not isinstance(parsed, dict):
-        raise ValueError(f"expected --chat-template-kwargs as a JSON object, got {quoted(text)}")
-    return parsed
-
-
 def device_of_this_process(device: str) -> str:
     """Of several processes on a machine each has an accelerator of its own, unless a device is asked for."""
     if device != "auto" or "LOCAL_RANK" not in os.environ or not torch.accelerator.is_available():
         return device
     return f"{torch.accelerator.current_accelerator().type}:{os.environ['LOCAL_RANK']}"
-
-
-def describe_regeneration(result: "Regeneration") -> dict[str, Any]:
-    """What to tell about it."""
-    from ..datagen.self_prompts import SelfPrompting
-
-    facts = {
-        "output": result.path,
-        "rows": result.num_rows,
-        "written before": result.num_before,
-        "written now": result.num_written,
-        "failed": len(result.failed),
-    }
-    if isinstance(result, SelfPrompting):
-        facts["prompts sampled"] = result.num_prompts
-        reasons = ", ".join(f"{count} {reason}" for reason, count in result.refused.most_common())
-        facts["prompts not used"] = f"{result.refused.total()} ({reasons})" if reasons else 0
-    if result.num_tokens:
-        facts["tokens written now"] = result.num_tokens
-        facts["tokens a second"] = round(result.num_tokens / result.seconds, 1)
-    return facts | describe_failures(result)
-
-
-def describe_failures(result: "Regeneration") -> dict[str, str]:
-    """What to tell about rows that failed, and what to do: those that another try may write, and those that none will."""
-    from ..datagen.self_prompts import SelfPrompting
-
-    more = (
-        "take a larger --self-prompts" if isinstance(result, SelfPrompting) else "mend them in a data set of their own"
-    )
-    advice = {
-        "may pass": "run the same command again, and they are tried again",
-        "will stay": f"no further run writes them as they are: do without, or {more}",
-    }
-    indices: dict[str, list[int]] = {}
-    for index in result.failed:
-        indices.setdefault("will stay" if index in result.lasting else "may pass", []).append(index)
-    return {
-        f"failures that {kind}": f"{len(found)}, such as row {found[0]} ({result.failed[found[0]]}): {advice[kind]}"
-        for kind, found in indices.items()
-    }

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tqdm.auto import tqdm
 
@@ -71,7 +71,10 @@ class Regeneration:
         lasting: which of them will fail again, as long as rows, target and settings are what they are.
         num_tokens: that a local target has written in this run.
         seconds: that it took.
+        way_around: what to do about rows that will fail again.
     """
+
+    way_around: ClassVar[str] = "mend them in a data set of their own"
 
     path: Path
     num_rows: int
@@ -92,6 +95,39 @@ class Regeneration:
         """Note what was written so far; returns what a progress bar says of it."""
         self.num_tokens, self.seconds = num_tokens, seconds
         return f"{num_tokens / seconds:.0f} tokens/s"
+
+    def facts(self) -> dict[str, Any]:
+        """What to tell about it, by name."""
+        facts = {
+            "output": self.path,
+            "rows": self.num_rows,
+            "written before": self.num_before,
+            "written now": self.num_written,
+            "failed": len(self.failed),
+            **self.prompt_facts(),
+        }
+        if self.num_tokens:
+            facts["tokens written now"] = self.num_tokens
+            facts["tokens a second"] = round(self.num_tokens / self.seconds, 1)
+        return facts | self.failure_facts()
+
+    def prompt_facts(self) -> dict[str, Any]:
+        """What to tell about prompts that were written, too."""
+        return {}
+
+    def failure_facts(self) -> dict[str, str]:
+        """What to tell about rows that failed, and what to do: those that another try may write, and those that none will."""
+        advice = {
+            "may pass": "run the same command again, and they are tried again",
+            "will stay": f"no further run writes them as they are: do without, or {self.way_around}",
+        }
+        indices: dict[str, list[int]] = {}
+        for index in self.failed:
+            indices.setdefault("will stay" if index in self.lasting else "may pass", []).append(index)
+        return {
+            f"failures that {kind}": f"{len(found)}, such as row {found[0]} ({self.failed[found[0]]}): {advice[kind]}"
+            for kind, found in indices.items()
+        }
 
 
 def regenerate(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tqdm.auto import tqdm
 
@@ -38,8 +38,18 @@ class SelfPrompting(Regeneration):
         refused: how many of them were not used, by reason.
     """
 
+    way_around: ClassVar[str] = "take a larger --self-prompts"
+
     num_prompts: int = 0
     refused: Counter = field(default_factory=Counter)
+
+    def prompt_facts(self) -> dict[str, Any]:
+        """See [`Regeneration.prompt_facts`]."""
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.refused.most_common())
+        return {
+            "prompts sampled": self.num_prompts,
+            "prompts not used": f"{self.refused.total()} ({reasons})" if reasons else 0,
+        }
 
 
 class TooFewPromptsError(ValueError):
