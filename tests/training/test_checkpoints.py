@@ -380,7 +380,7 @@ def test_a_checkpoint_of_another_drafter_target_or_other_data_is_not_gone_on_wit
     trainer.train(resume_from_checkpoint=True)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_gone_on_with(begun, target, text, tmp_path):
+def test_a_checkpoint_of_a_plain_trainer_is_gone_on_with(begun, target, text, tmp_path):
     shutil.copytree(begun, tmp_path / "run")
     for checkpoint in (tmp_path / "run").iterdir():
         (checkpoint / run_identity.FILE).unlink()

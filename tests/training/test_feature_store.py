@@ -11,7 +11,6 @@ from collections import namedtuple
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from hf_pardraft.training.target import feature_store, feature_writing
 from hf_pardraft.training.target.feature_store import FeatureStore
@@ -289,21 +288,3 @@ def test_a_shard_that_was_damaged_meanwhile_is_written_again(target, text, tmp_p
         file.write_bytes(damaged)
     again = stored("dflash", target, text, tmp_path)
     assert all(torch.equal(again.states(row["input_ids"]), states) for row, states in zip(text, expected, strict=True))
-
-
-def test_a_store_of_an_earlier_version_is_read_and_gone_on_with(target, text, tmp_path):
-    """It has neither a list of its shards nor checksums."""
-    store = stored("dflash", target, text, tmp_path)
-    expected = [store.states(row["input_ids"]) for row in text]
-    index = json.loads((tmp_path / "index.json").read_text())
-    del index["shards"]
-    (tmp_path / "index.json").write_text(json.dumps(index))
-    for file in tmp_path.glob("*.safetensors"):
-        with safe_open(file, "pt") as old:
-            kept = {name: old.get_tensor(name) for name in ("states", "lengths")}
-            metadata = old.metadata()
-        save_file(kept, file, metadata=metadata)
-    for again in (FeatureStore(tmp_path), stored("dflash", target, text, tmp_path)):
-        assert all(
-            torch.equal(again.states(row["input_ids"]), states) for row, states in zip(text, expected, strict=True)
-        )

@@ -110,7 +110,7 @@ def note_identity(checkpoint: Path, identity: dict[str, Any]) -> None:
 
 
 def read_identity(checkpoint: Path) -> dict[str, Any] | None:
-    """What [`note_identity`] wrote; `None` for a checkpoint of an earlier version, which knows nothing.
+    """What [`note_identity`] wrote; `None` for the checkpoint of a plain `Trainer`, which has no such file.
 
     Raises:
         ValueError: if it can't be read.
@@ -127,7 +127,7 @@ def read_identity(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def missing_files(checkpoint: Path) -> list[str]:
-    """The files of a checkpoint that are not there as they were written; nothing is known of an earlier version's."""
+    """The files of a checkpoint that are not there as they were written; nothing is known of a plain `Trainer`'s."""
     sizes = (read_identity(checkpoint) or {}).get("files", {})
     paths = {name: checkpoint / name for name in sizes}
     return sorted(name for name, path in paths.items() if not path.is_file() or path.stat().st_size != sizes[name])

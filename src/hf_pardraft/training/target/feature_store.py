@@ -65,11 +65,11 @@ def text_key(input_ids: Sequence[int] | torch.Tensor) -> str:
 
 @dataclass(frozen=True)
 class ShardTable:
-    """The texts of a shard, in their order: keys, numbers of tokens, and CRC-32 of their states (`None` in early stores)."""
+    """The texts of a shard, in their order: keys, numbers of tokens, and CRC-32 of their states."""
 
     keys: list[str]
     lengths: list[int]
-    checksums: list[int] | None
+    checksums: list[int]
 
     @classmethod
     def read(cls, path: Path) -> "ShardTable":
@@ -81,13 +81,13 @@ class ShardTable:
         try:
             with safe_open(path, "pt") as file:
                 names, metadata = set(file.keys()), file.metadata() or {}
-                if not {"states", "lengths"} <= names <= {"states", "lengths", "checksums"} or "keys" not in metadata:
+                if names != {"states", "lengths", "checksums"} or "keys" not in metadata:
                     raise ValueError(
                         f"{path} holds no stored states, but {', '.join(sorted(names)[:5]) or 'nothing'}: take it out of the "
                         "folder"
                     )
                 keys, lengths = parse_json(metadata["keys"], path), file.get_tensor("lengths").tolist()
-                checksums = file.get_tensor("checksums").tolist() if "checksums" in names else None
+                checksums = file.get_tensor("checksums").tolist()
                 num_stored = file.get_slice("states").get_shape()[0]
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} is damaged ({error}): {DAMAGED}") from error
@@ -118,6 +118,8 @@ def read_index(folder: Path) -> dict[str, Any]:
         )
     found = read_json(path)
     names = {*(field.name for field in fields(FeatureSource)), "complete"}
+    if isinstance(found, dict) and found.get("complete"):
+        names.add("shards")
     if not isinstance(found, dict) or not names <= found.keys():
         lacking = f"lacks {', '.join(sorted(names - found.keys()))}" if isinstance(found, dict) else "is no JSON object"
         raise ValueError(
@@ -147,26 +149,25 @@ class FeatureStore:
         # Which of the stored hidden states are read, in this order; all of them until `check` says which a drafter needs.
         self._chosen: list[int] | None = None
         self._shards = sorted(self.folder.glob("*.safetensors"))
-        self._check_shards(found.get("shards"))
+        self._check_shards(found["shards"])
         # Of each text its shard, the place of its first state there, how many it has, and their checksum.
-        self._places: dict[str, tuple[int, int, int, int | None]] = {}
+        self._places: dict[str, tuple[int, int, int, int]] = {}
         self._open: dict[int, Any] = {}
         for shard, path in enumerate(self._shards):
             table, start = ShardTable.read(path), 0
-            if found.get("shards") is not None and table.crc32 != found["shards"][path.stem]:
+            if table.crc32 != found["shards"][path.stem]:
                 raise ValueError(f"{path} is not the shard that {INDEX} speaks of, or is damaged: {DAMAGED}")
-            checksums = table.checksums or [None] * len(table.keys)
-            for key, length, checksum in zip(table.keys, table.lengths, checksums, strict=True):
+            for key, length, checksum in zip(table.keys, table.lengths, table.checksums, strict=True):
                 self._places[key] = (shard, start, length, checksum)
                 start += length
         if sum(path.stat().st_size for path in self._shards) <= CHECKED_BYTES:
             for key in self._places:
                 self._read(key)
 
-    def _check_shards(self, expected: dict[str, int] | None) -> None:
-        """Raise a `ValueError` unless there are those shards that the index names; an early one names none."""
-        names, named = {path.name for path in self._shards}, {f"{stem}.safetensors" for stem in expected or ()}
-        if expected is not None and names != named:
+    def _check_shards(self, expected: dict[str, int]) -> None:
+        """Raise a `ValueError` unless there are those shards that the index names."""
+        names, named = {path.name for path in self._shards}, {f"{stem}.safetensors" for stem in expected}
+        if names != named:
             missing, others = sorted(named - names), sorted(names - named)
             raise ValueError(
                 f"{self.folder} should hold {len(expected)} shards, and holds {len(names)} (missing: "
@@ -226,7 +227,7 @@ class FeatureStore:
         if shard not in self._open:
             self._open[shard] = safe_open(self._shards[shard], "pt")
         states = self._open[shard].get_slice("states")[start : start + length]
-        if checksum is not None and checksum_of(states) != checksum:
+        if checksum_of(states) != checksum:
             raise ValueError(
                 f"{self._shards[shard]} is damaged: the states of a text are not those that were written: {DAMAGED}"
             )
