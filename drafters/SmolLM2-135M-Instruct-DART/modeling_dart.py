@@ -228,7 +228,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
     def draft(self, inputs: DraftInputs, state: DraftState, depth: int) -> torch.Tensor:
         """Feed the newly read prefix and the masks after it; the last `depth` positions score the draft.
 
-        Shapes as in [`ParallelDrafter.draft`]. Rows see what lies before them only, so masks that are not asked for are not
+        Shapes as in [`ParallelDrafter.draft`]. Queries see what lies before them only, so masks that are not asked for are not
         run.
         """
         batch, num_read = inputs.features.shape[:2]
@@ -260,7 +260,7 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
         num_queries = width + num_masks
         scored = torch.arange(width, num_queries, device=device).expand(batch, -1)
         if self.config.shifted:
-            scored = torch.cat([inputs.anchors, scored], dim=1)
+            scored = torch.cat([inputs.anchor_columns, scored], dim=1)
         cache.columns = lengths[:, None] + torch.arange(num_queries, device=device)
 
         return self(

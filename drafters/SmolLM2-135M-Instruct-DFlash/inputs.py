@@ -6,8 +6,7 @@ from functools import lru_cache
 
 import torch
 from torch import nn
-
-from .cache import GrowingCache
+from transformers import Cache
 
 
 @dataclass
@@ -51,13 +50,13 @@ class StaticDraftInputs:
     features: torch.Tensor | None = None
 
     @property
-    def anchors(self) -> torch.LongTensor:
+    def anchor_columns(self) -> torch.LongTensor:
         """`(batch, 1)`, the column of each item's anchor; the first of an item to which nothing is new."""
         return (self.counts[:, None] - 1).clamp(min=0)
 
     def last(self, values: torch.LongTensor) -> torch.LongTensor:
         """`(batch, 1)`, of `ids` or `positions` those of the anchor."""
-        return values.gather(1, self.anchors)
+        return values.gather(1, self.anchor_columns)
 
     def real(self, after: int = 0) -> torch.BoolTensor:
         """`(batch, width + after)`, which columns are real, where as many real ones stand after all."""
@@ -124,7 +123,7 @@ class DraftState:
         embed_device, head_device, head_dtype: where what is borrowed takes its input, and in what precision (`None`: any).
     """
 
-    cache: GrowingCache
+    cache: Cache
     embed_tokens: nn.Module | None = None
     lm_head: nn.Module | None = None
     constants: dict[str, torch.Tensor] = field(default_factory=dict)

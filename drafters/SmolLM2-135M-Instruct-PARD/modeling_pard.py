@@ -272,7 +272,8 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         masks = self._mask_ids(batch, num_masks, device)
         num_queries = width + num_masks
         state.cache.columns = lengths[:, None] + torch.arange(num_queries, device=device)
-        scored = torch.cat([inputs.anchors, torch.arange(width, num_queries, device=device).expand(batch, -1)], dim=1)
+        of_masks = torch.arange(width, num_queries, device=device).expand(batch, -1)
+        scored = torch.cat([inputs.anchor_columns, of_masks], dim=1)
 
         return self(
             input_ids=torch.cat([inputs.ids, masks], dim=1),

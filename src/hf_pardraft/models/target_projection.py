@@ -83,5 +83,5 @@ def feature_rows_of(inputs: StaticDraftInputs, num_masks: int) -> dict[str, torc
         return {}
     width = inputs.ids.shape[1]
     sources = torch.arange(width, device=inputs.ids.device).expand(len(inputs.ids), -1)
-    anchors = inputs.anchors.expand(-1, num_masks)
+    anchors = inputs.anchor_columns.expand(-1, num_masks)
     return {"target_features": inputs.features, "feature_rows": torch.cat([sources, anchors], dim=1)}
