@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / PACKAGE
 # What each folder may import of ours: folders, or single modules of them. A folder may always import itself.
 ARROWS = {
     "models": set(),
+    "likeliest": set(),
     "checkpoints": {"models"},
     "pairing": {"checkpoints", "models"},
     "services": {"checkpoints", "hub", "models", "pairing"},
@@ -20,8 +21,8 @@ ARROWS = {
     "by_name": {"auto", "checkpoints", "generation", "models"},
     "user_input": {"auto", "checkpoints", "models"},
     "ngram": {"checkpoints", "models", "pairing", "user_input"},
-    "generation": {"checkpoints", "models", "ngram", "pairing"},
-    "training": {"checkpoints", "models", "pairing", "user_input"},
+    "generation": {"checkpoints", "likeliest", "models", "ngram", "pairing"},
+    "training": {"checkpoints", "likeliest", "models", "pairing", "user_input"},
     "datagen": {
         "checkpoints",
         "generation.checks",
@@ -31,6 +32,7 @@ ARROWS = {
         "generation.target_side.rope",
         "generation.target_side.shared_keys",
         "generation.target_side.structure",
+        "likeliest",
         "models",
         "training.data",
         "user_input",
@@ -61,7 +63,7 @@ ARROWS = {
 # The entry points, which may import everything; only they, and one command another, may import cli/.
 FREE = {"__init__", "__main__", "cli"}
 PURE = {
-    "models.likeliest",
+    "likeliest",
     "generation.prompt_lookup",
     "generation.scheduling",
     "generation.tree",

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..models.likeliest import likeliest
+from ..likeliest import likeliest
 from ..models.masks import additive
 
 attention = torch.nn.functional.scaled_dot_product_attention

@@ -8,9 +8,9 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator
 
+from ..likeliest import likeliest
 from ..models.base import ParallelDrafter
 from ..models.inputs import DraftInputs, cached_arange, last_columns, take_positions
-from ..models.likeliest import likeliest
 from .pending import PendingInputs
 from .settings import DraftSettings, settings_of_call
 from .stats import DecodeStats, Proposal

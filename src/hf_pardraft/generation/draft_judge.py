@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..models.likeliest import likeliest
+from ..likeliest import likeliest
 from .prompt_lookup import PromptLookup, with_matches
 from .scheduling.confidence import ClaimedTree, best_nodes
 from .scheduling.fixed import FixedSchedule

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
-from ...models.likeliest import likeliest
+from ...likeliest import likeliest
 from ..sequences import TokenBuffer
 from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, chain_tree

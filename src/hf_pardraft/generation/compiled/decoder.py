@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import CompileConfig
 
+from ...likeliest import likeliest
 from ...models.inputs import DraftInputs
-from ...models.likeliest import likeliest
 from ..choosing.choice import RejectionSampling
 from ..decoder import SpeculativeDecoding
 from ..packing.packed_layers import PackedProducts

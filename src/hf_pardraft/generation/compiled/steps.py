@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ...likeliest import likeliest
 from ...models.base import ParallelDrafter
 from ...models.cache import StaticColumns
 from ...models.inputs import DraftState, StaticDraftInputs, take_positions
-from ...models.likeliest import likeliest
 from ...models.masks import additive_masks
 from ..target_side.reader import PendingTokens, anchor_and_nodes
 from ..tree.columns import tokens_of

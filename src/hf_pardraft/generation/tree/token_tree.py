@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from ...models.likeliest import likeliest
+from ...likeliest import likeliest
 from .beam_search import (
     Beam,
     level_of_entries,

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ...models.likeliest import likeliest
+from ...likeliest import likeliest
 
 # The value of each position, and its gradient by the position's logits, if there is one.
 ValuesAndSlopes = tuple[torch.Tensor, torch.Tensor | None]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_pardraft.models.likeliest import BLOCK, FEWEST_BLOCKS, likeliest
+from hf_pardraft.likeliest import BLOCK, FEWEST_BLOCKS, likeliest
 
 LARGE = BLOCK * FEWEST_BLOCKS
 
