@@ -19,7 +19,7 @@ from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.checkpoints.locks import LOCK
 from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.regenerate import regenerate
-from hf_pardraft.training.checkpointing import checkpoints_in, incompleteness
+from hf_pardraft.training.run_folder import checkpoints_in, incompleteness
 from hf_pardraft.training.target.feature_store import FeatureStore
 from hf_pardraft.training.target.feature_writing import cache_features
 from processes import in_a_process, kill_before_change, num_changes, take_own_progress_lock

@@ -18,8 +18,8 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from hf_pardraft import AutoDrafter
 from hf_pardraft.training import run_identity
-from hf_pardraft.training.checkpointing import UNFINISHED, check_no_other_run, checkpoint_to_resume, publish, tidy
 from hf_pardraft.training.run import EvaluateAtTheEnd, last_evaluation
+from hf_pardraft.training.run_folder import UNFINISHED, check_no_other_run, checkpoint_to_resume, publish, tidy
 from processes import in_a_process
 from tiny_models import tiny_drafter, tiny_target
 from training.tiny_training import losses, trainer_for

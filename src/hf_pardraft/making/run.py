@@ -12,7 +12,7 @@ from ..checkpoints.atomic_files import write_whole
 from ..checkpoints.atomic_folders import writing_folder
 from ..datagen.rewriting import ROWS_MISSING
 from ..pairing.cut_down import cut_down_copy
-from ..training.checkpointing import checkpoints_in
+from ..training.run_folder import checkpoints_in
 from ..user_input.files import read_json
 from ..user_input.models import load_model, load_tokenizer
 from .commands import SMALL_HIDDEN_SIZE, Commands, Layout

@@ -31,12 +31,12 @@ from ..user_input.models import load_drafter, load_model, load_tokenizer
 from ..user_input.options import checked_dtype
 from .adapters import lora_config
 from .arguments import DraftTrainingArguments
-from .checkpointing import check_no_other_run, checkpoint_to_resume, step_of, tidy
 from .checks import check_reporting
 from .data.dataset import prepare_for_training
 from .data.sources import split_off
 from .losses.objectives import parse_objective, reads_logits
 from .recipe import TrainingRun, config_fields, training_run
+from .run_folder import check_no_other_run, checkpoint_to_resume, step_of, tidy
 from .run_options import DrafterOptions
 from .target.feature_writing import DTYPES, cache_features, feature_bytes, texts_of
 from .trainer import DraftTrainer
