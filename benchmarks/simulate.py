@@ -28,7 +28,7 @@ from hf_pardraft.cli.app import main as end_as_command
 from hf_pardraft.cli.app import quieten
 from hf_pardraft.cli.eval import ManyValues, read_plan
 from hf_pardraft.evaluation.entries import Entry, drafter_entries
-from hf_pardraft.evaluation.models import load_drafter, load_target
+from hf_pardraft.evaluation.models import load_fitting_drafter, load_target
 from hf_pardraft.evaluation.plan import Plan, read_values
 from hf_pardraft.evaluation.report import Report
 from hf_pardraft.evaluation.workbench import Workbench, check_settings, encoding_for, ending_tokens, evaluate, lay_out
@@ -125,7 +125,7 @@ def prepare(
     encoding = encoding_for(plan)
     sources = plan.contenders.drafters
     trained = {
-        name: load_drafter(source, plan.placement, encoding.vocab_size)
+        name: load_fitting_drafter(source, plan.placement, encoding.vocab_size)
         for name, source in sources.items()
         if name not in new
     }

@@ -113,7 +113,7 @@ COMMON = ("--target", "nowhere", "--max-new-tokens", "4")
     ],
 )
 def test_what_can_not_be_done_is_said_before_a_model_is_loaded(arguments, message, monkeypatch):
-    monkeypatch.setattr(workbench, "load_drafter", lambda *rest: pytest.fail("a drafter was loaded"))
+    monkeypatch.setattr(workbench, "load_fitting_drafter", lambda *rest: pytest.fail("a drafter was loaded"))
     monkeypatch.setattr(workbench, "load_target", lambda *rest, **more: pytest.fail("the target was loaded"))
     done = invoke("eval", *COMMON, *arguments)
     assert message in done.error

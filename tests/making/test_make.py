@@ -22,7 +22,7 @@ from hf_pardraft import AutoDrafter
 from hf_pardraft.cli.make import make
 from hf_pardraft.datagen.rewriting import ROWS_MISSING
 from hf_pardraft.making import runner
-from hf_pardraft.making.commands import Commands, Layout
+from hf_pardraft.making.commands import Commands, RunFolder
 from hf_pardraft.making.plan import PROBE_STEPS, TrainingPlan
 from hf_pardraft.making.run import Making, make_drafter
 from hf_pardraft.making.runner import run_command
@@ -134,9 +134,9 @@ HOURS = 400 / 3600
 
 @pytest.mark.parametrize("kind", ["dflash", "dart", "dflare", "pard"])
 def test_every_kinds_training_is_a_command_that_can_be_read(kind, tmp_path):
-    layout = Layout(tmp_path, "tiny", kind)
+    folder = RunFolder(tmp_path, "tiny", kind)
     commands = Commands(
-        MakeSettings("tiny", kind=kind), layout, is_small=True, has_accelerator=False, dtype="float32", vocab_size=49152
+        MakeSettings("tiny", kind=kind), folder, is_small=True, has_accelerator=False, dtype="float32", vocab_size=49152
     )
     command, *words = commands.train(TrainingPlan(4, 2, 1.0, is_capped=False), resume=False)
     run = training_run(words)
@@ -145,7 +145,7 @@ def test_every_kinds_training_is_a_command_that_can_be_read(kind, tmp_path):
     assert run.arguments["max_steps"] == 4
     assert run.arguments.get("draft_vocab_size") == 8192
     stored = commands.train(TrainingPlan(4, 2, 1.0, is_capped=False), resume=False, stored_states=True)
-    assert of(stored, "--features-folder") == str(layout.states)
+    assert of(stored, "--features-folder") == str(folder.states)
 
 
 @pytest.fixture(scope="module")
@@ -534,12 +534,12 @@ def test_the_time_of_a_command_is_noted_while_it_runs(tmp_path, monkeypatch):
 def making_of(folder, rows=(), settings=None, **decided) -> Making:
     """A run whose target has written these rows, in answer to prompts, and whose commands do nothing."""
     settings = settings or MakeSettings("tiny", kind="dflash", dataset="prompts.jsonl")
-    commands = Commands(settings, Layout(folder, "tiny", "DFlash"), True, False, "float32", 304)
+    commands = Commands(settings, RunFolder(folder, "tiny", "DFlash"), True, False, "float32", 304)
     chunks = [{"upto": len(rows), "rows": len(rows), "seconds": 1.0}]
     state = MakeState(folder / "make.json", settings.as_json(), "float32", chunks=chunks, decided=decided)
-    commands.layout.text.mkdir(parents=True, exist_ok=True)
+    commands.folder.text.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"index": index, **row}) + "\n" for index, row in enumerate(rows)]
-    (commands.layout.text / "answers-000.jsonl").write_text("".join(lines))
+    (commands.folder.text / "answers-000.jsonl").write_text("".join(lines))
     ran = []
     making = Making(commands, state, lambda words, tick: ran.append(words) or 0, lambda: 0.0, lambda line: None)
     making.ran = ran
@@ -554,7 +554,7 @@ def asked(text, answer="a", **columns):
 def parts_of(making) -> tuple[list[dict], list[dict]]:
     """What is learned and what is held out."""
     Text(making.commands, making.state).split()
-    files = making.layout.train, making.layout.held_out
+    files = making.folder.train, making.folder.held_out
     return tuple([json.loads(line) for line in file.open()] for file in files)
 
 
@@ -606,10 +606,10 @@ def test_without_room_for_states_steps_are_tried_without_them(tmp_path, monkeypa
 
     def run(words, tick):
         making.ran.append(words)
-        making.layout.probe.mkdir()
+        making.folder.probe.mkdir()
         history = {"log_history": [{"train_runtime": 20.0}]}
-        (making.layout.probe / "trainer_state.json").write_text(json.dumps(history))
-        (making.layout.probe / "eval_results.json").write_text(json.dumps({"eval_runtime": 4.0}))
+        (making.folder.probe / "trainer_state.json").write_text(json.dumps(history))
+        (making.folder.probe / "eval_results.json").write_text(json.dumps({"eval_runtime": 4.0}))
         return 0
 
     making.run = run

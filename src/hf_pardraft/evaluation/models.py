@@ -8,8 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.base import ParallelDrafter, check_vocabulary
-from ..user_input.models import load_config, load_model, load_tokenizer
-from ..user_input.models import load_drafter as load_named_drafter
+from ..user_input.models import load_config, load_drafter, load_model, load_tokenizer
 from ..user_input.options import DEVICE_MAPS, checked_device, checked_dtype
 
 
@@ -51,13 +50,13 @@ class DrafterSource:
         return Path(self.source).resolve().name if Path(self.source).is_dir() else self.source
 
 
-def load_drafter(source: DrafterSource, placement: Placement, vocab_size: int) -> ParallelDrafter:
+def load_fitting_drafter(source: DrafterSource, placement: Placement, vocab_size: int) -> ParallelDrafter:
     """Load a drafter, and see that it has the target's vocabulary.
 
     Raises:
         OSError, ValueError: if it can't be loaded or does not fit.
     """
-    drafter = load_named_drafter(source.source, **placement.arguments())
+    drafter = load_drafter(source.source, **placement.arguments())
     name, advice = f"the drafter {source.name}", drafter.vocab_mismatch_advice
     check_vocabulary(name, drafter.config.vocab_size, vocab_size, advice)
     return drafter.eval()

@@ -25,7 +25,7 @@ from .entries import (
 )
 from .facts import facts_of
 from .measurement import Around, Condition, call, generation_config, new_texts
-from .models import assistant_tokenizers, load_drafter, load_target
+from .models import assistant_tokenizers, load_fitting_drafter, load_target
 from .plan import Plan
 from .plots import save_plots
 from .report import (
@@ -112,7 +112,7 @@ def prepare(plan: Plan, notes: Console) -> Workbench:
     """
     encoding = encoding_for(plan)
     drafters = {
-        name: load_drafter(source, plan.placement, encoding.vocab_size)
+        name: load_fitting_drafter(source, plan.placement, encoding.vocab_size)
         for name, source in plan.contenders.drafters.items()
     }
     check_settings(drafters, plan)

@@ -33,21 +33,21 @@ TAU = {"tau_prompts": 4, "tau_new_tokens": 64}
 
 
 @dataclass(frozen=True)
-class Layout:
+class RunFolder:
     """Where a run keeps what.
 
     Attributes:
-        folder: of the run.
+        path: of the folder.
         target_name, kind_name: which the drafter is named after.
     """
 
-    folder: Path
+    path: Path
     target_name: str
     kind_name: str
 
     @property
     def text(self) -> Path:
-        return self.folder / "text"
+        return self.path / "text"
 
     @property
     def train(self) -> Path:
@@ -59,31 +59,31 @@ class Layout:
 
     @property
     def base(self) -> Path:
-        return self.folder / "base"
+        return self.path / "base"
 
     @property
     def probe(self) -> Path:
-        return self.folder / "probe"
+        return self.path / "probe"
 
     @property
     def states(self) -> Path:
-        return self.folder / "states"
+        return self.path / "states"
 
     @property
     def probe_states(self) -> Path:
-        return self.folder / "probe-states"
+        return self.path / "probe-states"
 
     @property
     def drafter(self) -> Path:
-        return self.folder / f"{self.target_name}-{self.kind_name}"
+        return self.path / f"{self.target_name}-{self.kind_name}"
 
     @property
     def results(self) -> Path:
-        return self.folder / "eval.json"
+        return self.path / "eval.json"
 
     @property
     def recipe(self) -> Path:
-        return self.folder / "recipe.md"
+        return self.path / "recipe.md"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Commands:
 
     Attributes:
         settings: of the run.
-        layout: of its folder.
+        folder: of the run, and what is where in it.
         is_small: whether drafter and batches are made for a small target, or for a machine without an accelerator.
         has_accelerator: whether there is one.
         dtype: that everything computes in.
@@ -100,7 +100,7 @@ class Commands:
     """
 
     settings: MakeSettings
-    layout: Layout
+    folder: RunFolder
     is_small: bool
     has_accelerator: bool
     dtype: str
@@ -134,7 +134,7 @@ class Commands:
         """A few steps and an evaluation, to see what they cost, from stored states where they may be."""
         limits = {"max_steps": PROBE_STEPS, "save_strategy": "no", "eval_strategy": "no"}
         has_states = stored_states and self.may_store_states
-        return self._train(self.layout.probe, self.layout.probe_states if has_states else None, limits)
+        return self._train(self.folder.probe, self.folder.probe_states if has_states else None, limits)
 
     def train(self, plan: TrainingPlan, resume: bool, stored_states: bool = False) -> list[str]:
         """The training itself, evaluated by tau, of which the best checkpoint is kept; from stored states or a live target."""
@@ -145,18 +145,18 @@ class Commands:
         limits["logging_steps"] = max(1, min(50, plan.eval_steps // 4))
         if resume:
             limits["resume_from_checkpoint"] = "last"
-        return self._train(self.layout.drafter, self.layout.states if stored_states else None, limits)
+        return self._train(self.folder.drafter, self.folder.states if stored_states else None, limits)
 
     def eval(self, plan: EvaluationPlan, has_plain_prompts: bool = False) -> list[str]:
         """Tau and speed on held-out prompts, beside plain `generate`; `has_plain_prompts`: they are no conversations."""
         options = {
             "target": self.settings.target,
-            "drafter": f"{self.settings.kind_name}={self.layout.drafter}",
-            "prompts": self.layout.held_out,
+            "drafter": f"{self.settings.kind_name}={self.folder.drafter}",
+            "prompts": self.folder.held_out,
             "limit": plan.prompts,
             "max_new_tokens": plan.new_tokens,
             "dtype": self.dtype,
-            "json": self.layout.results,
+            "json": self.folder.results,
         }
         template_kwargs = {} if has_plain_prompts else self.settings.chat_template_kwargs
         arguments = ["--no-chat-template"] if has_plain_prompts else []
@@ -166,8 +166,8 @@ class Commands:
 
     def card(self) -> list[str]:
         """The drafter's card, with the results."""
-        options = {"results": self.layout.results, "recipe": self.layout.recipe}
-        return ["card", str(self.layout.drafter), *as_options(options), "--fresh"]
+        options = {"results": self.folder.results, "recipe": self.folder.recipe}
+        return ["card", str(self.folder.drafter), *as_options(options), "--fresh"]
 
     def training_settings(self) -> dict[str, Any]:
         """What is said instead of the recipe's own settings."""
@@ -202,12 +202,12 @@ class Commands:
         options = {
             "recipe": RECIPES[settings.kind],
             "target": settings.target,
-            "dataset": self.layout.train,
-            "eval_dataset": self.layout.held_out,
+            "dataset": self.folder.train,
+            "eval_dataset": self.folder.held_out,
             **self.training_settings(),
         }
         if settings.kind == "pard":
-            options["base"] = settings.base or self.layout.base
+            options["base"] = settings.base or self.folder.base
         options |= {"target_dtype": self.dtype, "bf16": self.dtype == "bfloat16", **TAU}
         options |= {"seed": settings.seed, "report_to": "none"}
         if settings.chat_template_kwargs:

@@ -15,7 +15,7 @@ from ..pairing.cut_down import cut_down_copy
 from ..training.run_folder import checkpoints_in
 from ..user_input.files import read_json
 from ..user_input.models import load_model, load_tokenizer
-from .commands import SMALL_HIDDEN_SIZE, Commands, Layout
+from .commands import SMALL_HIDDEN_SIZE, Commands, RunFolder
 from .plan import (
     PROBE_STEPS,
     TEXT_SHARE,
@@ -28,7 +28,7 @@ from .plan import (
     training_plan,
     training_seconds,
 )
-from .runner import Run, Stopwatch, as_typed, run_command
+from .runner import LapTimer, RunCommand, as_typed, run_command
 from .settings import Machine, MakeSettings, check_inputs
 from .state import FILE, MakeState, check_folder
 from .summary import counted, introduction, public_command, recipe_text, summary
@@ -56,13 +56,13 @@ class Making:
 
     commands: Commands
     state: MakeState
-    run: Run
+    run: RunCommand
     clock: Callable[[], float]
     tell: Tell
 
     @property
-    def layout(self) -> Layout:
-        return self.commands.layout
+    def folder(self) -> RunFolder:
+        return self.commands.folder
 
     @property
     def total(self) -> float:
@@ -83,11 +83,10 @@ class Making:
             "evaluation": self.evaluate,
             "card": self.write_card,
         }
-        layout = self.layout
         leftovers = {
-            "probe": (layout.probe, layout.probe_states),
-            "states": (layout.probe,),
-            "training": (layout.states,),
+            "probe": (self.folder.probe, self.folder.probe_states),
+            "states": (self.folder.probe,),
+            "training": (self.folder.states,),
         }
         for name, stage in stages.items():
             if name not in self.state.done:
@@ -96,24 +95,24 @@ class Making:
             # Not before it is written down that nobody needs them any more, and again if a run was killed in between.
             for folder in leftovers.get(name, ()):
                 shutil.rmtree(folder, ignore_errors=True)
-        return summary(self.commands, self.state, read_json(self.layout.results))
+        return summary(self.commands, self.state, read_json(self.folder.results))
 
     def make_base(self) -> None:
         """For a PARD drafter without a `base`: a copy of the target with fewer layers."""
         settings = self.commands.settings
         if settings.kind != "pard" or settings.base is not None:
             return
-        watch = Stopwatch(lambda seconds: self.state.spend("probe", seconds), self.clock)
+        watch = LapTimer(lambda seconds: self.state.spend("probe", seconds), self.clock)
         target = load_model(settings.target, settings.trust_remote_code, dtype=self.commands.dtype)
         copy, layers = cut_down_copy(target)
-        beside = self.layout.base.with_name(".base")
+        beside = self.folder.base.with_name(".base")
         shutil.rmtree(beside, ignore_errors=True)
         copy.save_pretrained(beside)
-        shutil.rmtree(self.layout.base, ignore_errors=True)
-        beside.rename(self.layout.base)
+        shutil.rmtree(self.folder.base, ignore_errors=True)
+        beside.rename(self.folder.base)
         watch.lap()
         self.tell(
-            f"{self.layout.base}: the target with {len(layers)} of its layers ({', '.join(map(str, layers))}), to begin with"
+            f"{self.folder.base}: the target with {len(layers)} of its layers ({', '.join(map(str, layers))}), to begin with"
         )
 
     def write_text(self, most_chunks: float = math.inf) -> None:
@@ -168,14 +167,14 @@ class Making:
     def store_first_states(self) -> None:
         """The target's hidden states of the first text, which show what room those of all text will take."""
         if self.commands.may_store_states:
-            folder = self.layout.probe_states
+            folder = self.folder.probe_states
             self._cache_features("probe", folder)
             stored = sum(path.stat().st_size for path in folder.iterdir())
             self.state.decided["bytes_per_token"] = stored / max(1, self.state.decided["text"]["tokens"])
 
     def probe(self, stored_states: bool = True) -> None:
         """A few steps, which show what does not work while hours can be saved, and what a step costs."""
-        folder = self.layout.probe
+        folder = self.folder.probe
         shutil.rmtree(folder, ignore_errors=True)
         before = self.state.seconds.get("probe", 0.0)
         if ended := self._run("probe", self.commands.probe(stored_states)):
@@ -196,7 +195,7 @@ class Making:
             return
         if "stored_states" not in decided:
             needed = decided["bytes_per_token"] * decided["text"]["tokens"]
-            has_room = needed <= ROOM_SHARE * shutil.disk_usage(self.layout.folder).free
+            has_room = needed <= ROOM_SHARE * shutil.disk_usage(self.folder.path).free
             if not has_room:
                 self.tell(f"no room for {needed / 1e9:.1f} GB of hidden states, so that every step runs the target")
                 # What a step costs was tried with stored states.
@@ -204,7 +203,7 @@ class Making:
             decided["stored_states"] = has_room
             self.state.save()
         if decided["stored_states"]:
-            self._cache_features("states", self.layout.states)
+            self._cache_features("states", self.folder.states)
 
     def _cache_features(self, stage: str, folder: Path) -> None:
         if ended := self._run(stage, self.commands.cache_features(folder)):
@@ -226,7 +225,7 @@ class Making:
             self.state.save()
         plan = TrainingPlan(**decided["training"])
         self.tell(f"{counted(plan.steps, 'step')}, {plan.epochs:.1f} times over the text")
-        resume = bool(checkpoints_in(self.layout.drafter))
+        resume = bool(checkpoints_in(self.folder.drafter))
         if ended := self._run("training", self.commands.train(plan, resume, decided.get("stored_states", False))):
             raise failure("training", ended)
 
@@ -243,11 +242,11 @@ class Making:
         if ended := self._run("evaluation", words):
             raise failure("measuring", ended)
         # Results are published with the card, and local folders are nobody's business.
-        results = read_json(self.layout.results) | {"command": public_command(self.commands, words)}
-        write_whole(self.layout.results, json.dumps(results, indent=2) + "\n")
+        results = read_json(self.folder.results) | {"command": public_command(self.commands, words)}
+        write_whole(self.folder.results, json.dumps(results, indent=2) + "\n")
 
     def write_card(self) -> None:
-        write_whole(self.layout.recipe, recipe_text(self.commands, self.state))
+        write_whole(self.folder.recipe, recipe_text(self.commands, self.state))
         if ended := self._run("card", self.commands.card()):
             raise failure("writing the card", ended)
 
@@ -259,7 +258,7 @@ class Making:
             self.state.spend(stage, seconds)
 
         self.tell(f"\n$ {as_typed(words)}")
-        watch = Stopwatch(spent, self.clock)
+        watch = LapTimer(spent, self.clock)
         try:
             return self.run(words, watch.lap)
         finally:
@@ -276,7 +275,7 @@ def failure(what: str, status: int, otherwise: str = "") -> ValueError:
 def make_drafter(
     settings: MakeSettings,
     output: str | Path,
-    run: Run = run_command,
+    run: RunCommand = run_command,
     clock: Callable[[], float] = time.monotonic,
     tell: Tell = print,
     machine: Machine | None = None,
@@ -307,7 +306,7 @@ def make_drafter(
     with writing_folder(folder):
         if not state.path.exists():
             state.save()
-        layout = Layout(folder, settings.target_name, settings.kind_name)
+        run_folder = RunFolder(folder, settings.target_name, settings.kind_name)
         facts = {name: state.decided[name] for name in ("is_small", "has_accelerator", "vocab_size")}
-        commands = Commands(settings, layout, dtype=state.dtype, **facts)
+        commands = Commands(settings, run_folder, dtype=state.dtype, **facts)
         return Making(commands, state, run, clock, tell).make()

@@ -20,7 +20,7 @@ GRACE = 30.0
 PARENT, PR_SET_PDEATHSIG = "HF_PARDRAFT_PARENT", 1
 
 # Runs the words of a command, calls the function now and then, and returns the exit status.
-Run = Callable[[list[str], Callable[[], None]], int]
+RunCommand = Callable[[list[str], Callable[[], None]], int]
 
 
 def as_typed(words: list[str]) -> str:
@@ -83,7 +83,7 @@ def ended_by_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class Stopwatch:
+class LapTimer:
     """Notes the seconds since it was last asked, until now.
 
     Args:

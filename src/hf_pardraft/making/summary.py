@@ -35,17 +35,17 @@ def introduction(commands: Commands, state: MakeState) -> str:
 
 def summary(commands: Commands, state: MakeState, results: dict[str, Any]) -> list[str]:
     """What was reached, what it took, and what to do for more."""
-    layout, settings = commands.layout, commands.settings
+    folder, settings = commands.folder, commands.settings
     kind = settings.kind_name
     plain = next(row for row in results["rows"] if row["name"] == "plain")
     drafted = next(row for row in results["rows"] if row["name"] == kind)
     text, training = state.decided["text"], state.decided["training"]
-    drafter = str(layout.drafter)
+    drafter = str(folder.drafter)
     try_it = ["generate", "--target", settings.target, "--drafter", drafter, "--stats", "Tell me a story."]
     if settings.trust_remote_code:
         try_it.append("--trust-remote-code")
     lines = [
-        f"{layout.drafter}: a {kind} drafter for {settings.target_name}",
+        f"{folder.drafter}: a {kind} drafter for {settings.target_name}",
         f"  tau {drafted['tau']:.2f}, {drafted['speedup']:.2f}x plain generate ({drafted['tokens_per_second']:.1f} rather than "
         f"{plain['tokens_per_second']:.1f} tokens/s), on {counted(results['prompts']['count'], 'held-out prompt')}",
     ]
@@ -58,11 +58,11 @@ def summary(commands: Commands, state: MakeState, results: dict[str, Any]) -> li
         f"  took {told_times(state)}",
         "Use it:",
         f"  {as_typed(try_it)}",
-        f"  {as_typed(['push', drafter, f'YOU/{layout.drafter.name}'])}",
+        f"  {as_typed(['push', drafter, f'YOU/{folder.drafter.name}'])}",
         "For more:",
     ]
     again = replace(settings, hours=float(f"{MORE * settings.hours:.3g}"))
-    lines.append(f"  {as_typed(make_command(again, f'{layout.folder}-longer'))}")
+    lines.append(f"  {as_typed(make_command(again, f'{folder.path}-longer'))}")
     reason = (
         "the text was too little for all of the time: let the target write more of it"
         if training["is_capped"]
@@ -115,7 +115,7 @@ def recipe_text(commands: Commands, state: MakeState) -> str:
     written = Text(commands, state)
     run = [
         *written.all_commands(),
-        *([commands.cache_features(commands.layout.states)] if stored else []),
+        *([commands.cache_features(commands.folder.states)] if stored else []),
         commands.train(TrainingPlan(**training), resume=False, stored_states=stored),
         commands.eval(EvaluationPlan(**decided["evaluation"]), written.has_plain_prompts()),
     ]
@@ -130,7 +130,7 @@ def recipe_text(commands: Commands, state: MakeState) -> str:
 
 def public_command(commands: Commands, words: list[str]) -> str:
     """A command as others may read it: models by their own names, files from the run's folder on."""
-    settings, folder = commands.settings, f"{commands.layout.folder}/"
+    settings, folder = commands.settings, f"{commands.folder.path}/"
     names = {settings.target: settings.target_name}
     if settings.base is not None:
         names.setdefault(settings.base, own_name(settings.base))

@@ -27,7 +27,7 @@ class Text:
     """
 
     def __init__(self, commands: Commands, state: MakeState) -> None:
-        self.commands, self.state, self.folder = commands, state, commands.layout.text
+        self.commands, self.state, self.folder = commands, state, commands.folder.text
         self.dataset = commands.settings.dataset
         self._prompts: Any = None
 
@@ -84,14 +84,14 @@ class Text:
         chosen = held_out(len(groups))
         kept = [groups[number][0] for number in chosen]
         learned = sorted(place for number, group in enumerate(groups) if number not in {*chosen} for place in group)
-        layout = self.commands.layout
-        write_whole(layout.held_out, as_lines([rows[place] for place in kept]))
-        write_whole(layout.train, as_lines([rows[place] for place in learned]))
+        folder = self.commands.folder
+        write_whole(folder.held_out, as_lines([rows[place] for place in kept]))
+        write_whole(folder.train, as_lines([rows[place] for place in learned]))
         return len(learned), len(kept)
 
     def has_plain_prompts(self) -> bool:
         """Whether held-out prompts are texts, which the target goes on from as they are, without a chat template."""
-        return all(isinstance(row.get("prompt"), str) for row in read_lines(self.commands.layout.held_out))
+        return all(isinstance(row.get("prompt"), str) for row in read_lines(self.commands.folder.held_out))
 
     def count_tokens(self, tokenizer: PreTrainedTokenizerBase) -> int:
         """Tokens that the target wrote, prompts of its own included."""
