@@ -227,32 +227,9 @@ def adapted_causal_lm(
     """See [`PardDrafter.from_causal_lm`]."""
     if target is None and target_layers is not None:
         raise ValueError("target_layers are layers of the target that a PARD-2 drafter reads: pass target= as well")
-    base = model_or_path
-    if not isinstance(base, PreTrainedModel):
-        check_place(model_or_path)
-        # Said outright: transformers would ask on the terminal whether code that comes with it may run.
-        base = AutoModelForCausalLM.from_pretrained(model_or_path, **{"trust_remote_code": False, **kwargs})
-    elif kwargs:
-        raise ValueError(
-            f"{', '.join(kwargs)}: arguments for loading, and the {type(base).__name__} is loaded already: leave them out"
-        )
-    if not has_plain_weights(base):
-        raise ValueError(
-            f"a PARD drafter begins as a copy of a causal LM, and the weights of this {type(base).__name__} are quantised or "
-            "spread over devices: load it without a quantization_config, and pass that"
-        )
+    base = plain_base(model_or_path, kwargs)
     config_class = config_class_of(base.config.model_type)
-    tokenizer = tokenizer or find_tokenizer(base)
-    fields = {name: value for name, value in base.config.to_dict().items() if name not in (*PARD2_FIELDS, "spd_type")}
-    trained = fields.pop("pard_tokens", None) or fields.get("pard_token")
-    chosen = trained if mask_token_id is None else mask_token_id
-    if chosen is None or isinstance(chosen, int):
-        fields["pard_token"] = choose_mask_token_id(base.config, chosen, tokenizer)
-    else:
-        check_mask_token_ids(chosen, base.config, tokenizer)
-        fields |= {"pard_token": chosen[0], "pard_tokens": list(chosen)}
-    if tokenizer is not None:
-        fields["tokenizer_hash"] = tokenizer_hash(tokenizer)
+    fields = adapted_fields(base.config, mask_token_id, tokenizer or find_tokenizer(base))
     if target is not None:
         fields |= projection_fields(target, target_layers, target_scale)
         given = {"pard2_target_layers": fields["pard2_target_layers"], "pard2_scale": target_scale}
@@ -262,15 +239,70 @@ def adapted_causal_lm(
     weights = {name: w for name, w in base.state_dict().items() if not name.startswith(f"{PROJECTION}.")}
     own = {name: w for name, w in drafter.state_dict().items() if name.startswith(f"{PROJECTION}.")}
     drafter.load_state_dict({**weights, **own})
-    fresh = set(config.mask_token_ids) - set(trained if isinstance(trained, list) else [trained])
-    if fresh:
-        # An unused row is whatever initialisation left there. The mean of all rows is a token of no meaning.
-        with torch.no_grad():
-            embedding = drafter.get_input_embeddings().weight
-            embedding[sorted(fresh)] = embedding.float().mean(0).to(embedding.dtype)
+    begin_masks(drafter, masks_of(base.config))
     if target is not None:
         drafter.check_target(target)
     return drafter.eval()
+
+
+def plain_base(model_or_path: PreTrainedModel | str, arguments: dict[str, Any]) -> PreTrainedModel:
+    """The causal LM that a PARD drafter is to be a copy of, loaded with `arguments` where it is only named.
+
+    Raises:
+        ValueError: if its weights can't be copied, or it is loaded already and there are arguments.
+    """
+    base = model_or_path
+    if not isinstance(base, PreTrainedModel):
+        check_place(model_or_path)
+        # Said outright: transformers would ask on the terminal whether code that comes with it may run.
+        base = AutoModelForCausalLM.from_pretrained(model_or_path, **{"trust_remote_code": False, **arguments})
+    elif arguments:
+        raise ValueError(
+            f"{', '.join(arguments)}: arguments for loading, and the {type(base).__name__} is loaded already: leave them out"
+        )
+    if not has_plain_weights(base):
+        raise ValueError(
+            f"a PARD drafter begins as a copy of a causal LM, and the weights of this {type(base).__name__} are quantised or "
+            "spread over devices: load it without a quantization_config, and pass that"
+        )
+    return base
+
+
+def masks_of(base: PreTrainedConfig) -> int | list[int] | None:
+    """The mask or masks of a base that is a PARD drafter already; `None` for any other."""
+    fields = base.to_dict()
+    return fields.get("pard_tokens") or fields.get("pard_token")
+
+
+def adapted_fields(
+    base: PreTrainedConfig, mask_token_id: int | Sequence[int] | None, tokenizer: PreTrainedTokenizerBase | None
+) -> dict[str, Any]:
+    """The fields of a PARD drafter's configuration: its base's, its masks and its tokenizer's hash.
+
+    Raises:
+        ValueError: if these tokens can't be masks, or there is none that can.
+    """
+    left_out = (*PARD2_FIELDS, "spd_type", "pard_tokens")
+    fields = {name: value for name, value in base.to_dict().items() if name not in left_out}
+    chosen = masks_of(base) if mask_token_id is None else mask_token_id
+    if chosen is None or isinstance(chosen, int):
+        fields["pard_token"] = choose_mask_token_id(base, chosen, tokenizer)
+    else:
+        check_mask_token_ids(chosen, base, tokenizer)
+        fields |= {"pard_token": chosen[0], "pard_tokens": list(chosen)}
+    if tokenizer is not None:
+        fields["tokenizer_hash"] = tokenizer_hash(tokenizer)
+    return fields
+
+
+@torch.no_grad()
+def begin_masks(drafter: PardDrafter, trained: int | list[int] | None) -> None:
+    """Let masks that nothing has learned yet, all but those `trained`, begin as tokens of no meaning."""
+    fresh = set(drafter.config.mask_token_ids) - set(trained if isinstance(trained, list) else [trained])
+    if fresh:
+        # An unused row is whatever initialisation left there. The mean of all rows means nothing.
+        embedding = drafter.get_input_embeddings().weight
+        embedding[sorted(fresh)] = embedding.float().mean(0).to(embedding.dtype)
 
 
 FRESH = {
