@@ -13,8 +13,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
 from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.regenerate import regenerate
-from hf_pardraft.training.data.dataset import chat_arguments, prepare_data
+from hf_pardraft.training.data.dataset import prepare_data
 from hf_pardraft.training.data.documents import checked, pack
+from hf_pardraft.training.data.trainer_data import chat_arguments
 from hf_pardraft.training.layouts import AnchoredBlocks, DroppedMasks, SharedPrefixes
 from hf_pardraft.user_input.data import load_data
 from tiny_models import tiny_drafter, tiny_target

@@ -32,8 +32,8 @@ from ..user_input.options import checked_dtype
 from .adapters import lora_config
 from .arguments import DraftTrainingArguments
 from .checks import check_reporting
-from .data.dataset import prepare_for_training
 from .data.sources import split_off
+from .data.trainer_data import prepare_for_training
 from .losses.objectives import parse_objective, reads_logits
 from .recipe import TrainingRun, config_fields, training_run
 from .run_folder import check_no_other_run, checkpoint_to_resume, step_of, tidy

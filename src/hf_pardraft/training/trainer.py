@@ -39,7 +39,7 @@ from .checks import (
     check_recomputing,
     check_spreading,
 )
-from .data.dataset import chat_arguments, prepare_all, prepare_for_training
+from .data.trainer_data import chat_arguments, prepare_all, prepare_for_training
 from .drafter_files import DrafterFilesTrainer
 from .held_out import draft_from, held_out_prompts, whole_copy
 from .layouts.attention import attending_with

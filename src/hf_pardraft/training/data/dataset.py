@@ -3,20 +3,14 @@
 import logging
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from ...pairing.remembered import tokenizer_of
-from ...user_input.conversations import template_inputs
-from ...user_input.data import load_data, one_split, require_datasets
-from ...user_input.models import context_length
-from ..arguments import DraftTrainingArguments
-from ..layouts import DroppedMasks, Layout, layout_of
+from ...user_input.data import load_data, require_datasets
+from ..layouts import DroppedMasks, Layout
 from .documents import IGNORED, TOKEN_MASKS, labels_of, packed_examples
 from .encoding import check_tokenizer
 from .formats import (
@@ -34,8 +28,6 @@ from .sources import first_row
 logger = logging.getLogger(__name__)
 
 EXAMPLES_PER_PACKING = 1000
-# Rows that are looked at to see how a chat template renders a data set.
-ROWS_OF_A_MODE = 32
 
 
 def has_something_to_learn(labels: Any, run: int, num_before: int) -> bool:
@@ -114,12 +106,8 @@ def prepare_data(
         )
         columns = ["input_ids", "labels"]
     data = with_checked_tokens(data, columns, vocab_size)
-    if kind == "tokens" and context is not None and "document_ids" not in columns:
-        data = within_context(data, columns, context)
-    if kind == "tokens" and any(name in columns for name in TOKEN_MASKS):
-        masks = [name for name in TOKEN_MASKS if name in columns]
-        data = data.map(_labelled, remove_columns=masks, **options, **described("Reading masks", data))
-        columns = [*(name for name in columns if name not in (*masks, "labels")), "labels"]
+    if kind == "tokens":
+        data, columns = from_given_tokens(data, columns, context, options)
     data = _with_something_to_learn(data, "labels" if "labels" in columns else "input_ids", layout, options)
     if packing and "document_ids" not in columns:
         data = with_labels(data, columns).map(
@@ -133,38 +121,28 @@ def prepare_data(
     return data
 
 
-def prepare_all(
-    drafter: PreTrainedModel, target: PreTrainedModel | None, args: DraftTrainingArguments, kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """The arguments of a `Trainer` with `train_dataset` and `eval_dataset`, perhaps a dict of several, prepared."""
-    prepared = dict(kwargs)
-    prepare = partial(prepare_for_training, drafter, target, args, kwargs.get("processing_class"))
-    if kwargs.get("train_dataset") is not None:
-        prepared["train_dataset"] = prepare(one_split(kwargs["train_dataset"], "train"))
-    evaluated = kwargs.get("eval_dataset")
-    if isinstance(evaluated, dict):
-        prepared["eval_dataset"] = {name: prepare(data) for name, data in evaluated.items()}
-    elif evaluated is not None:
-        prepared["eval_dataset"] = prepare(evaluated)
-    return prepared
+def from_given_tokens(
+    data: Any, columns: list[str], context: int | None, options: dict[str, Any]
+) -> tuple[Any, list[str]]:
+    """Rows that came as token ids, cut off where the target's context ends unless they are packed, and with `labels` in place
+    of masks that say what is learned.
 
+    Args:
+        data: the rows.
+        columns: that they have.
+        context: how many tokens the target reads at most.
+        options: of `map`.
 
-def chat_arguments(data: Any, args: DraftTrainingArguments) -> dict[str, Any] | None:
-    """What a chat template got besides the messages of raw training data; `None` if the data are no conversations, or their
-    first rows have been given several things."""
-    if data is None or isinstance(data, str | Path):
-        return None
-    rows = [row for row in islice(one_split(data, "train"), ROWS_OF_A_MODE) if isinstance(row, dict)]
-    if not rows or not all(is_conversation(row) for row in rows):
-        return None
-    found = [template_inputs(row, args.chat_template_kwargs or {})[1] for row in rows]
-    return found[0] if all(given == found[0] for given in found) else None
-
-
-def is_conversation(row: dict[str, Any]) -> bool:
-    """Whether a chat template renders this row."""
-    talks = any(name in row for name in ("messages", "conversations")) or isinstance(row.get("prompt"), list)
-    return talks and "input_ids" not in row
+    Returns:
+        The rows, and the columns that they have now.
+    """
+    if context is not None and "document_ids" not in columns:
+        data = within_context(data, columns, context)
+    masks = [name for name in TOKEN_MASKS if name in columns]
+    if masks:
+        data = data.map(_labelled, remove_columns=masks, **options, **described("Reading masks", data))
+        columns = [*(name for name in columns if name not in (*masks, "labels")), "labels"]
+    return data, columns
 
 
 def readable_length(max_length: int | None, context: int | None) -> int | None:
@@ -200,29 +178,6 @@ def within_context(data: Any, columns: list[str], context: int) -> Any:
 
 def cut_off(row: dict[str, Any], names: list[str], length: int) -> dict[str, Any]:
     return {name: row[name][:length] for name in names if row[name] is not None}
-
-
-def prepare_for_training(
-    drafter: PreTrainedModel,
-    target: PreTrainedModel | None,
-    args: DraftTrainingArguments,
-    processing_class: Any,
-    data: Any,
-) -> Any:
-    """A data set as [`prepare_data`] makes it with the training arguments, for what the target can read."""
-    tokenizer = tokenizer_of(processing_class)
-    with args.main_process_first(desc="preparing a data set"):
-        return prepare_data(
-            data,
-            tokenizer,
-            max_length=args.max_length,
-            packing=args.packing,
-            template_kwargs=args.chat_template_kwargs,
-            layout=layout_of(drafter),
-            num_proc=args.dataset_num_proc,
-            vocab_size=drafter.config.vocab_size or None,
-            context=None if target is None else context_length(target.config),
-        )
 
 
 def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout, vocab_size, context) -> Any:
