@@ -1,26 +1,15 @@
 """DraftTrainer: a `Trainer` for drafters, with the target frozen beside it.
 
-One training step is this list of functions:
-
-    DraftTrainer.get_batch_samples      accumulated batches, and the objectives' denominators over all of them
-        Layout.__call__                 examples -> batch, in the data loader                         layouts/
-    DraftTrainer.compute_loss           batch -> loss
-        BatchScorer.scores              batch -> scores of the supervised positions, in blocks        batch_scorer
-            Layout.supervised           what is learned
-            target_reading              the target's forward, or its stored states                    target/
-            Layout.forward              the drafter's forward, with the layout's mask
-            PositionScorer.__call__     hidden states -> log-probabilities, divergences, by chunks    losses/scoring
-        objective_sums                  scores -> numerators and denominators                         losses/objectives
-        total_loss                      numerators, all denominators -> loss
+docs/architecture.md lists the functions that one training step passes through.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
+from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import has_length
 
@@ -109,35 +98,16 @@ class DraftTrainer(DrafterFilesTrainer):
             check_in_one_place(target)
             model.check_target(target)
             freeze(target)
-        self.target = target
-        self.drafter = model
-        self._peft_config = peft_config
+        self.target, self.drafter, self._peft_config = target, model, peft_config
         self.scorer = BatchScorer.for_training(model, target, args)
-        eval_sets, drafts = kwargs.get("eval_dataset"), target is not None and args.tau_prompts > 0
-        # A class or a callback of a caller's own may report more.
-        if eval_sets is not None and type(self) is DraftTrainer and not kwargs.get("callbacks"):
-            check_best_metric(args, model, self.scorer.coefficients, eval_sets, drafts)
-        for_drafter = partial(self.scorer.layout.for_drafter, model, args)
+        self._check_best_metric(args, kwargs)
         # What evaluation chooses at random stays as it is: its losses are compared with each other.
-        self.eval_collator = data_collator or for_drafter()
-        data_collator = data_collator or for_drafter()
+        collators = [data_collator or self.scorer.layout.for_drafter(model, args) for _ in ("training", "evaluation")]
         check_one_device(args)
         raw_data, kwargs = kwargs.get("train_dataset"), prepare_all(model, target, args, kwargs)
-        if args.draft_vocab_size is not None:
-            set_frequent_vocabulary(model, args.draft_vocab_size, kwargs.get("train_dataset"))
-        if target is not None:
-            model.note_target(target, tokenizer_of(kwargs.get("processing_class")), chat_arguments(raw_data, args))
-        if args.features_folder is not None:
-            store = store_for(model, target, args.features_folder, with_logits=self.scorer.reads_logits)
-            data_collator, self.eval_collator = (
-                StoredStatesCollator(collator, store, self.scorer.layout)
-                for collator in (data_collator, self.eval_collator)
-            )
-        if peft_config is not None:
-            trained = adapted(model, peft_config)
-        if is_adapted(trained) and args.keep_adapter:
-            check_base_is_named(model)
-        check_recomputing(model, args, is_adapted(trained))
+        self._note_in_drafter(args, raw_data, kwargs)
+        data_collator, self.eval_collator = self._with_stored_states(collators, args)
+        trained = self._with_adapter(trained, args)
         super().__init__(model=trained, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
             target.to(args.device)
@@ -153,6 +123,43 @@ class DraftTrainer(DrafterFilesTrainer):
         if isinstance(model, PardDrafter):
             # Masks beyond those of training have learned nothing.
             model.generation_config.num_assistant_tokens = args.draft_tokens
+
+    def _check_best_metric(self, args: DraftTrainingArguments, kwargs: dict[str, Any]) -> None:
+        """Raise a `ValueError` if what is to choose the best checkpoint will not be measured."""
+        eval_sets, drafts = kwargs.get("eval_dataset"), self.target is not None and args.tau_prompts > 0
+        # A class or a callback of a caller's own may report more.
+        if eval_sets is not None and type(self) is DraftTrainer and not kwargs.get("callbacks"):
+            check_best_metric(args, self.drafter, self.scorer.coefficients, eval_sets, drafts)
+
+    def _note_in_drafter(self, args: DraftTrainingArguments, raw_data: Any, kwargs: dict[str, Any]) -> None:
+        """Let the drafter's config say what it is trained for: a draft vocabulary, the target, and how chats were rendered.
+
+        Args:
+            args: of the training.
+            raw_data: the training data as they were given.
+            kwargs: of `Trainer`, with prepared data.
+        """
+        if args.draft_vocab_size is not None:
+            set_frequent_vocabulary(self.drafter, args.draft_vocab_size, kwargs.get("train_dataset"))
+        if self.target is not None:
+            tokenizer = tokenizer_of(kwargs.get("processing_class"))
+            self.drafter.note_target(self.target, tokenizer, chat_arguments(raw_data, args))
+
+    def _with_stored_states(self, collators: list[Any], args: DraftTrainingArguments) -> list[Any]:
+        """The collators, whose batches bring the target's states where these are stored."""
+        if args.features_folder is None:
+            return collators
+        store = store_for(self.drafter, self.target, args.features_folder, with_logits=self.scorer.reads_logits)
+        return [StoredStatesCollator(collator, store, self.scorer.layout) for collator in collators]
+
+    def _with_adapter(self, trained: nn.Module, args: DraftTrainingArguments) -> nn.Module:
+        """What is trained: the drafter, or what PEFT has wrapped in it, already or only now."""
+        if self._peft_config is not None:
+            trained = adapted(self.drafter, self._peft_config)
+        if is_adapted(trained) and args.keep_adapter:
+            check_base_is_named(self.drafter)
+        check_recomputing(self.drafter, args, is_adapted(trained))
+        return trained
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """As in `Trainer`; the batches come with the objectives' denominators over all of them and all processes.
