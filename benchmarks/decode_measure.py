@@ -10,8 +10,9 @@ from transformers import CompileConfig
 
 from decode_cases import Case, Pair
 from decode_limits import CompiledForwards, EagerForwards, bytes_read, medians, memory_bandwidth
+from hf_pardraft.evaluation.calls import Condition, run, watch
 from hf_pardraft.evaluation.entries import STOCK_KINDS, Entry, plain_entry
-from hf_pardraft.evaluation.measurement import Condition, Measured, in_batches, run, watch
+from hf_pardraft.evaluation.measurement import Measured, in_batches
 from hf_pardraft.evaluation.rows import summarise
 
 # Besides plain `generate`.

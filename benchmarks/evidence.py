@@ -33,9 +33,10 @@ from transformers import (
 )
 
 from hf_pardraft import DartDrafter, DraftTrainer, DraftTrainingArguments, PardDrafter
+from hf_pardraft.evaluation.calls import Condition
+from hf_pardraft.evaluation.calls import run as run_entry
 from hf_pardraft.evaluation.entries import Entry
-from hf_pardraft.evaluation.measurement import Condition, padded_batch
-from hf_pardraft.evaluation.measurement import run as run_entry
+from hf_pardraft.evaluation.measurement import padded_batch
 from hf_pardraft.evaluation.report import markdown_table
 from hf_pardraft.pairing.mask_token import unused_token_ids
 from result_files import RESULTS, save, this_machine

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 import schedule_measure
-from hf_pardraft.evaluation.measurement import Run
+from hf_pardraft.evaluation.calls import Run
 from hf_pardraft.generation import undrafted
 from hf_pardraft.generation.decoder import SpeculativeDecoding
 from hf_pardraft.generation.scheduling.reading import ReadingChoice

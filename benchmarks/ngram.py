@@ -29,8 +29,9 @@ from transformers.utils import logging
 from hf_pardraft import NgramModel
 from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
 from hf_pardraft.demo.prompts import BEGINNINGS, built_in_prompts
+from hf_pardraft.evaluation.calls import Condition
 from hf_pardraft.evaluation.entries import Entry, plain_entry
-from hf_pardraft.evaluation.measurement import Condition, race
+from hf_pardraft.evaluation.measurement import race
 from hf_pardraft.evaluation.rows import compare
 from hf_pardraft.ngram.sources import token_documents
 from result_files import RESULTS, save, this_machine

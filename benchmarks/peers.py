@@ -32,14 +32,9 @@ from transformers.utils import logging
 from hf_pardraft import NgramModel
 from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
 from hf_pardraft.demo.prompts import built_in_prompts
+from hf_pardraft.evaluation.calls import Condition, call, generation_config, without_padding
 from hf_pardraft.evaluation.entries import PLAIN, Entry, plain_entry
-from hf_pardraft.evaluation.measurement import (
-    Condition,
-    call,
-    generation_config,
-    padded_batch,
-    without_padding,
-)
+from hf_pardraft.evaluation.measurement import padded_batch
 from hf_pardraft.evaluation.report import markdown_table
 from hf_pardraft.user_input.models import end_of_text_ids
 from peer_loop_dart import dart_loops

@@ -10,8 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, PardDrafter
+from hf_pardraft.evaluation.calls import Condition, run
 from hf_pardraft.evaluation.entries import PLAIN, Entry, plain_entry
-from hf_pardraft.evaluation.measurement import Condition, kept_random_state, padded_batch, run
+from hf_pardraft.evaluation.measurement import kept_random_state, padded_batch
 from hf_pardraft.models.base import ParallelDrafter
 from loop_overhead import random_target
 from stories260k import EVALUATION_TOKENS, story_beginnings

@@ -23,7 +23,7 @@ import torch
 import transformers
 from transformers.utils import logging
 
-from hf_pardraft.evaluation.measurement import Condition
+from hf_pardraft.evaluation.calls import Condition
 from result_files import RESULTS, public_command, save, this_machine
 from sampled_measure import Case, all_compared, case_of, quick_case, repeat_of
 from sampled_report import difference_summary, difference_table, rows_of, save_plot, speed_table

@@ -41,8 +41,8 @@ import transformers
 from transformers.utils import logging
 
 from hf_pardraft.demo.family import SHIPPED_FAMILY
+from hf_pardraft.evaluation.calls import Condition
 from hf_pardraft.evaluation.facts import machine
-from hf_pardraft.evaluation.measurement import Condition
 from modelled_clock import ModelledClock, PartCosts
 from result_files import RESULTS, public_command, save
 from schedule_cases import Cases

@@ -9,8 +9,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from hf_pardraft.evaluation.calls import Batch, Condition, Run, run
 from hf_pardraft.evaluation.entries import COMPILED, PLAIN, Entry, plain_entry
-from hf_pardraft.evaluation.measurement import Batch, Condition, Run, in_batches, kept_random_state, run, warm_up
+from hf_pardraft.evaluation.measurement import in_batches, kept_random_state, warm_up
 from hf_pardraft.models.base import ParallelDrafter
 from schedule_cases import Case
 

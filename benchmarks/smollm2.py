@@ -54,8 +54,8 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from hf_pardraft.evaluation.calls import Condition
 from hf_pardraft.evaluation.facts import installed_versions, machine
-from hf_pardraft.evaluation.measurement import Condition
 from hf_pardraft.generation.settings import DEFAULT_LOOKUP
 from result_files import RESULTS, public_command, save
 from smollm2_cases import BENCHMARKS, DRAFTED, SCHEDULED, WAYS, Models, Way, load_all, prompts_of, ways_of

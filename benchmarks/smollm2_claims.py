@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from evidence import Claim, judged, verdict_table
+from hf_pardraft.evaluation.calls import Condition
 from hf_pardraft.evaluation.entries import Entry
-from hf_pardraft.evaluation.measurement import Condition
 from result_files import RESULTS, public_command, save, this_machine
 from smollm2_cases import BENCHMARKS, Way, load_all, prompts_of, setting_of
 from smollm2_measure import counted

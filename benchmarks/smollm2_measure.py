@@ -8,18 +8,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
+from hf_pardraft.evaluation.calls import Condition, Run, run, watch
 from hf_pardraft.evaluation.entries import compiled_twin, plain_entry
-from hf_pardraft.evaluation.measurement import (
-    Condition,
-    Measured,
-    Run,
-    in_batches,
-    kept_random_state,
-    run,
-    take_turns,
-    warm_up,
-    watch,
-)
+from hf_pardraft.evaluation.measurement import Measured, in_batches, kept_random_state, take_turns, warm_up
 from hf_pardraft.evaluation.rows import acceptance_length, differences_between, drafting_figures
 from hf_pardraft.evaluation.runner import weigh
 from hf_pardraft.generation.settings import DEFAULT_LOOKUP

@@ -38,8 +38,9 @@ from hf_pardraft import (
     NgramModel,
     PardDrafter,
 )
+from hf_pardraft.evaluation.calls import Condition, run
 from hf_pardraft.evaluation.entries import Entry, plain_entry
-from hf_pardraft.evaluation.measurement import Condition, padded_batch, race, run
+from hf_pardraft.evaluation.measurement import padded_batch, race
 from hf_pardraft.evaluation.report import markdown_table
 from hf_pardraft.evaluation.rows import compare
 from hf_pardraft.models.base import ParallelDrafter

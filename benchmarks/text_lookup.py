@@ -29,9 +29,10 @@ from transformers.utils import logging
 from hf_pardraft import AutoDrafter, DFlashDrafter
 from hf_pardraft.demo.family import DRAFTER_NAMES, SHIPPED_FAMILY, load_family
 from hf_pardraft.demo.prompts import built_in_prompts
+from hf_pardraft.evaluation.calls import Condition, run
 from hf_pardraft.evaluation.encoding import Chat, encode
 from hf_pardraft.evaluation.entries import PLAIN, Entry, plain_entry, prompt_lookup_entry
-from hf_pardraft.evaluation.measurement import Condition, padded_batch, run
+from hf_pardraft.evaluation.measurement import padded_batch
 from hf_pardraft.evaluation.prompts import turns
 from hf_pardraft.generation.settings import DEFAULT_LOOKUP
 from hf_pardraft.models.base import ParallelDrafter

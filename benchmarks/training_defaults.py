@@ -25,9 +25,9 @@ from transformers import PreTrainedModel, TrainerCallback, set_seed
 
 from evidence import COMMON, reports_of, spread, trainer_of
 from hf_pardraft import DFlareDrafter, DFlashDrafter, DraftTrainer
+from hf_pardraft.evaluation.calls import Condition
+from hf_pardraft.evaluation.calls import run as run_entry
 from hf_pardraft.evaluation.entries import Entry
-from hf_pardraft.evaluation.measurement import Condition
-from hf_pardraft.evaluation.measurement import run as run_entry
 from hf_pardraft.training.progress import Tables
 from result_files import RESULTS, save, this_machine
 from stories260k import EVALUATION_TOKENS, story_beginnings, story_parser, target_and_prompts, target_text

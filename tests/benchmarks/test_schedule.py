@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import schedule
+from hf_pardraft.evaluation.calls import Run
 from hf_pardraft.evaluation.entries import plain_entry
-from hf_pardraft.evaluation.measurement import Run
 from in_process import run_main
 from result_files import public_command
 from schedule_cases import mislead, unwritten

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from acceptance_profile import AcceptanceProfile, expected_tau, rate_for_tau, read_profile
+from hf_pardraft.evaluation.calls import Condition
 from hf_pardraft.evaluation.entries import Entry, plain_entry
-from hf_pardraft.evaluation.measurement import Condition, measure
+from hf_pardraft.evaluation.measurement import measure
 from hf_pardraft.evaluation.rows import summarise
 from simulation import Simulation, fair_simulation, write_script
 from tiny_models import VOCAB_SIZE, random_prompt, tiny_drafter, tiny_target

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import smollm2
+from hf_pardraft.evaluation.calls import Condition, run, watch
 from hf_pardraft.evaluation.entries import plain_entry, prompt_lookup_entry
-from hf_pardraft.evaluation.measurement import Condition, Measured, in_batches, run, watch
+from hf_pardraft.evaluation.measurement import Measured, in_batches
 from in_process import pardraft, run_main
 from smollm2_cases import DRAFTED
 from smollm2_measure import looked_up

@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from hf_pardraft.evaluation import measurement, workbench
+from hf_pardraft.evaluation import calls, workbench
 from hf_pardraft.evaluation.plan import read_drafters
 from in_process import pardraft as invoke
 
@@ -55,7 +55,7 @@ def test_compiled_rounds_are_measured_beside_eager_ones_at_every_batch_size(
     tiny_family, prompts, tmp_path, monkeypatch
 ):
     asked = []
-    real = measurement.call
+    real = calls.call
 
     def noting(target, entry, batch, config, **more):
         asked.append((entry.name, config.cache_implementation))
@@ -65,7 +65,7 @@ def test_compiled_rounds_are_measured_beside_eager_ones_at_every_batch_size(
         config.disable_compile = True
         return real(target, entry, batch, config, **more)
 
-    monkeypatch.setattr(measurement, "call", noting)
+    monkeypatch.setattr(calls, "call", noting)
     results = tmp_path / "results.json"
     done = invoke(
         *["eval", "--target", tiny_family / "target", "--dtype", "float32", "--max-new-tokens", 4, "--repeats", 1],

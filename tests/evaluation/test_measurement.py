@@ -8,8 +8,9 @@ import torch
 
 from compiled_cases import HOUR, compile_slowly
 from hf_pardraft import PardDrafter
+from hf_pardraft.evaluation.calls import Condition, without_padding
 from hf_pardraft.evaluation.entries import COMPILED, Entry, plain_entry, prompt_lookup_entry
-from hf_pardraft.evaluation.measurement import Condition, measure, race, without_padding
+from hf_pardraft.evaluation.measurement import measure, race
 from hf_pardraft.evaluation.report import Report
 from hf_pardraft.evaluation.rows import compare, summarise
 from hf_pardraft.evaluation.runner import evaluate_conditions

@@ -9,8 +9,9 @@ import torch
 from rich.console import Console
 
 from hf_pardraft.checkpoints.atomic_files import write_whole
+from hf_pardraft.evaluation.calls import Condition, Run, Watched
 from hf_pardraft.evaluation.entries import Entry, drafter_entries, plain_entry, settings_grid, stock_dflash_entries
-from hf_pardraft.evaluation.measurement import Condition, Measured, Run, Watched
+from hf_pardraft.evaluation.measurement import Measured
 from hf_pardraft.evaluation.report import (
     Report,
     as_json,

@@ -8,9 +8,10 @@ import torch
 from rich.console import Console
 from transformers import GenerationConfig
 
+from ..evaluation.calls import Condition
 from ..evaluation.encoding import room_for_prompts
 from ..evaluation.entries import Entry, compiled_twin, plain_entry
-from ..evaluation.measurement import Condition, race
+from ..evaluation.measurement import race
 from ..evaluation.rows import Comparison, compare
 from ..terminal.runs import RunStreamer, can_shade
 from ..user_input.files import read_text

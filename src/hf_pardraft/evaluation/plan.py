@@ -12,8 +12,8 @@ from ..generation.settings import DraftSettings
 from ..user_input.files import check_file_to_write, quoted
 from ..user_input.models import check_generation_settings
 from ..user_input.options import check_temperature
+from .calls import Condition
 from .encoding import Chat
-from .measurement import Condition
 from .models import DrafterSource, Placement
 from .plots import check_matplotlib
 from .prompt_sources import load_questions, read_source

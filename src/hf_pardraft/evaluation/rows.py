@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .measurement import Condition, Measured, Run, Watched
+from .calls import Condition, Run, Watched
+from .measurement import Measured
 from .utilisation import Utilisation, acceptance_by_position, correct_by_position, utilisation
 
 PARTS = ("draft", "tree", "verify", "commit")

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from .calls import Condition
 from .entries import Entry
-from .measurement import Around, Condition, Measured, measure
+from .measurement import Around, Measured, measure
 from .report import Report
 from .rows import Difference, EvaluationRow, summarise
 

@@ -13,6 +13,7 @@ from ..models.base import ParallelDrafter
 from ..pairing.mask_token import special_token_ids
 from ..pairing.remembered import public_name
 from ..user_input.models import end_of_text_ids, load_config, load_tokenizer
+from .calls import Condition, call, generation_config, new_texts
 from .encoding import Chat, encode_all, random_prompts, room_for_prompts
 from .entries import (
     Entry,
@@ -24,7 +25,7 @@ from .entries import (
     with_compiled,
 )
 from .facts import facts_of
-from .measurement import Around, Condition, call, generation_config, new_texts
+from .measurement import Around
 from .models import assistant_tokenizers, load_fitting_drafter, load_target
 from .plan import Plan
 from .plots import save_plots
