@@ -20,7 +20,7 @@ ARROWS = {
     "auto": {"checkpoints", "models"},
     "by_name": {"auto", "checkpoints", "generation", "models"},
     "user_input": {"auto", "checkpoints", "models"},
-    "ngram": {"checkpoints", "models", "pairing", "user_input"},
+    "ngram": {"checkpoints", "pairing", "user_input"},
     "generation": {"checkpoints", "likeliest", "models", "ngram", "pairing"},
     "training": {"checkpoints", "likeliest", "models", "pairing", "user_input"},
     "datagen": {
@@ -50,7 +50,6 @@ ARROWS = {
     "hub": {"checkpoints", "models", "user_input"},
     "evaluation": {
         "checkpoints",
-        "generation.target_side.cache",
         "generation.settings",
         "models",
         "pairing",
@@ -63,17 +62,31 @@ ARROWS = {
 # The entry points, which may import everything; only they, and one command another, may import cli/.
 FREE = {"__init__", "__main__", "cli"}
 PURE = {
-    "likeliest",
     "generation.prompt_lookup",
     "generation.scheduling",
     "generation.tree",
+    "likeliest",
     "training.data.documents",
     "training.layouts.masks",
     "training.losses.scoring",
     "training.losses.sums",
+    "evaluation.utilisation",
+    "making.plan",
+    "terminal.pace",
 }
-# What tensors in, tensors out may need besides torch: nothing that reads, prints, logs or keeps time.
-PURE_STDLIB = {"bisect", "collections", "dataclasses", "enum", "functools", "itertools", "math", "operator", "typing"}
+# What tensors or numbers in, and out, may need besides torch: nothing that reads, prints, logs or keeps time.
+PURE_STDLIB = {
+    "bisect",
+    "collections",
+    "dataclasses",
+    "enum",
+    "functools",
+    "itertools",
+    "math",
+    "operator",
+    "statistics",
+    "typing",
+}
 # transformers does not install without safetensors.
 HUB_SAFE_PACKAGES = {"torch", "transformers", "safetensors"}
 

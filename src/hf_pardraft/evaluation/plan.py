@@ -8,7 +8,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ..checkpoints.atomic_files import check_folder_to_write
-from ..generation.settings import DraftSettings
+from ..generation.settings import SETTING_NAMES
 from ..user_input.files import check_file_to_write, quoted
 from ..user_input.models import check_generation_settings
 from ..user_input.options import check_temperature
@@ -22,8 +22,8 @@ from .prompts import Question
 RANDOM_PROMPTS = "random"
 RANDOM_LENGTH = 128
 BASELINES = "assisted=SMALL_LM, prompt_lookup or stock_dflash"
-# What is measured with, or has an option of its own.
-NOT_SETTINGS = {"depth", "time_rounds", "record_drafts", "may_do_without_trees"}
+# Settings that are measured with, and not measured.
+MEASURED_WITH = {"time_rounds", "record_drafts"}
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def read_settings_to_try(pairs: list[str]) -> dict[str, list[Any]]:
     Raises:
         ValueError: if there is no such setting.
     """
-    known = sorted(DraftSettings.__dataclass_fields__.keys() - NOT_SETTINGS)
+    known = sorted(SETTING_NAMES - MEASURED_WITH)
     choices: dict[str, list[Any]] = {}
     for pair in pairs:
         name, has_values, values = pair.partition("=")

@@ -1,4 +1,4 @@
-"""From what was measured to the figures of an evaluation's rows. Pure: no model, no clock."""
+"""From what was measured to the figures of an evaluation's rows. By arithmetic alone: no model is asked, and no clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

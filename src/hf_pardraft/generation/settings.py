@@ -106,6 +106,10 @@ class DraftSettings:
         return self.draft_schedule == "auto"
 
 
+# What attributes of a generation config are called that are settings: all but what is found out, or has a name of transformers'.
+SETTING_NAMES = DraftSettings.__dataclass_fields__.keys() - {"depth", "may_do_without_trees"}
+
+
 def settings_of_call(drafter: ParallelDrafter, generation_config: GenerationConfig) -> DraftSettings:
     """The settings that were resolved when the call began, or are now; see [`read_settings`]."""
     settings = vars(generation_config).get(RESOLVED)
@@ -172,9 +176,8 @@ def wants_compiled(generation_config: GenerationConfig) -> bool:
 
 def settings_in(generation_config: GenerationConfig) -> dict[str, Any]:
     """The draft settings among the attributes of a generation config, those that were left at `None` excepted."""
-    names = DraftSettings.__dataclass_fields__.keys() - {"depth", "may_do_without_trees"}
     attributes = vars(generation_config)
-    return {name: attributes[name] for name in names if attributes.get(name) is not None}
+    return {name: attributes[name] for name in SETTING_NAMES if attributes.get(name) is not None}
 
 
 def check_ngram(settings: DraftSettings) -> None:
