@@ -319,7 +319,7 @@ class SpeculativeDecoding(DecodingCall):
             known.depths_per_round[first : first + len(items)] = [of_round[item] for item in items]
 
     def _outcome(self, num_chosen: int, count: int) -> tuple[int, int]:
-        """What a round says of an item's draft, see [`Acceptance.note`], of whose chosen tokens `count` were committed."""
+        """What a round says of an item's draft, see [`AcceptanceRates.note`], of whose chosen tokens `count` were committed."""
         if count < num_chosen:
             # The text ended in accepted tokens.
             return count, count

@@ -6,7 +6,7 @@ from itertools import accumulate
 from operator import mul
 
 
-class Acceptance:
+class AcceptanceRates:
     """Of tokens whose predecessors were all accepted, the share that was accepted too.
 
     A text's rounds are judged by what is known of earlier texts, and by these rounds themselves the more there are of them. They
@@ -31,7 +31,7 @@ class Acceptance:
     # What nothing is known of: as good as a middling drafter, with the weight of so many tokens.
     PRIOR, PRIOR_WEIGHT = 0.5, 2.0
 
-    def __init__(self, earlier: "Acceptance | None" = None) -> None:
+    def __init__(self, earlier: "AcceptanceRates | None" = None) -> None:
         self.earlier = earlier
         # By position, how many tokens were accepted, and of how many. Calls in other threads may read and count, too: it is
         # replaced as a whole.
@@ -55,7 +55,7 @@ class Acceptance:
         is_another = self.earlier is not None and self._is_another_text(outcomes)
         if is_another:
             self.weaken(self.AFTER_CHANGE / max(self.weight, self.AFTER_CHANGE))
-            self.earlier = Acceptance()
+            self.earlier = AcceptanceRates()
         self.num_notes += 1
         if self.num_notes % self.RENEWED == 0:
             self.weaken((1 - 1 / self.MEMORY) ** self.RENEWED)
