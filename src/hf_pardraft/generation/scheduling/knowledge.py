@@ -23,10 +23,17 @@ class Knowledge:
         is_of_compiled: whether rounds are compiled, beside which any number of tries costs little.
     """
 
-    # What it begins with. What is put in: the share of all time that trying may cost, of compiled rounds, too, whose tries take
-    # longer. And the most that is saved up, of long compiled rounds, too.
-    BEGINNING, SHARE, SHARE_COMPILED, MOST_SAVED, MOST_SAVED_LONG = 3.0, 0.005, 0.015, 32.0, 8.0
-    # Of what earlier texts taught, the weight that is left once a text is found to be another.
+    # Rounds of the best plan that the purse begins with; that of compiled rounds begins full.
+    BEGINNING = 3.0
+    # Share of all time that trying may cost: of each round so much is put in.
+    SHARE = 0.005
+    # The same of compiled rounds, whose tries take longer.
+    SHARE_COMPILED = 0.015
+    # Rounds of the best plan that are saved up at most.
+    MOST_SAVED = 32.0
+    # The same where compiled rounds are long.
+    MOST_SAVED_LONG = 8.0
+    # Share of the weight of what earlier texts taught that is left once a text is found to be another.
     AFTER_CHANGE = 0.1
 
     def __init__(self, is_of_compiled: bool = False) -> None:

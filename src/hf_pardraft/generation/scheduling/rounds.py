@@ -76,11 +76,20 @@ class CompiledRounds(UncompiledRounds):
     """
 
     may_be_left, opens_free, repeats_tries = False, True, True
-    # The first rounds in a row that are cold where they are short, and where they are very short: less than so many seconds.
-    COLD, VERY_COLD, VERY_SHORT = 2, 6, 5e-3
-    # The warm ones that are measured in the first call, and in a try; and the rounds of a try that is about what is accepted.
-    OPENING, IN_A_TRY, JUDGING = 6, 3, 3
-    FOLLOWED, CLEARLY = 1.0, 1.1
+    # Seconds below which rounds are very short.
+    VERY_SHORT = 5e-3
+    # How many of the first rounds in a row are cold where they are short.
+    COLD = 2
+    # The same where they are very short.
+    VERY_COLD = 6
+    # Warm rounds by which each plan is measured in the first call.
+    OPENING = 6
+    # Warm rounds of a try that is about what a plan costs.
+    IN_A_TRY = 3
+    # Rounds of a try that is about what is accepted alone.
+    JUDGING = 3
+    FOLLOWED = 1.0
+    CLEARLY = 1.1
 
     def opening(self, costs: Costs) -> Plan | None:
         if costs.guesses:
