@@ -15,6 +15,7 @@ from .draft_judge import DraftJudge
 from .inference_mode import mode_for
 from .outputs import ItemRead, OutputRecorder
 from .packing.packed_layers import packed_layers
+from .plain import PlainRest
 from .scheduling.fixed import FixedSchedule
 from .scheduling.schedule import Schedule
 from .sequences import FinishedItems, StopChecks, TokenBuffer, filling_gaps
@@ -24,7 +25,6 @@ from .target_side.rope import longest_text
 from .target_side.shared_keys import shared_keys
 from .target_side.step_inputs import SLICED_INPUTS, StepInputs
 from .target_side.structure import layer_types_of
-from .undrafted import PlainRest
 
 
 class DecodingCall(ABC):

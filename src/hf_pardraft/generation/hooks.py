@@ -15,9 +15,9 @@ from ..pairing.remembered import tokenizer_of, warn_if_other_text
 from .candidate_generator import ParallelCandidateGenerator
 from .checks import check_mode, check_request
 from .dispatch import decoding_for, does_without_compiling, fit_to, schedule_for
+from .plain import is_compiled_alike, write_plain
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
 from .tree_search import check_ngram_model
-from .undrafted import is_compiled_alike, write_undrafted
 
 logger = logging.get_logger(__name__)
 
@@ -183,7 +183,7 @@ def _assisted_decoding(
                 setattr(generation_config, RESOLVED, settings)
             schedule = schedule_for(self, assistant_model, settings, generation_config)
             if is_compiled_alike(self, generation_config) and schedule.leaves_to_plain(*input_ids.shape):
-                result = write_undrafted(
+                result = write_plain(
                     self, assistant_model, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs
                 )
                 schedule.note_plain(assistant_model.last_stats.rounds)
