@@ -63,9 +63,9 @@ class CompiledDecoding(SpeculativeDecoding):
         self.most_slots = max(self.chain_slots, self.tree_slots)
         self.reads_trees = self.settings.tree_budget > 0
         # Columns that a draft may need after a text as long as the target's: the pending tokens of two rounds, and masks, or a
-        # block.
-        block_size = getattr(self.drafter.config, "block_size", None) or 0
-        self.draft_room = 3 * self.width + max(self.full_depth, block_size)
+        # block, which is run whole however little of it is asked for: the anchor and as many masks as it can draft.
+        whole_block = (self.drafter.max_draft_depth or 0) + 1
+        self.draft_room = 3 * self.width + max(self.full_depth, whole_block)
         # The target's likeliest token is its choice.
         self.is_plain = not self.processors and not self.do_sample
         self.grows_trees = bool(self.settings.tree_budget) and self.search.ngram is None
