@@ -12,13 +12,15 @@ from ..models.inputs import DraftInputs, last_columns
 from .candidate_generator import ParallelCandidateGenerator
 from .choosing.choice import LikeliestToken
 from .draft_judge import DraftJudge
+from .finished import FinishedItems
 from .inference_mode import mode_for
 from .outputs import ItemRead, OutputRecorder
 from .packing.packed_layers import packed_layers
 from .plain import PlainRest
 from .scheduling.fixed import FixedSchedule
 from .scheduling.schedule import Schedule
-from .sequences import FinishedItems, StopChecks, TokenBuffer, filling_gaps
+from .sequences import TokenBuffer, filling_gaps
+from .stopping import StopChecks
 from .target_side.cache import Entries, attended_layers, is_callers
 from .target_side.reader import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, prompt_without_padding
 from .target_side.rope import longest_text

@@ -21,8 +21,8 @@ from .scheduling.fixed import FixedSchedule
 from .scheduling.knowledge import Knowledge
 from .scheduling.plans import COMPILED_NODES, NOTHING, Plan, all_plans, compiled_plans
 from .scheduling.schedule import Schedule
-from .sequences import StopChecks
 from .settings import DraftSettings, wants_compiled
+from .stopping import StopChecks
 from .target_side.cache import is_hybrid
 from .target_side.reader import TOKEN_TYPES
 from .target_side.rope import longest_text

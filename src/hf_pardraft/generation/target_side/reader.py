@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ...models.inputs import are_real, input_device, last_columns
 from ...models.masks import additive_masks, attention_windows, padded_masks
-from ..sequences import FinishedItems
+from ..finished import FinishedItems
 from ..tree.token_tree import TokenTree
 from .cache import Entries, TargetCache, is_hybrid, is_offloading
 
