@@ -24,11 +24,11 @@ ARROWS = {
     "training": {"checkpoints", "models", "pairing", "user_input"},
     "datagen": {
         "checkpoints",
-        "generation.checks",
         "generation.compiled",
         "generation.packing",
         "generation.target_side.probing",
         "generation.target_side.rope",
+        "generation.target_side.servable",
         "generation.target_side.shared_keys",
         "generation.target_side.structure",
         "models",

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 # By id, since configs have no hash: a config, what it was like, and what was found then.
@@ -33,6 +33,14 @@ def parameters_of(*models: nn.Module) -> list[nn.Parameter]:
     modules = (module for model in models for module in modules_of(model))
     found = {id(value): value for module in modules for value in module._parameters.values() if value is not None}
     return list(found.values())
+
+
+def told_by_hooks(target: PreTrainedModel) -> set[str]:
+    """What PEFT tells the layers in each forward of this call, by name: which adapter is for which item, say."""
+    hooks = (hook for module in modules_of(target) for hook in module._forward_pre_hooks.values())
+    return {
+        name for hook in hooks if isinstance(hook, partial) for name in hook.keywords if hook.keywords[name] is not None
+    }
 
 
 def layer_types_of(config: PreTrainedConfig) -> tuple[list[str], list[dict[str, Any]]]:
