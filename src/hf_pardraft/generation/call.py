@@ -21,12 +21,14 @@ from .scheduling.fixed import FixedSchedule
 from .scheduling.schedule import Schedule
 from .sequences import TokenBuffer, filling_gaps
 from .stopping import StopChecks
-from .target_side.cache import Entries, attended_layers, is_callers
-from .target_side.reader import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, prompt_without_padding
+from .target_side.cache import Entries
+from .target_side.callers_cache import is_callers
+from .target_side.prompt import TOKEN_TYPES, PendingTokens, Prompt, prompt_without_padding
+from .target_side.reader import TargetReader
 from .target_side.rope import longest_text
 from .target_side.shared_keys import shared_keys
 from .target_side.step_inputs import SLICED_INPUTS, StepInputs
-from .target_side.structure import layer_types_of
+from .target_side.structure import attended_layers, layer_types_of
 
 
 class DecodingCall(ABC):

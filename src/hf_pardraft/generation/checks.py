@@ -12,12 +12,19 @@ from transformers.utils import logging
 from ..models.inputs import input_device
 from ..models.masks import attention_windows
 from .settings import DraftSettings
-from .target_side.cache import check_cache, check_can_roll_back, has_attention_only, is_hybrid, is_offloading
+from .target_side.callers_cache import check_cache, is_offloading
 from .target_side.probing import check_reads_alike
-from .target_side.reader import TOKEN_TYPES, first_inputs
+from .target_side.prompt import TOKEN_TYPES, first_inputs
 from .target_side.rope import rope_changes
-from .target_side.servable import check_forwards, check_hybrid, check_scales_by_position, check_takes_masks
+from .target_side.servable import (
+    check_can_roll_back,
+    check_forwards,
+    check_hybrid,
+    check_scales_by_position,
+    check_takes_masks,
+)
 from .target_side.step_inputs import StepInputs, step_inputs
+from .target_side.structure import has_attention_only, is_hybrid
 
 logger = logging.get_logger(__name__)
 

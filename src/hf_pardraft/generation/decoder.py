@@ -17,7 +17,7 @@ from .prompt_lookup import MATCHING_NGRAM_SIZE, PromptLookup
 from .scheduling.plans import NOTHING, Plan
 from .stats import Proposal, Stopwatch, synchronizer
 from .target_side.cache import Snapshot
-from .target_side.reader import PendingTokens
+from .target_side.prompt import PendingTokens
 from .tree.token_tree import TokenTree, draft_chain
 from .tree.verify import Acceptance, accept, paths_on_host, plain_step
 from .tree_search import TreeSearch

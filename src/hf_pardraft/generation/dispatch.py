@@ -22,11 +22,10 @@ from .scheduling.plans import COMPILED_NODES, NOTHING, Plan, all_plans, compiled
 from .scheduling.schedule import Schedule
 from .settings import DraftSettings, wants_compiled
 from .stopping import StopChecks
-from .target_side.cache import is_hybrid
-from .target_side.reader import TOKEN_TYPES
+from .target_side.prompt import TOKEN_TYPES
 from .target_side.rope import longest_text
 from .target_side.servable import check_scales_by_position, check_takes_masks
-from .target_side.structure import layer_types_of, told_by_hooks
+from .target_side.structure import is_hybrid, layer_types_of, told_by_hooks
 
 logger = logging.get_logger(__name__)
 

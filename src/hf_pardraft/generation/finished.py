@@ -3,7 +3,8 @@
 import torch
 from transformers import Cache
 
-from .target_side.cache import Entries, TargetCache, export_entries, without_last
+from .target_side.cache import Entries, TargetCache, without_last
+from .target_side.callers_cache import export_entries
 
 
 class FinishedItems:

@@ -13,7 +13,7 @@ from .inference_mode import mode_for
 from .packing.packed_layers import packed_layers
 from .settings import settings_of_call, wants_compiled
 from .stats import DecodeStats
-from .target_side.reader import first_inputs
+from .target_side.prompt import first_inputs
 from .target_side.shared_keys import shared_keys
 
 

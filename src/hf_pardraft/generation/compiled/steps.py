@@ -14,7 +14,8 @@ from ...models.cache import StaticColumns
 from ...models.inputs import DraftState, StaticDraftInputs, take_positions
 from ...models.likeliest import likeliest
 from ...models.masks import additive_masks
-from ..target_side.reader import PendingTokens, anchor_and_nodes
+from ..target_side.prompt import PendingTokens
+from ..target_side.reader import anchor_and_nodes
 from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, build_tree
 from ..tree.verify import accept, for_host

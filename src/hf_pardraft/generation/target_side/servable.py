@@ -3,12 +3,12 @@
 import math
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ...models.inputs import input_device
 from ..settings import DraftSettings
-from .structure import told_by_hooks
+from .structure import RECURRENT_LAYER_TYPES, ROLLBACK_LAYER_TYPES, is_hybrid, layer_types_of, told_by_hooks
 
 logger = logging.get_logger(__name__)
 
@@ -81,6 +81,19 @@ def check_scales_by_position(target: PreTrainedModel, num_columns: int) -> None:
         "(attn_temperature_tuning), and in trees, batches and padded prompts a column is not a position: draft chains "
         f"(tree_budget=0) for one unpadded sequence at a time, or stay below with max_length (got up to {num_columns} columns)"
     )
+
+
+def check_can_roll_back(config: PreTrainedConfig) -> None:
+    """Raise a `ValueError` if a target with this text config keeps state that a rejected draft can't be removed from."""
+    layer_types = set(layer_types_of(config)[0])
+    known = ROLLBACK_LAYER_TYPES | (RECURRENT_LAYER_TYPES if is_hybrid(config) else set()) | {"dummy"}
+    others = sorted(layer_types - known)
+    if others:
+        raise ValueError(
+            f"this target has layers of type {', '.join(others)}; drafting works with {', '.join(sorted(ROLLBACK_LAYER_TYPES))} "
+            "layers, whose cache can forget a rejected token, alone or together with "
+            f"{', '.join(sorted(RECURRENT_LAYER_TYPES))} layers. Call generate without assistant_model"
+        )
 
 
 def check_hybrid(model_type: str, batch: int, settings: DraftSettings) -> None:
