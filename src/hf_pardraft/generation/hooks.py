@@ -34,7 +34,7 @@ def is_drafter(assistant: Any) -> bool:
     return getattr(assistant.config, "drafter_kind", None) is not None
 
 
-def is_ours(assistant: Any, generation_config: Any) -> bool:
+def is_our_call(assistant: Any, generation_config: Any) -> bool:
     """Whether this call is ours to handle; `speculation_type` asks for one of transformers' own ways."""
     return is_drafter(assistant) and generation_config.speculation_type is None
 
@@ -122,7 +122,7 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
     """Refuse, before any work, what a drafter can't do; then transformers' own checks."""
     drafter = generation_mode_kwargs.get("assistant_model")
     warn_if_loaded_plainly(drafter)
-    if is_ours(drafter, generation_config):
+    if is_our_call(drafter, generation_config):
         check_mode(self, generation_mode, generation_config, generation_mode_kwargs.get("synced_gpus"))
         drafter = adopted(drafter)
         settings = read_settings(drafter, generation_config)
@@ -138,7 +138,7 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
 
 def _get_candidate_generator(self, generation_config, input_ids, *args, assistant_model=None, **kwargs):
     """Our candidate generator for our drafters."""
-    if is_ours(assistant_model, generation_config):
+    if is_our_call(assistant_model, generation_config):
         assistant_model = adopted(assistant_model)
         generator = ParallelCandidateGenerator(assistant_model, self, generation_config)
         assistant_model.last_stats = generator.stats
@@ -169,7 +169,7 @@ def _assisted_decoding(
         "generation_config": generation_config,
         "streamer": streamer,
     }
-    if is_ours(assistant_model, generation_config):
+    if is_our_call(assistant_model, generation_config):
         assistant_model = adopted(assistant_model)
         asked = settings_of_call(assistant_model, generation_config)
         settings = fit_to(asked, self, model_kwargs, generation_config)
