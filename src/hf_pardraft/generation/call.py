@@ -10,7 +10,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..models.inputs import DraftInputs, last_columns
 from .candidate_generator import ParallelCandidateGenerator
-from .choosing.choice import LikeliestToken
+from .choosing.choice import TokenChoice
 from .draft_judge import DraftJudge
 from .finished import FinishedItems
 from .inference_mode import mode_for
@@ -54,7 +54,7 @@ class DecodingCall(ABC):
         finished: the texts of the other items.
     """
 
-    choice: LikeliestToken
+    choice: TokenChoice
     judge: DraftJudge
 
     def __init__(

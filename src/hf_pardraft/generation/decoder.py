@@ -9,7 +9,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from ..models.inputs import DraftInputs, cached_arange, last_columns
 from .call import DecodingCall
 from .candidate_generator import ParallelCandidateGenerator
-from .choosing.choice import LikeliestToken, PlainDraw, RejectionSampling, choose_along_the_path
+from .choosing.choice import LikeliestToken, PlainDraw, RejectionSampling, TokenChoice, choose_along_the_path
 from .choosing.noise import StepNoise
 from .choosing.processors import DraftColumns, ItemProcessors, is_prefix_free, process_everywhere
 from .draft_judge import DraftJudge
@@ -130,7 +130,7 @@ class SpeculativeDecoding(DecodingCall):
         walked = logits, self.process_item, self.choice, self.items, self.sequences, tree
         return choose_along_the_path(*walked, self.stop.is_known_end)
 
-    def _choice(self) -> LikeliestToken:
+    def _choice(self) -> TokenChoice:
         """How this call chooses its tokens."""
         if not self.do_sample:
             return LikeliestToken()
