@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
-from .rounds import LONG, UncompiledRounds
+from .rounds import LONG, RoundKind
 from .worth import PlanWorth
 
 
@@ -42,7 +42,7 @@ class Tries:
     START = 3.0
 
     def __init__(
-        self, knowledge: Knowledge, worth: PlanWorth, rounds: UncompiledRounds, plans: Sequence[Plan], first: Plan
+        self, knowledge: Knowledge, worth: PlanWorth, rounds: RoundKind, plans: Sequence[Plan], first: Plan
     ) -> None:
         self.knowledge, self.worth, self.rounds, self.plans, self.first = knowledge, worth, rounds, plans, first
         self.due: Plan | None = None
