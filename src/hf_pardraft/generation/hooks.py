@@ -177,18 +177,9 @@ def _assisted_decoding(
         warn_if_other_text(assistant_model, input_ids, tokenizer_of(tokenizer))
         inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
         if settings.decode_loop == "native":
-            known = {"batch": len(input_ids), "inputs": inputs, "model_kwargs": model_kwargs, **prepared}
-            if does_without_compiling(self, assistant_model, input_ids.device, generation_config, known):
-                settings = fit_to(asked, self, model_kwargs, generation_config)
-                setattr(generation_config, RESOLVED, settings)
-            schedule = schedule_for(self, assistant_model, settings, generation_config)
-            if is_compiled_alike(self, generation_config) and schedule.leaves_to_plain(*input_ids.shape):
-                result = write_plain(
-                    self, assistant_model, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs
-                )
-                schedule.note_plain(assistant_model.last_stats.rounds)
-                return result
-            return _decode(self, input_ids, assistant_model, inputs, model_kwargs, schedule=schedule, **prepared)
+            return _decode_or_leave(
+                self, input_ids, assistant_model, inputs, model_kwargs, asked=asked, synced_gpus=synced_gpus, **prepared
+            )
     return _originals["_assisted_decoding"](
         self,
         input_ids,
@@ -200,6 +191,28 @@ def _assisted_decoding(
         **prepared,
         **model_kwargs,
     )
+
+
+def _decode_or_leave(
+    target, input_ids, drafter, inputs, model_kwargs, *, asked, synced_gpus, generation_config, **prepared
+):
+    """[`_decode`], or plain `generate` where no draft would pay.
+
+    Args:
+        asked: the settings before they were fit to the call: if compiled rounds can't be had, they are fit to it anew.
+        target, input_ids, drafter, inputs, model_kwargs, generation_config, **prepared: see [`_decode`].
+        synced_gpus: as `generate` prepared it.
+    """
+    prepared = {"generation_config": generation_config, **prepared}
+    known = {"batch": len(input_ids), "inputs": inputs, "model_kwargs": model_kwargs, **prepared}
+    if does_without_compiling(target, drafter, input_ids.device, generation_config, known):
+        setattr(generation_config, RESOLVED, fit_to(asked, target, model_kwargs, generation_config))
+    schedule = schedule_for(target, drafter, settings_of_call(drafter, generation_config), generation_config)
+    if is_compiled_alike(target, generation_config) and schedule.leaves_to_plain(*input_ids.shape):
+        result = write_plain(target, drafter, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs)
+        schedule.note_plain(drafter.last_stats.rounds)
+        return result
+    return _decode(target, input_ids, drafter, inputs, model_kwargs, schedule=schedule, **prepared)
 
 
 def _decode(target, input_ids, drafter, inputs, model_kwargs, *, generation_config, logits_processor, **prepared):
