@@ -18,7 +18,7 @@ import torch
 
 import schedule_measure
 from hf_pardraft.evaluation.calls import Run
-from hf_pardraft.generation import undrafted
+from hf_pardraft.generation import plain
 from hf_pardraft.generation.decoder import SpeculativeDecoding
 from hf_pardraft.generation.scheduling.reading import ReadingChoice
 
@@ -106,7 +106,7 @@ class ModelledClock:
                 mock.patch.object(time, "perf_counter", now),
                 mock.patch.object(time, "thread_time", seen),
                 mock.patch.object(schedule_measure, "run", run),
-                after(undrafted, "_continued", continued),
+                after(plain, "_continued", continued),
                 after(
                     SpeculativeDecoding,
                     "_read",

@@ -25,11 +25,11 @@ ARROWS = {
     "training": {"checkpoints", "likeliest", "models", "pairing", "user_input"},
     "datagen": {
         "checkpoints",
-        "generation.checks",
         "generation.compiled",
         "generation.packing",
         "generation.target_side.probing",
         "generation.target_side.rope",
+        "generation.target_side.servable",
         "generation.target_side.shared_keys",
         "generation.target_side.structure",
         "likeliest",
@@ -125,6 +125,15 @@ def is_within(module: str, places: set[str]) -> bool:
     return any(module == place or module.startswith(place + ".") for place in places)
 
 
+def places_of(found: Import) -> list[str]:
+    """The modules of ours that an import statement names, without the package's own name."""
+    if found.top != PACKAGE:
+        return []
+    below = found.module.removeprefix(PACKAGE).lstrip(".")
+    # `from .. import auto` names modules, `from ..auto import AutoDrafter` names what is in one.
+    return [below] if below else list(found.names) or [PACKAGE]
+
+
 def wrong_arrows(module: str, imports: list[Import]) -> list[str]:
     """Imports that point against [`ARROWS`]."""
     folder = module.split(".")[0]
@@ -132,17 +141,13 @@ def wrong_arrows(module: str, imports: list[Import]) -> list[str]:
         return []
     if folder not in ARROWS:
         return [f"{module}: no arrows are known for {folder}: add it to ARROWS and to the documentation"]
-    wrong, allowed = [], ARROWS[folder] | {folder}
-    for found in (i for i in imports if i.top == PACKAGE):
-        below = found.module.removeprefix(PACKAGE).lstrip(".")
-        # `from .. import auto` names modules, `from ..auto import AutoDrafter` names what is in one.
-        reached = [below] if below else list(found.names) or [PACKAGE]
-        wrong += [
-            f"{module}:{found.line}: {folder} must not import {place}"
-            for place in reached
-            if not is_within(place, allowed)
-        ]
-    return wrong
+    allowed = ARROWS[folder] | {folder}
+    return [
+        f"{module}:{found.line}: {folder} must not import {place}"
+        for found in imports
+        for place in places_of(found)
+        if not is_within(place, allowed)
+    ]
 
 
 def impurities(module: str, imports: list[Import]) -> list[str]:
@@ -182,6 +187,18 @@ def module_name(path: Path) -> str:
 def test_every_import_follows_the_design(path):
     is_package = path.name == "__init__.py" and path.parent != SOURCE
     assert violations(path.read_text(encoding="utf-8"), module_name(path), is_package) == []
+
+
+@pytest.mark.parametrize("folder", ARROWS)
+def test_every_arrow_is_needed(folder):
+    paths = [*(SOURCE / folder).rglob("*.py"), *SOURCE.glob(f"{folder}.py")]
+    reached = [
+        place
+        for path in paths
+        for found in imports_of(path.read_text(encoding="utf-8"), module_name(path), path.name == "__init__.py")
+        for place in places_of(found)
+    ]
+    assert [place for place in sorted(ARROWS[folder]) if not any(is_within(each, {place}) for each in reached)] == []
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def drafters_too(original: Any) -> classmethod:
 
     @functools.wraps(original)
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
-        if model_args or not is_ours(cls, pretrained_model_name_or_path, kwargs):
+        if model_args or not names_a_drafter(cls, pretrained_model_name_or_path, kwargs):
             return original(cls, pretrained_model_name_or_path, *model_args, **kwargs)
         kwargs.pop("code_revision", None)
         return AutoDrafter.from_pretrained(pretrained_model_name_or_path, **kwargs)
@@ -58,7 +58,7 @@ def drafters_too(original: Any) -> classmethod:
     return classmethod(from_pretrained)
 
 
-def is_ours(auto_class: type, name: Any, kwargs: dict[str, Any]) -> bool:
+def names_a_drafter(auto_class: type, name: Any, kwargs: dict[str, Any]) -> bool:
     """Whether what an Auto class is to load is a drafter, and not to be loaded with code of its own that the user trusts."""
     if kwargs.get("gguf_file") is not None:
         return False

@@ -7,7 +7,6 @@ from transformers.models.llama import modeling_llama
 
 from compiled_cases import ONE_LAYER, assert_same, batch_of, oracle, static, texts_of
 from hf_pardraft.generation.compiled import compiler as compiling
-from hf_pardraft.generation.compiled import compiler as guards
 from hf_pardraft.generation.tree.token_tree import TokenTree, chain_tree
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
@@ -19,7 +18,7 @@ EAGER = CompileConfig(backend="eager")
 @pytest.fixture
 def looks(monkeypatch):
     """The steps whose guards were checked, and whether they held."""
-    seen, original = [], guards.code_for
+    seen, original = [], compiling.code_for
 
     def watched(function, arguments):
         code = original(function, arguments)
@@ -169,9 +168,9 @@ def test_without_a_way_to_the_code_guards_are_checked_in_every_round(monkeypatch
 
 def test_layouts_tell_shapes_and_strides_apart():
     values = torch.zeros(4, 6)
-    assert guards.layout((values, 3)) == guards.layout((torch.ones(4, 6), 5))
-    assert guards.layout((values[:, :3],)) != guards.layout((values[:, :3].clone(),))
-    assert guards.layout((values,)) != guards.layout((values.T,))
+    assert compiling.layout_of_arguments((values, 3)) == compiling.layout_of_arguments((torch.ones(4, 6), 5))
+    assert compiling.layout_of_arguments((values[:, :3],)) != compiling.layout_of_arguments((values[:, :3].clone(),))
+    assert compiling.layout_of_arguments((values,)) != compiling.layout_of_arguments((values.T,))
     chain = chain_tree(torch.zeros(2, 3, dtype=torch.long))
     same = TokenTree(chain.tokens, chain.parents, chain.depths, chain.ancestors, is_chain=False)
-    assert guards.layout((chain,)) != guards.layout((same,))
+    assert compiling.layout_of_arguments((chain,)) != compiling.layout_of_arguments((same,))

@@ -19,7 +19,7 @@ def small_weights_too(monkeypatch, packed_without_trials):
 
 def packed_of(model) -> list[str]:
     """Names of the parameters of which there is a packed copy."""
-    return [name for name, value in model.named_parameters() if (id(value), False) in packed_weights._packed]
+    return [name for name, value in model.named_parameters() if packed_weights.is_packed(value, False)]
 
 
 def linear_layers(model) -> list[str]:

@@ -34,7 +34,7 @@ KINDS = ("pard", "dflash", "dflare", "dart")
 @pytest.fixture(autouse=True)
 def small_weights_are_packed(monkeypatch, packed_without_trials):
     monkeypatch.setattr(packed_weights, "FEWEST_ELEMENTS", 64)
-    packed_weights._packed.clear()
+    packed_weights.forget_all()
 
 
 def weights_given_to(name, monkeypatch):
@@ -344,7 +344,7 @@ def test_a_change_of_weights_between_calls_is_noticed(dtype):
         for parameter in target.parameters():
             parameter.data.copy_(parameter.data.flip(0))
     changed = write(target, drafter)
-    packed_weights._packed.clear()
+    packed_weights.forget_all()
     assert torch.equal(changed, write(target, drafter))
 
 
@@ -364,7 +364,7 @@ def test_without_memory_for_the_copies_nothing_is_packed(products, monkeypatch):
     monkeypatch.setattr(module, "free_memory", lambda: 2 * needed - 1)
     write(target, drafter)
     assert not products
-    assert not packed_weights._packed
+    assert not packed_weights.has_copies()
     monkeypatch.setattr(module, "free_memory", lambda: 2 * needed)
     write(target, drafter)
     assert products
@@ -391,21 +391,21 @@ def test_a_call_that_wants_no_copies_gives_their_memory_back(products):
     target = tiny_target("llama")
     drafter = tiny_drafter("dart", target)
     expected = write(target, drafter)
-    assert packed_weights._packed
+    assert packed_weights.has_copies()
     products.clear()
     assert torch.equal(write(target, drafter, pack_weights=False), expected)
     assert not products
-    assert not packed_weights._packed
+    assert not packed_weights.has_copies()
 
 
 def test_copies_go_with_their_models():
     target = tiny_target("llama")
     drafter = tiny_drafter("pard", target)
     write(target, drafter)
-    assert packed_weights._packed
+    assert packed_weights.has_copies()
     del target, drafter
     gc.collect()
-    assert not packed_weights._packed
+    assert not packed_weights.has_copies()
 
 
 def test_items_of_a_batch_go_their_own_ways(products):
@@ -423,12 +423,12 @@ def test_copies_of_weights_that_have_become_of_another_dtype_go(wanted):
     target = tiny_target("llama")
     drafter = tiny_drafter("dflash", target)
     write(target, drafter)
-    assert packed_weights._packed
+    assert packed_weights.has_copies()
     # Those of float64 are not packed.
     target.double()
     drafter.double()
     write(target, drafter, pack_weights=wanted)
-    assert not packed_weights._packed
+    assert not packed_weights.has_copies()
 
 
 @pytest.mark.parametrize("kind", ["pard", "dflash", "dflare"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_pardraft.generation.packing import packing_trials, panels
-from hf_pardraft.generation.packing.packed_layouts import LAYOUTS, MKL, ONEDNN, PANELS, Layout, layouts_for
+from hf_pardraft.generation.packing.packed_layouts import LAYOUTS, MKL, ONEDNN, PANELS, WeightLayout, layouts_for
 from hf_pardraft.generation.packing.packing_trials import faster_layout, products_of
 from threads import torch_threads
 
@@ -55,7 +55,7 @@ def unknown(*arguments):
 
 @pytest.mark.parametrize("multiply", [wrong_by_one, wrong_for_few, unknown])
 def test_a_layout_that_is_not_right_here_is_not_used(monkeypatch, no_layout_is_known, multiply):
-    wrong = Layout("wrong", ONEDNN.pack, multiply)
+    wrong = WeightLayout("wrong", ONEDNN.pack, multiply)
     monkeypatch.setitem(LAYOUTS, torch.float32, (wrong, ONEDNN))
     assert layouts_for(torch.float32) == (ONEDNN,)
 
@@ -79,7 +79,7 @@ def slow(clock, name, seconds):
         clock.now += seconds.pop(0) if len(seconds) > 1 else seconds[0]
         return ONEDNN.multiply(*arguments)
 
-    return Layout(name, pack, multiply)
+    return WeightLayout(name, pack, multiply)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_the_faster_layout_is_chosen_whatever_one_interruption_says(clock, monke
 
 def test_few_tokens_are_multiplied_by_panels_and_more_by_what_is_faster_then(clock, monkeypatch):
     library = slow(clock, "library", [1.0])
-    panels_here = Layout("panels", PANELS.pack, slow(clock, "panels", [2.0]).multiply)
+    panels_here = WeightLayout("panels", PANELS.pack, slow(clock, "panels", [2.0]).multiply)
     monkeypatch.setattr(packing_trials, "PANELS", panels_here)
     monkeypatch.setattr(packing_trials, "layouts_for", lambda dtype: (panels_here, library))
     assert faster_layout(torch.ones(64, 32)) is panels_here

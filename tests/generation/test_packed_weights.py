@@ -182,15 +182,18 @@ def test_any_small_change_alters_the_fingerprint():
 
 
 def test_packed_copies_go_with_their_parameters_or_when_told():
-    kept, gone = weight_of(), weight_of(rows=512)
-    product(kept)
+    packed_weights.forget_all()
+    gone = weight_of()
     product(gone)
-    count = len(packed_weights._packed)
+    assert packed_weights.has_copies()
     del gone
     gc.collect()
-    assert len(packed_weights._packed) == count - 1
-    forget([kept])
-    assert len(packed_weights._packed) == count - 2
+    assert not packed_weights.has_copies()
+    kept, told = weight_of(), weight_of(rows=512)
+    product(kept)
+    product(told)
+    forget([told])
+    assert [packed_weights.is_packed(weight, False) for weight in (kept, told)] == [True, False]
 
 
 def test_what_can_not_be_packed(monkeypatch):
@@ -256,7 +259,7 @@ def test_a_call_that_packs_nothing_gives_the_memory_back():
     weights = [model.get_output_embeddings().weight for model in (target, drafter)]
 
     def how_many_are_packed():
-        return sum((id(weight), False) in packed_weights._packed for weight in weights)
+        return sum(packed_weights.is_packed(weight, False) for weight in weights)
 
     for weight in weights:
         product(weight)

@@ -6,7 +6,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from drawn_plans import DrawnSchedule
 from hf_pardraft.generation import hooks
-from hf_pardraft.generation.undrafted import PlainRest
+from hf_pardraft.generation.plain import PlainRest
 from sampled_cases import batch_of, double_target, knowing, unpadded
 from tiny_models import every_architecture, tiny_drafter
 from unusual_targets import hybrid_target

@@ -9,7 +9,7 @@ from itertools import groupby
 
 import pytest
 
-from hf_pardraft.generation.scheduling.acceptance import Acceptance
+from hf_pardraft.generation.scheduling.acceptance import AcceptanceRates
 from hf_pardraft.generation.scheduling.costs import Costs
 from hf_pardraft.generation.scheduling.estimates import interpolated
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
@@ -378,7 +378,7 @@ def test_a_call_begins_with_what_earlier_texts_taught_and_follows_its_own():
 
 
 def test_acceptance_is_counted_where_all_before_was_accepted():
-    acceptance = Acceptance()
+    acceptance = AcceptanceRates()
     for _ in range(400):
         acceptance.note([(2, 3), (0, 1)])
     assert acceptance.rates(3) == pytest.approx([0.5, 1.0, 0.0], abs=0.02)
@@ -386,7 +386,7 @@ def test_acceptance_is_counted_where_all_before_was_accepted():
 
 
 def test_a_run_of_rounds_that_contradicts_what_was_believed_is_believed():
-    acceptance = Acceptance(Acceptance())
+    acceptance = AcceptanceRates(AcceptanceRates())
     for _ in range(200):
         acceptance.note([(4, 4)])
     for _ in range(12):

@@ -13,11 +13,11 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
 
-from ..generation.checks import check_takes_masks
 from ..generation.compiled.compiler import Compiler
 from ..generation.compiled.static_cache import StaticKVLayer
 from ..generation.packing.packed_layers import fit_in_memory, have_replaced_forwards, packable_layers
 from ..generation.target_side.probing import FORWARD_ERRORS, TOLERANCES, relative_errors
+from ..generation.target_side.servable import check_takes_masks
 from ..generation.target_side.shared_keys import shared_keys
 from ..generation.target_side.structure import modules_of
 from ..models.masks import additive

@@ -10,21 +10,25 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..models.inputs import DraftInputs, last_columns
 from .candidate_generator import ParallelCandidateGenerator
-from .choosing.choice import LikeliestToken
+from .choosing.choice import TokenChoice
 from .draft_judge import DraftJudge
+from .finished import FinishedItems
 from .inference_mode import mode_for
 from .outputs import ItemRead, OutputRecorder
 from .packing.packed_layers import packed_layers
+from .plain import PlainRest
 from .scheduling.fixed import FixedSchedule
 from .scheduling.schedule import Schedule
-from .sequences import FinishedItems, StopChecks, TokenBuffer, filling_gaps
-from .target_side.cache import Entries, attended_layers, is_callers
-from .target_side.reader import TOKEN_TYPES, PendingTokens, Prompt, TargetReader, prompt_without_padding
+from .sequences import TokenBuffer, filling_gaps
+from .stopping import StopChecks
+from .target_side.cache import Entries
+from .target_side.callers_cache import is_callers
+from .target_side.prompt import TOKEN_TYPES, PendingTokens, Prompt, prompt_without_padding
+from .target_side.reader import TargetReader
 from .target_side.rope import longest_text
 from .target_side.shared_keys import shared_keys
 from .target_side.step_inputs import SLICED_INPUTS, StepInputs
-from .target_side.structure import layer_types_of
-from .undrafted import PlainRest
+from .target_side.structure import attended_layers, layer_types_of
 
 
 class DecodingCall(ABC):
@@ -50,7 +54,7 @@ class DecodingCall(ABC):
         finished: the texts of the other items.
     """
 
-    choice: LikeliestToken
+    choice: TokenChoice
     judge: DraftJudge
 
     def __init__(

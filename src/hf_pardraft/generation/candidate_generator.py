@@ -14,7 +14,7 @@ from ..models.inputs import DraftInputs, cached_arange, last_columns, take_posit
 from .pending import PendingInputs
 from .settings import DraftSettings, settings_of_call
 from .stats import DecodeStats, Proposal
-from .target_side.reader import PendingTokens
+from .target_side.prompt import PendingTokens
 from .target_side.rope import RopeChanges, longest_text, rope_changes
 from .tree.columns import tokens_of
 

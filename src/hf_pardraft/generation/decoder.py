@@ -9,7 +9,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from ..models.inputs import DraftInputs, cached_arange, last_columns
 from .call import DecodingCall
 from .candidate_generator import ParallelCandidateGenerator
-from .choosing.choice import LikeliestToken, PlainDraw, RejectionSampling, choose_along_the_path
+from .choosing.choice import LikeliestToken, PlainDraw, RejectionSampling, TokenChoice, choose_along_the_path
 from .choosing.noise import StepNoise
 from .choosing.processors import DraftColumns, ItemProcessors, is_prefix_free, process_everywhere
 from .draft_judge import DraftJudge
@@ -17,7 +17,7 @@ from .prompt_lookup import MATCHING_NGRAM_SIZE, PromptLookup
 from .scheduling.plans import NOTHING, Plan
 from .stats import Proposal, Stopwatch, synchronizer
 from .target_side.cache import Snapshot
-from .target_side.reader import PendingTokens
+from .target_side.prompt import PendingTokens
 from .tree.token_tree import TokenTree, draft_chain
 from .tree.verify import Acceptance, accept, paths_on_host, plain_step
 from .tree_search import TreeSearch
@@ -130,7 +130,7 @@ class SpeculativeDecoding(DecodingCall):
         walked = logits, self.process_item, self.choice, self.items, self.sequences, tree
         return choose_along_the_path(*walked, self.stop.is_known_end)
 
-    def _choice(self) -> LikeliestToken:
+    def _choice(self) -> TokenChoice:
         """How this call chooses its tokens."""
         if not self.do_sample:
             return LikeliestToken()
@@ -319,7 +319,7 @@ class SpeculativeDecoding(DecodingCall):
             known.depths_per_round[first : first + len(items)] = [of_round[item] for item in items]
 
     def _outcome(self, num_chosen: int, count: int) -> tuple[int, int]:
-        """What a round says of an item's draft, see [`Acceptance.note`], of whose chosen tokens `count` were committed."""
+        """What a round says of an item's draft, see [`AcceptanceRates.note`], of whose chosen tokens `count` were committed."""
         if count < num_chosen:
             # The text ended in accepted tokens.
             return count, count

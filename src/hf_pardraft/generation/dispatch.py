@@ -12,7 +12,6 @@ from transformers.utils import logging
 
 from ..models.base import ParallelDrafter
 from .aligned import AlignedDecoding
-from .checks import check_scales_by_position, check_takes_masks, told_by_hooks
 from .choosing.processors import see_the_batch
 from .compiled.decoder import CompiledDecoding
 from .decoder import SpeculativeDecoding
@@ -21,12 +20,12 @@ from .scheduling.fixed import FixedSchedule
 from .scheduling.knowledge import Knowledge
 from .scheduling.plans import COMPILED_NODES, NOTHING, Plan, all_plans, compiled_plans
 from .scheduling.schedule import Schedule
-from .sequences import StopChecks
 from .settings import DraftSettings, wants_compiled
-from .target_side.cache import is_hybrid
-from .target_side.reader import TOKEN_TYPES
+from .stopping import StopChecks
+from .target_side.prompt import TOKEN_TYPES
 from .target_side.rope import longest_text
-from .target_side.structure import layer_types_of
+from .target_side.servable import check_scales_by_position, check_takes_masks
+from .target_side.structure import is_hybrid, layer_types_of, told_by_hooks
 
 logger = logging.get_logger(__name__)
 

@@ -127,7 +127,7 @@ class DraftJudge:
 
         Args:
             was_drafted: whether the target read a draft.
-            outcomes: what became of each draft of `items`, see [`Acceptance.note`].
+            outcomes: what became of each draft of `items`, see [`AcceptanceRates.note`].
             paths: for each item of the batch, the slots that were accepted, the anchor's first.
             new_tokens: for each, what it got; fewer where its text ended.
             items: those of the batch that the round was about.
@@ -153,7 +153,7 @@ class DraftJudge:
 
 
 def of_chain(drafted: Sequence[int], new_tokens: Sequence[int]) -> tuple[int, int]:
-    """What would have become of a chain in a round that wrote `new_tokens`; see [`Acceptance.note`]."""
+    """What would have become of a chain in a round that wrote `new_tokens`; see [`AcceptanceRates.note`]."""
     wrong = next((at for at, pair in enumerate(zip(drafted, new_tokens, strict=False)) if pair[0] != pair[1]), None)
     known = min(len(drafted), len(new_tokens))
     return (known, known) if wrong is None else (wrong, wrong + 1)

@@ -15,9 +15,9 @@ from ..pairing.remembered import tokenizer_of, warn_if_other_text
 from .candidate_generator import ParallelCandidateGenerator
 from .checks import check_mode, check_request
 from .dispatch import decoding_for, does_without_compiling, fit_to, schedule_for
+from .plain import is_compiled_alike, write_plain
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
 from .tree_search import check_ngram_model
-from .undrafted import is_compiled_alike, write_undrafted
 
 logger = logging.get_logger(__name__)
 
@@ -34,7 +34,7 @@ def is_drafter(assistant: Any) -> bool:
     return getattr(assistant.config, "drafter_kind", None) is not None
 
 
-def is_ours(assistant: Any, generation_config: Any) -> bool:
+def is_our_call(assistant: Any, generation_config: Any) -> bool:
     """Whether this call is ours to handle; `speculation_type` asks for one of transformers' own ways."""
     return is_drafter(assistant) and generation_config.speculation_type is None
 
@@ -122,7 +122,7 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
     """Refuse, before any work, what a drafter can't do; then transformers' own checks."""
     drafter = generation_mode_kwargs.get("assistant_model")
     warn_if_loaded_plainly(drafter)
-    if is_ours(drafter, generation_config):
+    if is_our_call(drafter, generation_config):
         check_mode(self, generation_mode, generation_config, generation_mode_kwargs.get("synced_gpus"))
         drafter = adopted(drafter)
         settings = read_settings(drafter, generation_config)
@@ -138,7 +138,7 @@ def _validate_generation_mode(self, generation_mode, generation_config, generati
 
 def _get_candidate_generator(self, generation_config, input_ids, *args, assistant_model=None, **kwargs):
     """Our candidate generator for our drafters."""
-    if is_ours(assistant_model, generation_config):
+    if is_our_call(assistant_model, generation_config):
         assistant_model = adopted(assistant_model)
         generator = ParallelCandidateGenerator(assistant_model, self, generation_config)
         assistant_model.last_stats = generator.stats
@@ -169,7 +169,7 @@ def _assisted_decoding(
         "generation_config": generation_config,
         "streamer": streamer,
     }
-    if is_ours(assistant_model, generation_config):
+    if is_our_call(assistant_model, generation_config):
         assistant_model = adopted(assistant_model)
         asked = settings_of_call(assistant_model, generation_config)
         settings = fit_to(asked, self, model_kwargs, generation_config)
@@ -177,18 +177,9 @@ def _assisted_decoding(
         warn_if_other_text(assistant_model, input_ids, tokenizer_of(tokenizer))
         inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
         if settings.decode_loop == "native":
-            known = {"batch": len(input_ids), "inputs": inputs, "model_kwargs": model_kwargs, **prepared}
-            if does_without_compiling(self, assistant_model, input_ids.device, generation_config, known):
-                settings = fit_to(asked, self, model_kwargs, generation_config)
-                setattr(generation_config, RESOLVED, settings)
-            schedule = schedule_for(self, assistant_model, settings, generation_config)
-            if is_compiled_alike(self, generation_config) and schedule.leaves_to_plain(*input_ids.shape):
-                result = write_undrafted(
-                    self, assistant_model, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs
-                )
-                schedule.note_plain(assistant_model.last_stats.rounds)
-                return result
-            return _decode(self, input_ids, assistant_model, inputs, model_kwargs, schedule=schedule, **prepared)
+            return _decode_or_leave(
+                self, input_ids, assistant_model, inputs, model_kwargs, asked=asked, synced_gpus=synced_gpus, **prepared
+            )
     return _originals["_assisted_decoding"](
         self,
         input_ids,
@@ -200,6 +191,28 @@ def _assisted_decoding(
         **prepared,
         **model_kwargs,
     )
+
+
+def _decode_or_leave(
+    target, input_ids, drafter, inputs, model_kwargs, *, asked, synced_gpus, generation_config, **prepared
+):
+    """[`_decode`], or plain `generate` where no draft would pay.
+
+    Args:
+        asked: the settings before they were fit to the call: if compiled rounds can't be had, they are fit to it anew.
+        target, input_ids, drafter, inputs, model_kwargs, generation_config, **prepared: see [`_decode`].
+        synced_gpus: as `generate` prepared it.
+    """
+    prepared = {"generation_config": generation_config, **prepared}
+    known = {"batch": len(input_ids), "inputs": inputs, "model_kwargs": model_kwargs, **prepared}
+    if does_without_compiling(target, drafter, input_ids.device, generation_config, known):
+        setattr(generation_config, RESOLVED, fit_to(asked, target, model_kwargs, generation_config))
+    schedule = schedule_for(target, drafter, settings_of_call(drafter, generation_config), generation_config)
+    if is_compiled_alike(target, generation_config) and schedule.leaves_to_plain(*input_ids.shape):
+        result = write_plain(target, drafter, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs)
+        schedule.note_plain(drafter.last_stats.rounds)
+        return result
+    return _decode(target, input_ids, drafter, inputs, model_kwargs, schedule=schedule, **prepared)
 
 
 def _decode(target, input_ids, drafter, inputs, model_kwargs, *, generation_config, logits_processor, **prepared):

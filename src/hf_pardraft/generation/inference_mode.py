@@ -14,10 +14,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .choosing.processors import see_the_batch
 from .packing.packed_layers import is_replaced
-from .target_side.cache import is_callers, is_hybrid
+from .target_side.callers_cache import is_callers
 from .target_side.probing import KNOWN_PACKAGES, package_of, packages_of
 from .target_side.rope import rope_changes
-from .target_side.structure import modules_of
+from .target_side.structure import is_hybrid, modules_of
 
 
 def mode_for(

@@ -23,8 +23,8 @@ Search = Callable[[torch.Tensor], TokenTree | None]
 NOISE_WEIGHTS = (1.0, 0.6)
 
 
-class LikeliestToken:
-    """Greedy decoding.
+class TokenChoice:
+    """How tokens are chosen in a call, for its drafts and for its text.
 
     Attributes:
         couples: whether drafts are made with the noise of the draws that they guess.
@@ -34,7 +34,7 @@ class LikeliestToken:
 
     def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree | None:
         """A chain or tree from the drafter's marginal logits `(items, depth, columns)`, searched by `search`; `None` for none."""
-        return search(draft_logits)
+        raise NotImplementedError
 
     def everywhere(self, scores: torch.Tensor, tree: TokenTree | None) -> torch.LongTensor:
         """One token at each slot.
@@ -46,7 +46,7 @@ class LikeliestToken:
         Returns:
             `(items, slots)`; `NO_LAW` where there is nothing to draw from.
         """
-        return likeliest(scores)
+        raise NotImplementedError
 
     def at(self, scores: torch.Tensor, items: slice, depth: int) -> torch.LongTensor:
         """One token for each of some items of this round, at one depth of what was proposed.
@@ -62,7 +62,7 @@ class LikeliestToken:
         Raises:
             RuntimeError: where there is no law to draw from.
         """
-        return likeliest(scores)
+        raise NotImplementedError
 
     def others_have_drawn(self, depth: int) -> None:
         """Random numbers may have been taken by others since the tokens at this depth were chosen."""
@@ -77,7 +77,20 @@ class LikeliestToken:
         """The call is over, after which plain `generate` would have made so many steps."""
 
 
-class PlainDraw(LikeliestToken):
+class LikeliestToken(TokenChoice):
+    """Greedy decoding."""
+
+    def propose(self, draft_logits: torch.Tensor, search: Search) -> TokenTree | None:
+        return search(draft_logits)
+
+    def everywhere(self, scores: torch.Tensor, tree: TokenTree | None) -> torch.LongTensor:
+        return likeliest(scores)
+
+    def at(self, scores: torch.Tensor, items: slice, depth: int) -> torch.LongTensor:
+        return likeliest(scores)
+
+
+class PlainDraw(TokenChoice):
     """The token that plain `generate` draws from the same law, by the same random numbers: see [`StepNoise`].
 
     These numbers don't depend on what was drafted, so the text doesn't either. And since they are known before the draft is made,
@@ -203,7 +216,7 @@ def draw_with(law: torch.Tensor, noise: torch.Tensor) -> torch.LongTensor:
     return likeliest(law / noise).masked_fill(law[..., 0].isnan(), NO_LAW)
 
 
-class RejectionSampling(LikeliestToken):
+class RejectionSampling(TokenChoice):
     """Speculative sampling: drafts are drawn from the drafter's law, and kept with the odds of the target's.
 
     See [`keep_or_redraw`]. The text follows the target's law, but is another one than plain `generate` writes, and depends on
@@ -242,7 +255,7 @@ class RejectionSampling(LikeliestToken):
 def choose_along_the_path(
     logits: torch.Tensor,
     process: ItemProcessors,
-    choice: LikeliestToken,
+    choice: TokenChoice,
     items: list[int],
     texts: TokenBuffer,
     tree: TokenTree | None,

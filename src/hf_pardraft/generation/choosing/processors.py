@@ -36,7 +36,7 @@ from transformers import (
 )
 
 from ...models.stock_assistant import with_a_law
-from ..sequences import StopChecks
+from ..stopping import StopChecks
 
 # They look at the logits of one position and at nothing else, so all slots can be processed as one batch. Exact
 # types: a subclass may read the prefix.

@@ -1,4 +1,4 @@
-"""Speculative sampling by rejection: drafts drawn from the drafter's law, and kept with the odds of the target's. Pure."""
+"""Speculative sampling by rejection: drafts drawn from the drafter's law, and kept with the odds of the target's."""
 
 from dataclasses import dataclass
 

@@ -20,45 +20,6 @@ from ..packing.inductor_pass import PackLinearLayers
 from ..tree.token_tree import TokenTree
 from .steps import DrafterSide, changing
 
-
-def code_for(function: Callable, arguments: tuple[Any, ...]) -> Callable | None:
-    """The compiled code of a function that these arguments may run, as a function that checks nothing.
-
-    Args:
-        function: what was given to `torch.compile`.
-        arguments: of the call, by position.
-
-    Returns:
-        `None` if nothing was compiled for such arguments, or if it can't run by itself (it is in several steps, or this torch
-        keeps it elsewhere). Where somebody told torch to run everything eager, nothing compiled is returned either.
-    """
-    try:
-        if torch._dynamo.eval_frame._stance.stance == "force_eager":
-            return None
-        entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
-        given = dict(zip(function.__code__.co_varnames, arguments, strict=False))
-        code = next((entry.code for entry in entries if entry.guard_manager.check(given)), None)
-    except (AttributeError, TypeError):
-        return None
-    # What follows a graph break is compiled by itself, and only found by Dynamo.
-    if code is None or any(name.startswith("__resume_at") for name in code.co_names):
-        return None
-    return types.FunctionType(code, function.__globals__, function.__name__)
-
-
-def layout(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Shapes and strides of the tensors and trees among some arguments."""
-    found = []
-    for value in arguments:
-        if isinstance(value, TokenTree):
-            # The rest of a chain follows from the shape of its tokens.
-            rest = () if value.is_chain else (value.parents.stride(), value.ancestors.stride())
-            found.append((value.is_chain, value.tokens.shape, value.tokens.stride(), rest))
-        elif isinstance(value, torch.Tensor):
-            found.append((value.shape, value.stride()))
-    return tuple(found)
-
-
 logger = logging.get_logger(__name__)
 
 # Hooks that come or go between two calls are otherwise not noticed.
@@ -70,6 +31,10 @@ CATS_ARE_COPIES = {"force_pointwise_cat": True}
 SIZES_ARE_APART = {"use_duck_shape": False}
 # Backends other than inductor don't look at it.
 WEIGHTS_ARE_PACKED = {"post_grad_custom_pre_pass": PackLinearLayers()}
+# What is caught is caught for all threads: of two that catch at once, one would put the other's state back for good.
+_warnings_lock = threading.RLock()
+# Backends' own errors are among them.
+COMPILE_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit)
 
 
 @dataclass(frozen=True)
@@ -106,9 +71,9 @@ class Compiler:
         # What differs from call to call is a tensor's value, or a dimension that is marked as dynamic.
         options["dynamic"] = bool(options["dynamic"])
         known = _compiled.setdefault(target, {})
-        # No guard looks at the hooks of all modules.
         # A pass of the caller's own stands where ours would.
         packs = packs and torch._inductor.config.post_grad_custom_pre_pass is None
+        # No guard looks at the hooks of all modules.
         key = (repr(options), packs, *module._global_forward_pre_hooks, *module._global_forward_hooks)
         if key not in known:
             # Whatever is wrong with the options is said now, before the prompt is read.
@@ -127,7 +92,7 @@ class Compiler:
             step: a function that depends on its arguments only.
             shape: all that its compiled code depends on, besides the target.
         """
-        own_key = (step, shape, layout(arguments))
+        own_key = (step, shape, layout_of_arguments(arguments))
         checked = self.checked.get(own_key)
         if checked is not None:
             return checked(*arguments)
@@ -189,10 +154,42 @@ class Compiler:
         return result
 
 
-# What is caught is caught for all threads: of two that catch at once, one would put the other's state back for good.
-_warnings_lock = threading.RLock()
-# Those of backends are among them.
-COMPILE_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit)
+def code_for(function: Callable, arguments: tuple[Any, ...]) -> Callable | None:
+    """The compiled code of a function that these arguments may run, as a function that checks nothing.
+
+    Args:
+        function: what was given to `torch.compile`.
+        arguments: of the call, by position.
+
+    Returns:
+        `None` if nothing was compiled for such arguments, or if it can't run by itself (it is in several steps, or this torch
+        keeps it elsewhere). Where somebody told torch to run everything eager, nothing compiled is returned either.
+    """
+    try:
+        if torch._dynamo.eval_frame._stance.stance == "force_eager":
+            return None
+        entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
+        given = dict(zip(function.__code__.co_varnames, arguments, strict=False))
+        code = next((entry.code for entry in entries if entry.guard_manager.check(given)), None)
+    except (AttributeError, TypeError):
+        return None
+    # What follows a graph break is compiled by itself, and only found by Dynamo.
+    if code is None or any(name.startswith("__resume_at") for name in code.co_names):
+        return None
+    return types.FunctionType(code, function.__globals__, function.__name__)
+
+
+def layout_of_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Shapes and strides of the tensors and trees among some arguments."""
+    found = []
+    for value in arguments:
+        if isinstance(value, TokenTree):
+            # The rest of a chain follows from the shape of its tokens.
+            rest = () if value.is_chain else (value.parents.stride(), value.ancestors.stride())
+            found.append((value.is_chain, value.tokens.shape, value.tokens.stride(), rest))
+        elif isinstance(value, torch.Tensor):
+            found.append((value.shape, value.stride()))
+    return tuple(found)
 
 
 def _nothing() -> None:

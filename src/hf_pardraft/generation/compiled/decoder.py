@@ -24,7 +24,7 @@ from ..tree.token_tree import TokenTree, chain_tree, items_of_tree, number_of_le
 from ..tree.verify import paths_of
 from . import steps
 from .compiler import Compiler
-from .static_cache import packed, to_static_cache, to_static_inputs, with_room
+from .static_cache import contiguous_copy, to_static_cache, to_static_inputs, with_room
 from .steps import DecodeState, Draft, DrafterSide, TargetSide, first_decode_state
 
 # What the loop says in every forward itself.
@@ -63,9 +63,9 @@ class CompiledDecoding(SpeculativeDecoding):
         self.most_slots = max(self.chain_slots, self.tree_slots)
         self.reads_trees = self.settings.tree_budget > 0
         # Columns that a draft may need after a text as long as the target's: the pending tokens of two rounds, and masks, or a
-        # block.
-        block_size = getattr(self.drafter.config, "block_size", None) or 0
-        self.draft_room = 3 * self.width + max(self.full_depth, block_size)
+        # block, which is run whole however little of it is asked for: the anchor and as many masks as it can draft.
+        whole_block = (self.drafter.max_draft_depth or 0) + 1
+        self.draft_room = 3 * self.width + max(self.full_depth, whole_block)
         # The target's likeliest token is its choice.
         self.is_plain = not self.processors and not self.do_sample
         self.grows_trees = bool(self.settings.tree_budget) and self.search.ngram is None
@@ -155,7 +155,7 @@ class CompiledDecoding(SpeculativeDecoding):
             return self._draft(depth)
         # It has to read, even if no draft is asked for. And a tree is compiled for as many levels as there are in other rounds.
         with self.first_products:
-            draft_logits = packed(self.drafter.draft(context, state, self.full_depth))
+            draft_logits = contiguous_copy(self.drafter.draft(context, state, self.full_depth))
         self._switch(context)
         self.draft_inputs.counts.zero_()
         self.num_pending = 0
@@ -256,7 +256,7 @@ class CompiledDecoding(SpeculativeDecoding):
         if self.plan.budget:
             return self._search(self._of_live(draft.logits)[:, :depth])
         chain = self._of_live(draft.chain)
-        return chain_tree(chain if depth == draft.depth else packed(chain[:, :depth]))
+        return chain_tree(chain if depth == draft.depth else contiguous_copy(chain[:, :depth]))
 
     def _coupled(self, draft: Draft) -> Draft:
         """A draft made with the noise of the draws that it guesses; of items that are over it says nothing."""

@@ -159,10 +159,10 @@ def to_static_inputs(context: DraftInputs, width: int) -> tuple[StaticDraftInput
         features = torch.nn.functional.pad(features, (0, 0, missing, 0)) if missing > 0 else features[:, -most:]
         features = take_positions(features, order)
     tensors = (context.new_ids.gather(1, order), context.new_positions.gather(1, order), held, features)
-    inputs = StaticDraftInputs(*(None if tensor is None else static(packed(tensor)) for tensor in tensors))
+    inputs = StaticDraftInputs(*(None if tensor is None else static(contiguous_copy(tensor)) for tensor in tensors))
     return inputs, max(counts)
 
 
-def packed(values: torch.Tensor) -> torch.Tensor:
+def contiguous_copy(values: torch.Tensor) -> torch.Tensor:
     """A copy with the strides that follow from its shape, on which compiled code depends."""
     return values.clone(memory_format=torch.contiguous_format)

@@ -14,11 +14,12 @@ from ...models.base import ParallelDrafter
 from ...models.cache import StaticColumns
 from ...models.inputs import DraftState, StaticDraftInputs, take_positions
 from ...models.masks import additive_masks
-from ..target_side.reader import PendingTokens, anchor_and_nodes
+from ..target_side.prompt import PendingTokens
+from ..target_side.reader import anchor_and_nodes
 from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, build_tree
 from ..tree.verify import accept, for_host
-from .static_cache import StaticKVCache, packed, static
+from .static_cache import StaticKVCache, contiguous_copy, static
 
 
 @dataclass
@@ -60,11 +61,11 @@ def first_decode_state(
     tensors = (
         torch.tensor(lengths, device=device),
         torch.tensor(draft_lengths, device=device),
-        packed(pending.ids),
-        packed(pending.anchor_positions),
+        contiguous_copy(pending.ids),
+        contiguous_copy(pending.anchor_positions),
         torch.ones(len(lengths), dtype=torch.long, device=device),
-        packed(last_positions),
-        None if axis_shift is None else packed(axis_shift),
+        contiguous_copy(last_positions),
+        None if axis_shift is None else contiguous_copy(axis_shift),
     )
     return DecodeState(*(None if tensor is None else static(tensor) for tensor in tensors))
 

@@ -21,7 +21,7 @@ SHAPES, TOKENS = ((32, 16), (48, 80)), (1, 2, 8, 17, 130)
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightLayout:
     """How a matrix `(out, in)` is packed, and tokens are multiplied by it.
 
     Attributes:
@@ -60,22 +60,22 @@ def _multiply_mkl(
     return torch.ops.mkl._mkl_linear(tokens, packed, matrix, bias, tokens.numel() // tokens.shape[-1])
 
 
-PANELS = Layout("panels", pack_panels, multiply_panels)
-ONEDNN = Layout("oneDNN", _pack_onednn, _multiply_onednn)
-MKL = Layout("MKL", _pack_mkl, _multiply_mkl)
+PANELS = WeightLayout("panels", pack_panels, multiply_panels)
+ONEDNN = WeightLayout("oneDNN", _pack_onednn, _multiply_onednn)
+MKL = WeightLayout("MKL", _pack_mkl, _multiply_mkl)
 
 
 LAYOUTS = {torch.float32: (PANELS, ONEDNN, MKL), torch.bfloat16: (PANELS, ONEDNN), torch.float16: (ONEDNN,)}
 
 
 @functools.lru_cache
-def layouts_for(dtype: torch.dtype) -> tuple[Layout, ...]:
+def layouts_for(dtype: torch.dtype) -> tuple[WeightLayout, ...]:
     """The layouts by which weights are multiplied rightly on this machine. What rounds are made of is first."""
     return tuple(layout for layout in LAYOUTS.get(dtype, ()) if _multiplies(layout, dtype))
 
 
 @torch.no_grad()
-def _multiplies(layout: Layout, dtype: torch.dtype) -> bool:
+def _multiplies(layout: WeightLayout, dtype: torch.dtype) -> bool:
     """Whether a layout's products of small whole numbers, which no order of adding rounds, are what they should be here."""
     try:
         for rows, columns in SHAPES:

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from ..one_off import made_once
-from .packed_layouts import Layout, layouts_for
+from .packed_layouts import WeightLayout, layouts_for
 from .packing_trials import faster_layout, is_never_faster, trial_of
 from .panels import sum_rows
 
@@ -39,7 +39,7 @@ class PackedWeight:
         parameter: forgets this copy when it goes.
     """
 
-    layout: Layout
+    layout: WeightLayout
     weight: torch.Tensor
     state: tuple
     fingerprint: torch.LongTensor
@@ -83,6 +83,11 @@ def forget(parameters: Iterable[torch.nn.Parameter]) -> None:
     for parameter in parameters:
         for transposed in (False, True):
             _packed.pop((id(parameter), transposed), None)
+
+
+def forget_all() -> None:
+    """Drop all packed copies."""
+    _packed.clear()
 
 
 def forget_slower(parameters: Iterable[torch.nn.Parameter]) -> None:

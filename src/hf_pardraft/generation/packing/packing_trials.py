@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from .packed_layouts import PANELS, Layout, layouts_for
+from .packed_layouts import PANELS, WeightLayout, layouts_for
 
 # How often each way is timed before one is chosen. 0: packed always.
 NUM_TRIALS = 12
@@ -91,7 +91,7 @@ def _trials_of(weight: torch.Tensor, transposed: bool) -> dict[tuple[int, int], 
 
 
 # By the kind of matrix, how many tokens come at once, and how many threads there are.
-_faster_layouts: dict[tuple, Layout] = {}
+_faster_layouts: dict[tuple, WeightLayout] = {}
 # What a thread packs weights for.
 _expected = threading.local()
 
@@ -111,7 +111,7 @@ def _num_expected() -> int:
     return getattr(_expected, "num_tokens", FEW_TOKENS)
 
 
-def faster_layout(matrix: torch.Tensor) -> Layout:
+def faster_layout(matrix: torch.Tensor) -> WeightLayout:
     """The layout that is multiplied by faster, of a matrix `(out, in)` like this one.
 
     Few tokens are multiplied by panels, where they can be had: what libraries lose is waiting for the memory, and trials with a
@@ -128,12 +128,12 @@ def faster_layout(matrix: torch.Tensor) -> Layout:
 
 
 @torch.no_grad()
-def _fastest(layouts: Sequence[Layout], matrix: torch.Tensor, num_tokens: int) -> Layout:
+def _fastest(layouts: Sequence[WeightLayout], matrix: torch.Tensor, num_tokens: int) -> WeightLayout:
     """Of some layouts the one whose products of so many tokens take least time; all take turns."""
     rows = matrix[: max(COMPARED_ELEMENTS // matrix.shape[1], 1)]
     tokens = rows.new_ones(num_tokens, rows.shape[1])
     packed = {layout: layout.pack(rows) for layout in layouts}
-    seconds: dict[Layout, list[float]] = {layout: [] for layout in layouts}
+    seconds: dict[WeightLayout, list[float]] = {layout: [] for layout in layouts}
     for _ in range(NUM_TRIALS):
         for layout in layouts:
             started = time.perf_counter()

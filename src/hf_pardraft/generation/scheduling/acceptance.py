@@ -6,7 +6,7 @@ from itertools import accumulate
 from operator import mul
 
 
-class Acceptance:
+class AcceptanceRates:
     """Of tokens whose predecessors were all accepted, the share that was accepted too.
 
     A text's rounds are judged by what is known of earlier texts, and by these rounds themselves the more there are of them. They
@@ -17,21 +17,28 @@ class Acceptance:
         earlier: what was accepted in earlier texts; `None` for that itself, which lasts.
     """
 
-    # Rounds with a draft after which about a third of their weight is left; and the weight that a change leaves.
-    MEMORY, AFTER_CHANGE = 250, 1.5
+    # Rounds with a draft after which about a third of their weight is left.
+    MEMORY = 250
+    # Drafts whose weight is left to a text's own rounds once it is found to have become another.
+    AFTER_CHANGE = 1.5
     # Rounds of a text that count for as much as all earlier texts. A batch is of several texts, and more like those.
     OF_EARLIER = 5.0
-    # Deviations per round that are no news, and their sum that is: a run of 10 rounds that are one off.
-    TOLERATED, ALARM = 0.5, 7.0
+    # Standard deviations by which a round may be off without being news.
+    TOLERATED = 0.5
+    # Standard deviations beyond those, summed over rounds, that are news: some 14 rounds that are one off, or 5 that are two.
+    ALARM = 7.0
+    # Tokens of a draft: the standard deviation of those accepted is taken for no less.
     LEAST_DEVIATION = 0.3
     # Rounds after which what was found is weakened, and what is believed is worked out again.
     RENEWED = 8
-    # Tries of which less is no belief that could be contradicted.
+    # Drafts of which fewer are no belief that could be contradicted.
     KNOWN = 16
-    # What nothing is known of: as good as a middling drafter, with the weight of so many tokens.
-    PRIOR, PRIOR_WEIGHT = 0.5, 2.0
+    # Share of tokens that is thought to be accepted where nothing is known: a middling drafter's.
+    PRIOR = 0.5
+    # Tokens whose weight that has.
+    PRIOR_WEIGHT = 2.0
 
-    def __init__(self, earlier: "Acceptance | None" = None) -> None:
+    def __init__(self, earlier: "AcceptanceRates | None" = None) -> None:
         self.earlier = earlier
         # By position, how many tokens were accepted, and of how many. Calls in other threads may read and count, too: it is
         # replaced as a whole.
@@ -55,7 +62,7 @@ class Acceptance:
         is_another = self.earlier is not None and self._is_another_text(outcomes)
         if is_another:
             self.weaken(self.AFTER_CHANGE / max(self.weight, self.AFTER_CHANGE))
-            self.earlier = Acceptance()
+            self.earlier = AcceptanceRates()
         self.num_notes += 1
         if self.num_notes % self.RENEWED == 0:
             self.weaken((1 - 1 / self.MEMORY) ** self.RENEWED)
@@ -156,13 +163,24 @@ class TreeGain:
         earlier: what was gained in earlier texts; `None` for that itself, which lasts.
     """
 
-    # What is believed at first, with the weight of so many tokens: trees hold the right token for a share of those that chains
-    # get wrong, but have no more than so many times as many accepted.
-    CAUGHT, MOST, PRIOR_WEIGHT = 0.2, 1.4, 16.0
-    # The weight of earlier texts; and tokens after which about a third of their weight is left, in all texts and in one.
-    OF_EARLIER, MEMORY, MEMORY_OF_TEXT = 8.0, 1000.0, 100.0
-    # From how many tokens, and by what factor in the gain, a text is known to be another; and what is left of earlier ones then.
-    KNOWN, CLEARLY, AFTER_CHANGE = 48.0, 1.5, 0.1
+    # Share of the tokens that chains get wrong for which trees are thought to hold the right one, where nothing is known.
+    CAUGHT = 0.2
+    # How many times as many tokens trees are thought to have accepted at most, where nothing is known.
+    MOST = 1.4
+    # Tokens whose weight these beliefs have.
+    PRIOR_WEIGHT = 16.0
+    # Tokens whose weight all earlier texts have in one.
+    OF_EARLIER = 8.0
+    # Tokens after which about a third of their weight is left, over all texts.
+    MEMORY = 1000.0
+    # The same within one text.
+    MEMORY_OF_TEXT = 100.0
+    # Tokens of a text, by chains, from which it may be known to be another.
+    KNOWN = 48.0
+    # How many times as large or small its gain is then, at least.
+    CLEARLY = 1.5
+    # Share of the weight of earlier texts that is left then.
+    AFTER_CHANGE = 0.1
 
     def __init__(self, earlier: "TreeGain | None" = None) -> None:
         self.earlier = earlier

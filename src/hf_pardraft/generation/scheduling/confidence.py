@@ -36,11 +36,16 @@ class Calibration:
     token that is accepted the match is one longer.
     """
 
-    # Bins of a token's log-odds; rounds after which about a third of their weight is left; what the claim itself weighs.
+    # Log-odds between the bins in which a drafter's claims are counted.
     EDGES = (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0)
-    MEMORY, PRIOR_WEIGHT = 500, 2.0
-    # Matches that are longer count like this one. Of a match of n tokens, n / (n + 2) is believed at first.
-    LONGEST, MATCH_PRIOR = 16, 2.0
+    # Rounds after which about a third of their weight is left.
+    MEMORY = 500
+    # Tokens whose weight a claim has itself, or the length of a match.
+    PRIOR_WEIGHT = 2.0
+    # Tokens of a match; longer ones count like one of this length.
+    LONGEST = 16
+    # Tokens: the continuation of a match of n is at first thought to be right with n / (n + this).
+    MATCH_PRIOR = 2.0
 
     def __init__(self) -> None:
         self.accepted = [[0.0] * (len(self.EDGES) + 1) for _ in range(2)]

@@ -62,11 +62,15 @@ class Costs:
         share: what a draft takes here of the time that it takes there, at least.
     """
 
-    # Rounds of a block, and blocks with several plans that are remembered.
-    BLOCK, REMEMBERED = 16, 24
-    # Measurements that are believed whatever those of others say; and how far fewer may be from what these say.
-    BELIEVED, DOUBT = 3, 1.5
-    # By how much a round of a plan takes more or less time than another.
+    # Rounds of a block.
+    BLOCK = 16
+    # Blocks with several plans that are remembered.
+    REMEMBERED = 24
+    # Measurements of a plan that are believed whatever those of others say.
+    BELIEVED = 3
+    # Factor by which fewer may be above what those of others say.
+    DOUBT = 1.5
+    # Share by which a round of a plan takes more or less time than another.
     NOISE = 0.3
     # Measurements to which one more adds little.
     SETTLED = 24

@@ -21,11 +21,15 @@ class Growth:
     Without this a plan that was only tried early in a text, when rounds are short, seems faster than it is.
     """
 
-    # Rounds after which half is forgotten; and standard errors that are taken off: a clock is uneven, and most rounds don't grow.
-    MEMORY, DOUBT = 1024, 2.0
-    # By what share a round takes more or less time than another, before that is known; with the weight of so many rounds.
-    NOISE, PRIOR_WEIGHT = 0.15, 8.0
-    # A round counts as at most so many times as long as those before, and at least by as much as short.
+    # Rounds after which half is forgotten.
+    MEMORY = 1024
+    # Standard errors that are taken off what is found: a clock is uneven, and most rounds don't grow.
+    DOUBT = 2.0
+    # Share by which a round takes more or less time than another, before that is known.
+    NOISE = 0.15
+    # Rounds whose weight that has.
+    PRIOR_WEIGHT = 8.0
+    # A round counts as at most so many times as long as those before, and as no less than that part of them.
     OUTLIER = 1.25
 
     def __init__(self) -> None:

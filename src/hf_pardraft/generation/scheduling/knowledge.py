@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from .acceptance import Acceptance, TreeGain
+from .acceptance import AcceptanceRates, TreeGain
 from .confidence import Calibration
 from .costs import Costs
 from .spread import Spread
@@ -23,14 +23,21 @@ class Knowledge:
         is_of_compiled: whether rounds are compiled, beside which any number of tries costs little.
     """
 
-    # What it begins with. What is put in: the share of all time that trying may cost, of compiled rounds, too, whose tries take
-    # longer. And the most that is saved up, of long compiled rounds, too.
-    BEGINNING, SHARE, SHARE_COMPILED, MOST_SAVED, MOST_SAVED_LONG = 3.0, 0.005, 0.015, 32.0, 8.0
-    # Of what earlier texts taught, the weight that is left once a text is found to be another.
+    # Rounds of the best plan that the purse begins with; that of compiled rounds begins full.
+    BEGINNING = 3.0
+    # Share of all time that trying may cost: of each round so much is put in.
+    SHARE = 0.005
+    # The same of compiled rounds, whose tries take longer.
+    SHARE_COMPILED = 0.015
+    # Rounds of the best plan that are saved up at most.
+    MOST_SAVED = 32.0
+    # The same where compiled rounds are long.
+    MOST_SAVED_LONG = 8.0
+    # Share of the weight of what earlier texts taught that is left once a text is found to be another.
     AFTER_CHANGE = 0.1
 
     def __init__(self, is_of_compiled: bool = False) -> None:
-        self.earlier = Acceptance()
+        self.earlier = AcceptanceRates()
         self.earlier_gains: dict[int, TreeGain] = {}
         self.spreads: dict[tuple[int, int], Spread] = {}
         self.costs: dict[int, Costs] = {}
@@ -43,7 +50,7 @@ class Knowledge:
 
     def begin_text(self) -> None:
         """Judge what comes by earlier texts, until it speaks for itself."""
-        self.chain, self.most_items = Acceptance(self.earlier), 0
+        self.chain, self.most_items = AcceptanceRates(self.earlier), 0
         self.gains: dict[int, TreeGain] = {}
         for spread in [*self.spreads.values()]:
             spread.begin()
@@ -55,7 +62,7 @@ class Knowledge:
         self.costs |= {size: costs.renewed() for size, costs in [*self.costs.items()] if are_young(costs)}
 
     def expected_tokens(self, depth: int) -> list[float]:
-        """Of chains, see [`Acceptance.expected_tokens`]."""
+        """Of chains, see [`AcceptanceRates.expected_tokens`]."""
         return self.chain.expected_tokens(depth)
 
     def tree_gains(self, depth: int, budgets: Iterable[int]) -> dict[int, float]:
@@ -96,7 +103,7 @@ class Knowledge:
 
         Args:
             budget: of the tree; 0 for a chain.
-            outcomes: see [`Acceptance.note`].
+            outcomes: see [`AcceptanceRates.note`].
             of_chains: of a tree, what would have become of the chain of likeliest tokens; `None` if nobody asked.
             is_whole: whether the target read all of the draft. A part of a tree may accept less than the chain would have, which
                 says nothing of trees.

@@ -11,12 +11,15 @@ from .estimates import interpolated, lower_median
 class ReadingCosts:
     """Seconds that the target takes to read so many slots."""
 
-    # Measurements of a size that are remembered, and after how many a median is worked out again.
-    REMEMBERED, RENEWED = 25, 8
-    # What makes it worth the while to look at drafts, which itself takes some tenths of a millisecond: so many times the seconds
-    # for one slot, and so many seconds more.
-    NOTICEABLE, LONG = 1.25, 3e-3
-    # To learn more a forward may take so many times as long.
+    # Measurements of a size that are remembered.
+    REMEMBERED = 25
+    # Measurements after which medians are worked out again.
+    RENEWED = 8
+    # How many times as long as for one slot a forward takes at least that makes it worth the while to look at drafts.
+    NOTICEABLE = 1.25
+    # Seconds that it takes longer at least: a look itself takes some tenths of a millisecond.
+    LONG = 3e-3
+    # How many times as long a forward may take to learn more.
     MORE = 2.0
     # Looks at drafts that are remembered.
     REMEMBERED_LOOKS = 16
@@ -114,9 +117,13 @@ class ReadingChoice:
         is_noticeable: whether the target takes clearly longer for the largest draft than for one token.
     """
 
-    # In one of so many rounds more is read of a draft than seems worth it, in one of so many a draft is looked at although looks
-    # don't pay, and in one of so many the target's forward is timed, after so many: of rounds like those before a few will do.
-    READS_MORE, LOOKS, TIMED = 16, 8, 4
+    # In one of so many rounds more is read of a draft than seems worth it.
+    READS_MORE = 16
+    # In one of so many rounds a draft is looked at although looks don't pay.
+    LOOKS = 8
+    # In so many rounds at first, and then in one of so many, the target's forward is timed: of rounds like those before a few
+    # will do.
+    TIMED = 4
 
     def __init__(self, clock: Callable[[], float], looks: bool) -> None:
         self.clock, self.looks, self.costs = clock, looks, ReadingCosts()

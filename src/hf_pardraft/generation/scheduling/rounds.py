@@ -9,8 +9,8 @@ from .plans import NOTHING, Plan
 LONG = 0.02
 
 
-class UncompiledRounds:
-    """Rounds of any shape: what is to be known of a plan costs a round or two.
+class RoundKind:
+    """How rounds of one kind are measured and compared.
 
     Args:
         plans: what there is to choose from.
@@ -20,20 +20,18 @@ class UncompiledRounds:
         may_be_left: whether plain `generate` may be better than rounds that draft nothing.
         opens_free: whether what is measured before there is a choice is charged to nobody.
         repeats_tries: whether plans are tried several times even where nothing is drafted otherwise.
+        FOLLOWED: how many times as fast a plan becomes when it is followed rather than tried.
+        CLEARLY: how many times as fast as any draft rounds without one have to be, which teach nothing of drafts.
     """
 
-    may_be_left, opens_free, repeats_tries = True, False, False
-    # How much faster a plan becomes when it is followed rather than tried: what its rounds use is in the processor's caches.
-    FOLLOWED = 1.03
-    # How much faster than any draft rounds without one have to be, which teach nothing of drafts.
-    CLEARLY = 1.0
+    may_be_left: bool
+    opens_free: bool
+    repeats_tries: bool
+    FOLLOWED: float
+    CLEARLY: float
 
     def __init__(self, plans: Sequence[Plan], first: Plan) -> None:
         self.plans, self.first = plans, first
-
-    def length_that_matters(self, length: int) -> int:
-        """Of a text of this length, the tokens with which rounds take longer."""
-        return length
 
     def is_known(self, costs: Costs) -> bool:
         """Whether there is something to choose by."""
@@ -47,40 +45,81 @@ class UncompiledRounds:
             return NOTHING
         return None if self.is_known(costs) else self.first
 
-    def are_young(self, costs: Costs) -> bool:
-        """Whether costs were measured while the process was young, and are to be measured anew."""
-        return False
-
-    def is_there(self, plan: Plan, costs: Costs) -> bool:
-        """Whether a plan is one of those that are made whatever they may be worth, or that was chosen before."""
-        return True
-
-    def num_cold(self, seconds: float) -> int:
-        """How many rounds in a row say nothing of the later ones, of such as take so long."""
-        return 0
-
-    def of_a_try(self, seconds: float, is_about_cost: bool) -> int:
-        """How many rounds in a row a plan is tried for whose rounds take so long; for its cost, or for what is accepted alone."""
-        return 1 if seconds >= LONG else 2
-
     def preference(self, rate: float, plan: Plan, followed: Plan) -> float:
         """How good a plan with so many tokens a second is, when another may be followed now."""
         return rate * (1.0 if plan == followed else self.FOLLOWED)
 
+    def length_that_matters(self, length: int) -> int:
+        """Of a text of this length, the tokens with which rounds take longer."""
+        raise NotImplementedError
 
-class CompiledRounds(UncompiledRounds):
+    def are_young(self, costs: Costs) -> bool:
+        """Whether costs were measured while the process was young, and are to be measured anew."""
+        raise NotImplementedError
+
+    def is_there(self, plan: Plan, costs: Costs) -> bool:
+        """Whether a plan is one of those that are made whatever they may be worth, or that was chosen before."""
+        raise NotImplementedError
+
+    def num_cold(self, seconds: float) -> int:
+        """How many rounds in a row say nothing of the later ones, of such as take so long."""
+        raise NotImplementedError
+
+    def of_a_try(self, seconds: float, is_about_cost: bool) -> int:
+        """How many rounds in a row a plan is tried for whose rounds take so long; for its cost, or for what is accepted alone."""
+        raise NotImplementedError
+
+
+class UncompiledRounds(RoundKind):
+    """Rounds of any shape: what is to be known of a plan costs a round or two."""
+
+    may_be_left = True
+    opens_free = False
+    repeats_tries = False
+    # What the rounds of a plan that is followed use is in the processor's caches.
+    FOLLOWED = 1.03
+    CLEARLY = 1.0
+
+    def length_that_matters(self, length: int) -> int:
+        return length
+
+    def are_young(self, costs: Costs) -> bool:
+        return False
+
+    def is_there(self, plan: Plan, costs: Costs) -> bool:
+        return True
+
+    def num_cold(self, seconds: float) -> int:
+        return 0
+
+    def of_a_try(self, seconds: float, is_about_cost: bool) -> int:
+        return 1 if seconds >= LONG else 2
+
+
+class CompiledRounds(RoundKind):
     """Rounds of few shapes, each of which takes its time to compile.
 
     Each plan is measured in the first call, which compiles all that there is to compile, and as often as it takes until code and
     data are in the processor's caches. Rounds that draft nothing are faster than plain `generate`.
     """
 
-    may_be_left, opens_free, repeats_tries = False, True, True
-    # The first rounds in a row that are cold where they are short, and where they are very short: less than so many seconds.
-    COLD, VERY_COLD, VERY_SHORT = 2, 6, 5e-3
-    # The warm ones that are measured in the first call, and in a try; and the rounds of a try that is about what is accepted.
-    OPENING, IN_A_TRY, JUDGING = 6, 3, 3
-    FOLLOWED, CLEARLY = 1.0, 1.1
+    may_be_left = False
+    opens_free = True
+    repeats_tries = True
+    # Seconds below which rounds are very short.
+    VERY_SHORT = 5e-3
+    # How many of the first rounds in a row are cold where they are short.
+    COLD = 2
+    # The same where they are very short.
+    VERY_COLD = 6
+    # Warm rounds by which each plan is measured in the first call.
+    OPENING = 6
+    # Warm rounds of a try that is about what a plan costs.
+    IN_A_TRY = 3
+    # Rounds of a try that is about what is accepted alone.
+    JUDGING = 3
+    FOLLOWED = 1.0
+    CLEARLY = 1.1
 
     def opening(self, costs: Costs) -> Plan | None:
         if costs.guesses:

@@ -14,8 +14,12 @@ class Spread:
         num_items: of the batch, roughly.
     """
 
-    # What is believed of shares at first, for so many rounds of each item: a logistic law of mean 1 and this scale, and no less.
-    SCALE, PRIOR_WEIGHT, LEAST = 0.18, 8.0, 0.1
+    # Scale of the logistic law of mean 1 that the items' shares are believed to have at first.
+    SCALE = 0.18
+    # The least share that is believed.
+    LEAST = 0.1
+    # Rounds of each item whose weight that has.
+    PRIOR_WEIGHT = 8.0
 
     def __init__(self, num_items: int) -> None:
         below = [(item + 0.5) / num_items for item in range(num_items)]

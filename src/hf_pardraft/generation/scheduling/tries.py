@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
-from .rounds import LONG, UncompiledRounds
+from .rounds import LONG, RoundKind
 from .worth import PlanWorth
 
 
@@ -27,16 +27,22 @@ class Tries:
         next, loss: what to try next, and what that is thought to lose.
     """
 
-    # Rounds before a plan is tried again. By what even a bad estimate of a cost is wrong.
-    REST, DOUBT = 8, 1.5
-    # A first verdict on drafting is checked, unless a round more would lose more rounds than this. So is, in the first call, that
-    # nothing is to be drafted, which lasts, by some drafts more, each of which may lose less than the one before.
-    CHECK, CHECKS = 1.5, 8
-    # Drafts by which a drafter is judged for sure. Beginning a call in our loop costs so many rounds.
-    SURE, START = 32, 3.0
+    # Rounds before a plan is tried again.
+    REST = 8
+    # Factor by which even a bad estimate of a cost is wrong at most.
+    DOUBT = 1.5
+    # Rounds of the best plan that one round more may lose to check the first verdict on drafting.
+    CHECK = 1.5
+    # Drafts of the first call up to which its verdict that nothing is to be drafted, which lasts, is checked as well: each of
+    # them may lose less than the one before.
+    CHECKS = 8
+    # Drafts by which a drafter is judged for sure.
+    SURE = 32
+    # Rounds of the best plan that beginning a call in our loop costs.
+    START = 3.0
 
     def __init__(
-        self, knowledge: Knowledge, worth: PlanWorth, rounds: UncompiledRounds, plans: Sequence[Plan], first: Plan
+        self, knowledge: Knowledge, worth: PlanWorth, rounds: RoundKind, plans: Sequence[Plan], first: Plan
     ) -> None:
         self.knowledge, self.worth, self.rounds, self.plans, self.first = knowledge, worth, rounds, plans, first
         self.due: Plan | None = None

@@ -9,8 +9,10 @@ from .reading import ReadingCosts, best_count, values_of_reading
 
 # Seconds that a round with more than its own token takes besides the forward, roughly.
 ALONE = 1e-3
-# What part of a round's time is the same for a batch of any size, before that is known; and at least.
-UNKNOWN_SHARE, LEAST_SHARE = 0.5, 0.1
+# Share of a round's time that is the same for a batch of any size, before that is known.
+UNKNOWN_SHARE = 0.5
+# The same at least.
+LEAST_SHARE = 0.1
 
 
 class PlanWorth:

@@ -1,18 +1,15 @@
-"""The target's key/value cache: what comes in from an earlier call, and what is handed back. See models/cache.py."""
+"""The target's key/value cache, which forgets rejected drafts; what comes in from an earlier call. See models/cache.py."""
 
 import copy
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
+from transformers import Cache, PreTrainedConfig
 from transformers.cache_utils import DummyLayer, LinearAttentionLayer
 
 from ...models.cache import GrowingCache, GrowingLayer, HeldColumns
-from .structure import layer_types_of
+from .structure import RECURRENT_LAYER_TYPES, attended_layers, layer_types_of
 
-ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
-# Layers whose state has no entry per token: what they have read can only be forgotten by going back to a snapshot.
-RECURRENT_LAYER_TYPES = {"linear_attention", "conv"}
 # Keys and values `(1, heads, stored, head_dim)` of one item, for each layer that stores any.
 Entries = list[tuple[torch.Tensor, torch.Tensor] | None]
 Snapshot = list[tuple[LinearAttentionLayer, dict[int, torch.Tensor], dict[int, torch.Tensor]]]
@@ -189,16 +186,6 @@ class TargetCache(GrowingCache):
                 cache.layers[index] = layer
 
 
-def attended_layers(config: PreTrainedConfig) -> list[int]:
-    """For each layer, the one whose entries it attends to: itself, or, if it stores none, the last of its type that does."""
-    stored_types = layer_types_of(config)[0]
-    last_of_type = {layer_type: index for index, layer_type in enumerate(stored_types)}
-    return [
-        last_of_type.get(config.layer_types[index], index) if layer_type == "dummy" else index
-        for index, layer_type in enumerate(stored_types)
-    ]
-
-
 def new_layer(layer_type: str, kwargs: dict, on_host: bool = False) -> GrowingLayer | LinearAttentionLayer | DummyLayer:
     """An empty layer of the kind that a layer type needs."""
     if layer_type == "dummy":
@@ -221,131 +208,6 @@ def without_last(entries: Entries, count: int) -> Entries:
         layer and tuple(part[:, :, : max(part.shape[2] - count, 0)] for part in layer) if count > 0 else layer
         for layer in entries
     ]
-
-
-def export_entries(
-    items: list[Entries], places: list[list[int]], cache: Cache, devices: list[torch.device | None]
-) -> Cache:
-    """Put entries into a caller's cache, so that it holds what plain `generate` would have left there.
-
-    Args:
-        items: for each item, its entries per layer, see [`TargetCache.entries_of`].
-        places: for each item, where its entries stand in the caller's layout, padding counted.
-        cache: a `DynamicCache` or `StaticCache`; what it held is replaced. One that offloads is left as after a forward:
-            its first layer is where it is used next.
-        devices: for each layer, where its entries are to go; `None`: where they are.
-    """
-    cache.reset()
-    num_columns, first_is_in_place = max(item[-1] for item in places) + 1, False
-    for index, layers in enumerate(zip(*items, strict=True)):
-        if layers[0] is None:
-            continue
-        parts = []
-        for per_item in zip(*layers, strict=True):
-            first = per_item[0]
-            laid_out = first.new_zeros(len(per_item), first.shape[1], num_columns, first.shape[3])
-            for item, part in enumerate(per_item):
-                # A layer with a window has the last entries only.
-                laid_out[item, :, places[item][len(places[item]) - part.shape[2] :]] = part[0]
-            parts.append(laid_out if devices[index] is None else laid_out.to(devices[index]))
-        if not cache.offloading:
-            cache.update(*parts, index)
-            continue
-        while len(cache.layers) <= index:
-            cache.layers.append(cache.layer_class_to_replicate())
-        cache.layers[index].prefetch()
-        cache.layers[index].update(*parts)
-        if first_is_in_place:
-            cache.offload(index, cache.only_non_sliding)
-        stays_anyway = cache.is_sliding[index] and cache.only_non_sliding
-        first_is_in_place = first_is_in_place or not stays_anyway
-    return cache
-
-
-def is_callers(cache: Cache) -> bool:
-    """Whether the caller passed a cache in, and so keeps it: `generate` marks it."""
-    return "_is_user_defined" in vars(cache)
-
-
-def is_hybrid(config: PreTrainedConfig) -> bool:
-    """Whether a target with this text config has recurrent layers besides attention."""
-    layer_types = set(layer_types_of(config)[0])
-    return bool(layer_types & RECURRENT_LAYER_TYPES and layer_types & ROLLBACK_LAYER_TYPES)
-
-
-def has_attention_only(config: PreTrainedConfig) -> bool:
-    """Whether the layers of a target of a recurrent family are, as its text config lists them, none of them recurrent.
-
-    Granite 4.0's dense models are of this kind. A config that lists no layers is not believed: RWKV's, say.
-    """
-    layer_types = set(layer_types_of(config)[0])
-    return "layer_types" in config.to_dict() and layer_types <= ROLLBACK_LAYER_TYPES | {"dummy"}
-
-
-def check_can_roll_back(config: PreTrainedConfig) -> None:
-    """Raise a `ValueError` if a target with this text config keeps state that a rejected draft can't be removed from."""
-    layer_types = set(layer_types_of(config)[0])
-    known = ROLLBACK_LAYER_TYPES | (RECURRENT_LAYER_TYPES if is_hybrid(config) else set()) | {"dummy"}
-    others = sorted(layer_types - known)
-    if others:
-        raise ValueError(
-            f"this target has layers of type {', '.join(others)}; drafting works with {', '.join(sorted(ROLLBACK_LAYER_TYPES))} "
-            "layers, whose cache can forget a rejected token, alone or together with "
-            f"{', '.join(sorted(RECURRENT_LAYER_TYPES))} layers. Call generate without assistant_model"
-        )
-
-
-def check_cache(cache: Cache | None, batch: int, num_tokens: int, mask_length: int | None = None) -> None:
-    """Raise a `ValueError` for a cache that can't be continued.
-
-    Args:
-        cache: as `generate` prepared it, or as the caller passed it in.
-        batch, num_tokens: of the prompt, what is in the cache included.
-        mask_length: columns of the attention mask, if that is known.
-    """
-    if not isinstance(cache, (DynamicCache, StaticCache)):
-        raise ValueError(
-            f"drafting works with DynamicCache and StaticCache, got {described(cache)}: leave out "
-            "cache_implementation and past_key_values, or pass one of these; a target that brings another cache of its own can't "
-            "be drafted for"
-        )
-    length = int(cache.get_seq_length())
-    if length == 0:
-        return
-    if mask_length not in (None, num_tokens):
-        raise ValueError(
-            f"input_ids has {num_tokens} columns and the attention_mask {mask_length}, so some of the text is in past_key_values "
-            "only, and a drafter has to read it all: pass the whole text in input_ids"
-        )
-    items = next(
-        (
-            len(layer.keys)
-            for layer in cache.layers
-            if not isinstance(layer, LinearAttentionLayer) and layer.is_initialized
-        ),
-        batch,
-    )
-    if items != batch:
-        raise ValueError(
-            f"past_key_values holds a batch of {items} and input_ids one of {batch}: pass the cache of this batch"
-        )
-    if length >= num_tokens:
-        raise ValueError(
-            f"past_key_values holds {length} tokens and input_ids {num_tokens}, so there is nothing new to read: pass the whole "
-            "text, with at least one token after what is in the cache"
-        )
-
-
-def described(cache: Cache | None) -> str:
-    """What kind of cache a caller or a target gave us, for messages."""
-    if cache is None:
-        return "none"
-    return type(cache).__name__
-
-
-def is_offloading(cache: Cache | None) -> bool:
-    """Whether a caller's cache keeps its entries in host memory."""
-    return isinstance(cache, Cache) and cache.offloading
 
 
 def stored_entries(layer) -> int:

@@ -14,7 +14,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..tree.token_tree import TokenTree, ancestors_of, chain_tree
-from .reader import PendingTokens, TargetReader
+from .prompt import PendingTokens
+from .reader import TargetReader
 from .step_inputs import PROBE_ERRORS
 from .structure import modules_of
 

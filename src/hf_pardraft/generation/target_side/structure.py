@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 # By id, since configs have no hash: a config, what it was like, and what was found then.
@@ -14,6 +14,10 @@ _known: dict[int, tuple[weakref.ref, Any, tuple[list[str], list[dict[str, Any]]]
 PLAIN = (str, int, float, bool, type(None))
 # Lists and dicts in a config are as deep as this at most, if they count.
 DEEPEST = 4
+# Layers with an entry per token, so that what a rejected draft left can be removed.
+ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+# Layers whose state has no entry per token: what they have read can only be forgotten by going back to a snapshot.
+RECURRENT_LAYER_TYPES = {"linear_attention", "conv"}
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -33,6 +37,14 @@ def parameters_of(*models: nn.Module) -> list[nn.Parameter]:
     modules = (module for model in models for module in modules_of(model))
     found = {id(value): value for module in modules for value in module._parameters.values() if value is not None}
     return list(found.values())
+
+
+def told_by_hooks(target: PreTrainedModel) -> set[str]:
+    """What PEFT tells the layers in each forward of this call, by name: which adapter is for which item, say."""
+    hooks = (hook for module in modules_of(target) for hook in module._forward_pre_hooks.values())
+    return {
+        name for hook in hooks if isinstance(hook, partial) for name in hook.keywords if hook.keywords[name] is not None
+    }
 
 
 def layer_types_of(config: PreTrainedConfig) -> tuple[list[str], list[dict[str, Any]]]:
@@ -65,3 +77,28 @@ def plain_values(value: Any, depth: int = DEEPEST) -> Any:
     if depth and kind is dict:
         return {name: plain_values(item, depth - 1) for name, item in value.items()}
     return kind
+
+
+def attended_layers(config: PreTrainedConfig) -> list[int]:
+    """For each layer, the one whose entries it attends to: itself, or, if it stores none, the last of its type that does."""
+    stored_types = layer_types_of(config)[0]
+    last_of_type = {layer_type: index for index, layer_type in enumerate(stored_types)}
+    return [
+        last_of_type.get(config.layer_types[index], index) if layer_type == "dummy" else index
+        for index, layer_type in enumerate(stored_types)
+    ]
+
+
+def is_hybrid(config: PreTrainedConfig) -> bool:
+    """Whether a target with this text config has recurrent layers besides attention."""
+    layer_types = set(layer_types_of(config)[0])
+    return bool(layer_types & RECURRENT_LAYER_TYPES and layer_types & ROLLBACK_LAYER_TYPES)
+
+
+def has_attention_only(config: PreTrainedConfig) -> bool:
+    """Whether the layers of a target of a recurrent family are, as its text config lists them, none of them recurrent.
+
+    Granite 4.0's dense models are of this kind. A config that lists no layers is not believed: RWKV's, say.
+    """
+    layer_types = set(layer_types_of(config)[0])
+    return "layer_types" in config.to_dict() and layer_types <= ROLLBACK_LAYER_TYPES | {"dummy"}

@@ -13,11 +13,11 @@ from .inference_mode import mode_for
 from .packing.packed_layers import packed_layers
 from .settings import settings_of_call, wants_compiled
 from .stats import DecodeStats
-from .target_side.reader import first_inputs
+from .target_side.prompt import first_inputs
 from .target_side.shared_keys import shared_keys
 
 
-def write_undrafted(
+def write_plain(
     target: PreTrainedModel,
     drafter: ParallelDrafter,
     input_ids: torch.LongTensor,
@@ -39,7 +39,7 @@ def write_undrafted(
             ways.enter_context(shared_keys(target))
         result = _continued(target, input_ids, generation_config, **arguments)
     drafter.last_stats = DecodeStats()
-    add_undrafted(drafter.last_stats, new_ids_of(result, input_ids.shape[1]), generation_config._eos_token_tensor)
+    add_plain_rounds(drafter.last_stats, new_ids_of(result, input_ids.shape[1]), generation_config._eos_token_tensor)
     return result
 
 
@@ -96,7 +96,7 @@ class PlainRest:
             ModelOutput(), dict(self.model_kwargs), num_new_tokens=num_new
         )
         result = _continued(self.target, text, self.generation_config, **self.arguments, **model_kwargs)
-        add_undrafted(stats, new_ids_of(result, text.shape[1]), self.end_tokens)
+        add_plain_rounds(stats, new_ids_of(result, text.shape[1]), self.end_tokens)
         return result
 
 
@@ -129,7 +129,7 @@ def new_ids_of(result: Any, length: int) -> torch.LongTensor:
     return (result if isinstance(result, torch.Tensor) else result.sequences)[:, length:]
 
 
-def add_undrafted(stats: DecodeStats, new_ids: torch.LongTensor, end_tokens: torch.LongTensor | None) -> None:
+def add_plain_rounds(stats: DecodeStats, new_ids: torch.LongTensor, end_tokens: torch.LongTensor | None) -> None:
     """Note rounds that commit one token each.
 
     Args:

@@ -1,0 +1,104 @@
+"""The cache that a caller passes in: what is asked of it, and how it is filled for the caller's next call."""
+
+import torch
+from transformers import Cache, DynamicCache, StaticCache
+from transformers.cache_utils import LinearAttentionLayer
+
+from .cache import Entries
+
+
+def is_callers(cache: Cache) -> bool:
+    """Whether the caller passed a cache in, and so keeps it: `generate` marks it."""
+    return "_is_user_defined" in vars(cache)
+
+
+def is_offloading(cache: Cache | None) -> bool:
+    """Whether a caller's cache keeps its entries in host memory."""
+    return isinstance(cache, Cache) and cache.offloading
+
+
+def check_cache(cache: Cache | None, batch: int, num_tokens: int, mask_length: int | None = None) -> None:
+    """Raise a `ValueError` for a cache that can't be continued.
+
+    Args:
+        cache: as `generate` prepared it, or as the caller passed it in.
+        batch, num_tokens: of the prompt, what is in the cache included.
+        mask_length: columns of the attention mask, if that is known.
+    """
+    if not isinstance(cache, (DynamicCache, StaticCache)):
+        raise ValueError(
+            f"drafting works with DynamicCache and StaticCache, got {described(cache)}: leave out "
+            "cache_implementation and past_key_values, or pass one of these; a target that brings another cache of its own can't "
+            "be drafted for"
+        )
+    length = int(cache.get_seq_length())
+    if length == 0:
+        return
+    if mask_length not in (None, num_tokens):
+        raise ValueError(
+            f"input_ids has {num_tokens} columns and the attention_mask {mask_length}, so some of the text is in past_key_values "
+            "only, and a drafter has to read it all: pass the whole text in input_ids"
+        )
+    items = next(
+        (
+            len(layer.keys)
+            for layer in cache.layers
+            if not isinstance(layer, LinearAttentionLayer) and layer.is_initialized
+        ),
+        batch,
+    )
+    if items != batch:
+        raise ValueError(
+            f"past_key_values holds a batch of {items} and input_ids one of {batch}: pass the cache of this batch"
+        )
+    if length >= num_tokens:
+        raise ValueError(
+            f"past_key_values holds {length} tokens and input_ids {num_tokens}, so there is nothing new to read: pass the whole "
+            "text, with at least one token after what is in the cache"
+        )
+
+
+def described(cache: Cache | None) -> str:
+    """What kind of cache a caller or a target gave us, for messages."""
+    if cache is None:
+        return "none"
+    return type(cache).__name__
+
+
+def export_entries(
+    items: list[Entries], places: list[list[int]], cache: Cache, devices: list[torch.device | None]
+) -> Cache:
+    """Put entries into a caller's cache, so that it holds what plain `generate` would have left there.
+
+    Args:
+        items: for each item, its entries per layer, see [`TargetCache.entries_of`].
+        places: for each item, where its entries stand in the caller's layout, padding counted.
+        cache: a `DynamicCache` or `StaticCache`; what it held is replaced. One that offloads is left as after a forward:
+            its first layer is where it is used next.
+        devices: for each layer, where its entries are to go; `None`: where they are.
+    """
+    cache.reset()
+    num_columns, first_is_in_place = max(item[-1] for item in places) + 1, False
+    for index, layers in enumerate(zip(*items, strict=True)):
+        if layers[0] is None:
+            continue
+        parts = []
+        for per_item in zip(*layers, strict=True):
+            first = per_item[0]
+            laid_out = first.new_zeros(len(per_item), first.shape[1], num_columns, first.shape[3])
+            for item, part in enumerate(per_item):
+                # A layer with a window has the last entries only.
+                laid_out[item, :, places[item][len(places[item]) - part.shape[2] :]] = part[0]
+            parts.append(laid_out if devices[index] is None else laid_out.to(devices[index]))
+        if not cache.offloading:
+            cache.update(*parts, index)
+            continue
+        while len(cache.layers) <= index:
+            cache.layers.append(cache.layer_class_to_replicate())
+        cache.layers[index].prefetch()
+        cache.layers[index].update(*parts)
+        if first_is_in_place:
+            cache.offload(index, cache.only_non_sliding)
+        stays_anyway = cache.is_sliding[index] and cache.only_non_sliding
+        first_is_in_place = first_is_in_place or not stays_anyway
+    return cache

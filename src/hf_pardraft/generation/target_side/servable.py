@@ -1,0 +1,147 @@
+"""Targets that can't be drafted for, or only with chains: what their forwards over a draft would do is refused."""
+
+import math
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from ...models.inputs import input_device
+from ..settings import DraftSettings
+from .structure import RECURRENT_LAYER_TYPES, ROLLBACK_LAYER_TYPES, is_hybrid, layer_types_of, told_by_hooks
+
+logger = logging.get_logger(__name__)
+
+# Families whose recurrent layers go on from their state when they read several tokens at once. Of the others, some start
+# anew (Jamba), some keep their state out of the cache (RecurrentGemma), and some limit their time steps then (Nemotron-H):
+# drafting would change what they write.
+CONTINUING_FAMILIES = {
+    "bamba",
+    "granitemoehybrid",
+    "lfm2",
+    "lfm2_moe",
+    "olmo_hybrid",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+}
+# Attention kernels that take no mask of their own choosing.
+MASKLESS_ATTENTION = ("flash", "paged")
+# Families in which a token's result depends on how many tokens a forward reads.
+UNSERVED_FAMILIES = {
+    "moshi": "its cache forgets what its attention mask, which has no window, lets it see",
+    "prophetnet": "it reads one token at a time beside its cache",
+}
+
+
+def check_forwards(target: PreTrainedModel, returns_attentions: bool = False) -> None:
+    """Raise a `ValueError` for a target of which a token's result depends on what else the forward reads.
+
+    Args:
+        target: the model.
+        returns_attentions: whether its forwards are to return them.
+    """
+    config = target.config.get_text_config(decoder=True)
+    fields = vars(config)
+    reason = UNSERVED_FAMILIES.get(config.model_type)
+    if config.model_type == "falcon" and returns_attentions and config._attn_implementation == "sdpa":
+        reason = (
+            'with output_attentions it adds its sdpa mask of ones and zeros to the scores (attn_implementation="eager" has '
+            "another mask)"
+        )
+    if config.model_type == "doge" and fields.get("is_moe"):
+        reason = "its experts are chosen for all tokens of a forward together"
+    # Mamba-2 layers keep to it where they read several tokens, and not where they read one.
+    lowest, highest = fields.get("time_step_limit") or (0.0, math.inf)
+    if lowest > 0 or highest < math.inf:
+        reason = f"its recurrent layers have a time_step_limit ({lowest}, {highest})"
+    if "alora_offsets" in told_by_hooks(target):
+        reason = "its activated LoRA adapter counts tokens from the end of each forward"
+    if reason is not None:
+        raise ValueError(
+            f"drafting reads several tokens in one forward, and this {type(target).__name__} then writes another text: {reason}. "
+            "Call generate without assistant_model"
+        )
+
+
+def check_scales_by_position(target: PreTrainedModel, num_columns: int) -> None:
+    """Raise a `ValueError` where attention is scaled by the column of a token in the cache, which is not its position.
+
+    Llama 4 does so from `floor_scale` columns on.
+
+    Args:
+        target: the model.
+        num_columns: as many as its cache may come to hold in this call.
+    """
+    config = target.config.get_text_config(decoder=True)
+    if config.model_type != "llama4_text" or not config.attn_temperature_tuning or num_columns < config.floor_scale:
+        return
+    raise ValueError(
+        f"a {type(target).__name__} scales attention by the columns of its cache once there are {config.floor_scale} of them "
+        "(attn_temperature_tuning), and in trees, batches and padded prompts a column is not a position: draft chains "
+        f"(tree_budget=0) for one unpadded sequence at a time, or stay below with max_length (got up to {num_columns} columns)"
+    )
+
+
+def check_can_roll_back(config: PreTrainedConfig) -> None:
+    """Raise a `ValueError` if a target with this text config keeps state that a rejected draft can't be removed from."""
+    layer_types = set(layer_types_of(config)[0])
+    known = ROLLBACK_LAYER_TYPES | (RECURRENT_LAYER_TYPES if is_hybrid(config) else set()) | {"dummy"}
+    others = sorted(layer_types - known)
+    if others:
+        raise ValueError(
+            f"this target has layers of type {', '.join(others)}; drafting works with {', '.join(sorted(ROLLBACK_LAYER_TYPES))} "
+            "layers, whose cache can forget a rejected token, alone or together with "
+            f"{', '.join(sorted(RECURRENT_LAYER_TYPES))} layers. Call generate without assistant_model"
+        )
+
+
+def check_hybrid(model_type: str, batch: int, settings: DraftSettings) -> None:
+    """Raise a `ValueError` where recurrent layers can't read a draft, or are given a batch; warn of a tree."""
+    if model_type not in CONTINUING_FAMILIES:
+        raise ValueError(
+            f"the recurrent layers of a {model_type} target are not known to go on from their state when they read several "
+            f"tokens at once, as those of {', '.join(sorted(CONTINUING_FAMILIES))} do: call generate without assistant_model"
+        )
+    if batch > 1:
+        raise ValueError(
+            "a target with recurrent layers reads its drafts one sequence at a time, since its items would go back to "
+            f"different states; got a batch of {batch}: call generate for each item, or without assistant_model"
+        )
+    if settings.tree_budget:
+        logger.warning_once(
+            "This target has recurrent layers, which read one branch only: drafting chains instead of trees of "
+            f"{settings.tree_budget} nodes. Set tree_budget to 0 to avoid this warning."
+        )
+
+
+def check_takes_masks(target: PreTrainedModel, model_kwargs: dict[str, Any]) -> None:
+    """Raise a `ValueError` unless the target takes the masks and positions of a tree or of items of different lengths."""
+    attention = target.config.get_text_config(decoder=True)._attn_implementation
+    if any(name in attention for name in MASKLESS_ATTENTION):
+        raise ValueError(
+            f"trees and batches need an attention mask of their own, which {attention} does not take: load the target with "
+            'attn_implementation="sdpa", or draft chains (tree_budget=0) for one sequence at a time'
+        )
+    if attention == "flex_attention" and input_device(target).type == "cpu":
+        # Given a mask as a tensor it writes beyond its memory there (torch 2.13), and the process dies.
+        raise ValueError(
+            "trees and batches need an attention mask of their own, with which flex_attention crashes on a CPU: load the target "
+            'with attn_implementation="sdpa", or draft chains (tree_budget=0) for one sequence at a time'
+        )
+    # A model that transformers lists neither as compilable nor as open to attention kernels (GPT-Neo) makes masks of its own
+    # from the columns of its cache, and ALiBi makes its biases from them.
+    if not (target._can_compile_fullgraph or target._supports_attention_backend) or uses_alibi(target):
+        raise ValueError(
+            f"trees and batches need a target that takes masks and positions as they are, and {type(target).__name__} derives "
+            "its own from the columns of its cache: draft chains (tree_budget=0) for one sequence at a time"
+        )
+    if model_kwargs.get("position_ids") is None:
+        raise ValueError(
+            f"trees and batches need position_ids, which {type(target).__name__} does not take: draft chains "
+            "(tree_budget=0) for one sequence at a time"
+        )
+
+
+def uses_alibi(target: PreTrainedModel) -> bool:
+    return bool(target.config.get_text_config(decoder=True).to_dict().get("alibi"))
