@@ -23,7 +23,7 @@ def entries_for(target):
     return [plain_entry(), Entry("drafted", tiny_drafter("dflash", target))]
 
 
-def test_entries_are_warmed_up_and_then_take_turns():
+def test_entries_are_warmed_up_take_turns_and_are_watched_in_the_end():
     target, calls = tiny_target(), []
 
     @contextmanager
@@ -32,7 +32,7 @@ def test_entries_are_warmed_up_and_then_take_turns():
         yield
 
     measured = measure(target, entries_for(target), PROMPTS, Condition(max_new_tokens=3, repeats=2), noted)
-    assert calls == ["plain", "drafted"] + ["plain", "drafted"] * len(PROMPTS) * 2
+    assert calls == ["plain", "drafted"] * (1 + len(PROMPTS) * 2 + 1)
     for each in measured:
         assert [len(repeats) for repeats in each.runs] == [2, 2]
         assert len(each.watched) == 2

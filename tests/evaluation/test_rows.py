@@ -63,6 +63,15 @@ def test_the_figures_by_hand():
     assert (figures.identical, figures.num_different, figures.new_tokens) == (True, 0, 6)
 
 
+def test_tau_and_the_time_of_a_round_are_of_the_runs_whose_speed_is_told():
+    """A schedule may have drafted more in them than when it was watched, or less."""
+    measured = drafted_measured()
+    measured.runs[0][1] = Run(TEXTS, 0.5, (4, 2), 1)
+    figures = summarise(measured, plain_measured(), Condition(batch_size=2))
+    assert (figures.tau, figures.milliseconds_per_round) == pytest.approx((3.0, 500.0))
+    assert figures.milliseconds_by_part["draft"] == pytest.approx(50.0)
+
+
 def test_plain_generate_tells_nothing_of_drafts():
     figures = summarise(plain_measured(), plain_measured(), Condition(batch_size=2))
     assert (figures.speedup, figures.tau, figures.identical) == (1.0, 1.0, True)

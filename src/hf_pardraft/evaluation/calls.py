@@ -60,11 +60,13 @@ class Run:
         texts: the new tokens of each batch item.
         seconds: wall-clock time, the prompt's own forward included.
         tokens_per_round: tokens that a round committed to an item, for each item that took part; empty if a loop does not tell.
+        rounds: forwards of the target; 0 if a loop does not tell.
     """
 
     texts: Texts
     seconds: float
     tokens_per_round: tuple[int, ...] = ()
+    rounds: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -120,9 +122,12 @@ def run(
     wait_for_device(target.device)
     seconds = time.perf_counter() - started
     texts = new_texts(target, batch, output_ids)
-    # Without a drafter every forward commits one token.
-    counts = (1,) * sum(map(len, texts)) if entry.is_plain else ()
-    return Run(texts, seconds, tuple(entry.assistant.last_stats.tokens_per_round) if entry.is_parallel else counts)
+    if entry.is_parallel:
+        stats = entry.assistant.last_stats
+        return Run(texts, seconds, tuple(stats.tokens_per_round), stats.rounds)
+    if entry.is_plain:
+        return Run(texts, seconds, *plain_rounds(texts))
+    return Run(texts, seconds)
 
 
 def watch(target: PreTrainedModel, entry: Entry, batch: Batch, condition: Condition) -> Watched:
@@ -136,10 +141,16 @@ def watch(target: PreTrainedModel, entry: Entry, batch: Batch, condition: Condit
     config = generation_config(entry, condition)
     if entry.is_plain:
         texts = new_texts(target, batch, call(target, entry, batch, config))
-        return Watched(texts, max(map(len, texts)), (1,) * sum(map(len, texts)))
+        counts, rounds = plain_rounds(texts)
+        return Watched(texts, rounds, counts)
     counter = RoundCounter()
     texts = new_texts(target, batch, call(target, entry, batch, config, streamer=counter))
     return Watched(texts, len(counter.counts), tuple(counter.counts))
+
+
+def plain_rounds(texts: Texts) -> tuple[tuple[int, ...], int]:
+    """Tokens of each round and item, and how many rounds, without a drafter: every forward commits one token to a text."""
+    return (1,) * sum(map(len, texts)), max(map(len, texts))
 
 
 def generation_config(

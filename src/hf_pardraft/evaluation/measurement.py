@@ -48,20 +48,35 @@ def measure(
     condition: Condition,
     around: Around = lambda entry: nullcontext(),
 ) -> list[Measured]:
-    """[`race`] all entries, and watch each of them before, which costs time and is not timed."""
+    """[`race`] all entries, and then watch each of them, which costs time and is not timed.
+
+    They are watched last: by then a schedule knows what drafts are worth, as it does in the runs that are timed.
+    """
     batches = in_batches(target, prompts, condition.batch_size)
     measured = [Measured(entry, [[] for _ in batches], []) for entry in entries]
     with kept_random_state(target.device):
         for each in measured:
             with around(each.entry):
-                warm_up_to_watch(target, each.entry, batches, condition)
-                for index, batch in enumerate(batches):
-                    each.watched.append(watch(target, each.entry, batch, condition.on_batch(index)))
-                    if is_automatic(each.entry, condition):
-                        fixed = with_fixed_schedule(each.entry)
-                        each.at_full_depth.append(watch(target, fixed, batch, condition.on_batch(index)))
+                warm_up(target, each.entry, batches, condition)
         take_turns(target, measured, batches, condition, around)
+        for each in measured:
+            with around(each.entry):
+                watch_all(target, each, batches, condition)
     return measured
+
+
+def watch_all(target: PreTrainedModel, measured: Measured, batches: list[Batch], condition: Condition) -> None:
+    """Watch an entry on every batch, and once more at full depth if its rounds draft what pays."""
+    entry = measured.entry
+    if is_compiled(entry, condition):
+        # In other parts than it is for the clock, since rounds are timed part by part.
+        for batch in one_of_each_size(batches):
+            watch(target, entry, batch, condition)
+    for index, batch in enumerate(batches):
+        measured.watched.append(watch(target, entry, batch, condition.on_batch(index)))
+        if is_automatic(entry, condition):
+            at_full_depth = watch(target, with_fixed_schedule(entry), batch, condition.on_batch(index))
+            measured.at_full_depth.append(at_full_depth)
 
 
 def race(
@@ -106,20 +121,14 @@ def take_turns(
 
 
 def warm_up(target: PreTrainedModel, entry: Entry, batches: list[Batch], condition: Condition) -> None:
-    """Do what is slow the first time: what is compiled is compiled for each batch size."""
-    if not is_compiled(entry, condition):
-        run(target, entry, batches[0], condition, min(WARM_UP_TOKENS, condition.max_new_tokens))
-        return
-    for batch in one_of_each_size(batches):
-        run(target, entry, batch, condition)
-
-
-def warm_up_to_watch(target: PreTrainedModel, entry: Entry, batches: list[Batch], condition: Condition) -> None:
-    """[`warm_up`], and compile what is compiled in other parts when rounds are timed part by part."""
-    warm_up(target, entry, batches, condition)
+    """Do what is slow the first time: what is compiled is compiled for each batch size, a schedule learns from a text."""
     if is_compiled(entry, condition):
         for batch in one_of_each_size(batches):
-            watch(target, entry, batch, condition)
+            run(target, entry, batch, condition)
+    elif is_automatic(entry, condition):
+        run(target, entry, batches[0], condition)
+    else:
+        run(target, entry, batches[0], condition, min(WARM_UP_TOKENS, condition.max_new_tokens))
 
 
 def one_of_each_size(batches: list[Batch]) -> Iterable[Batch]:

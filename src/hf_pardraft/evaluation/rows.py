@@ -43,7 +43,8 @@ class EvaluationRow:
         batch_size, temperature: of the condition.
         tokens_per_second: new tokens over wall-clock seconds, all prompts together, each batch with its fastest repeat.
         speedup: `tokens_per_second` over that of plain `generate` under the same condition.
-        tau: mean tokens that a forward of the target commits to a text, the bonus token counted; 1 for plain `generate`.
+        tau: mean tokens that a forward of the target commits to a text, the bonus token counted; 1 for plain `generate`. Of the
+            runs whose speed is told, but where a loop does not tell of its rounds when it is timed.
         full_depth_tau: the same with `draft_schedule="fixed"`, of an entry with "auto" that is not compiled: how good the drafts
             are, whatever a machine makes of them. `None` for others.
         acceptance_by_position: share of rounds that accepted the first, second, ... drafted token, among those that drafted
@@ -97,7 +98,7 @@ class Comparison:
 
 def fastest(measured: Measured) -> list[Run]:
     """The fastest repeat of each batch: other work on the machine can only make a run slower, never faster."""
-    return [min(repeats, key=lambda run: run.seconds) for repeats in measured.runs]
+    return [min(repeats, key=lambda run: run.seconds) for repeats in measured.runs if repeats]
 
 
 def speed(measured: Measured) -> float:
@@ -107,9 +108,9 @@ def speed(measured: Measured) -> float:
 
 
 def acceptance_length(measured: Measured) -> float:
-    """Tau: of what was watched, or else of all that was timed."""
-    seen = measured.watched or [run for repeats in measured.runs for run in repeats]
-    return mean_committed(seen)
+    """Tau: of the runs whose speed is told, or, where a loop does not tell of its rounds, of what was watched."""
+    runs = fastest(measured)
+    return mean_committed(runs if any(run.tokens_per_round for run in runs) else measured.watched)
 
 
 def mean_committed(seen: Sequence[Watched | Run]) -> float:
@@ -164,7 +165,8 @@ def compare(measured: list[Measured], condition: Condition) -> list[Comparison]:
 def summarise(measured: Measured, plain: Measured, condition: Condition) -> EvaluationRow:
     """The row of one entry, beside plain `generate` under the same condition."""
     runs, watched = fastest(measured), measured.watched
-    rounds = sum(w.rounds for w in watched)
+    rounds = sum(each.rounds for each in watched)
+    timed_rounds = sum(run.rounds for run in runs) or rounds
     seconds = sum(run.seconds for run in runs)
     is_greedy = condition.temperature == 0
     differences = differences_between(measured, plain, condition.batch_size) if is_greedy else []
@@ -182,7 +184,7 @@ def summarise(measured: Measured, plain: Measured, condition: Condition) -> Eval
         **drafting_figures(measured),
         shares={part: value / total for part, value in parts.items()} if total else None,
         milliseconds_by_part={part: 1000 * value / rounds for part, value in parts.items()} if total else None,
-        milliseconds_per_round=1000 * seconds / rounds,
+        milliseconds_per_round=1000 * seconds / timed_rounds,
         identical=not differences if is_greedy else None,
         num_different=len(differences) if is_greedy else None,
         new_tokens=sum(run.num_tokens for run in runs),
