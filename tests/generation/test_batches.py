@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria
 
 from hf_pardraft.generation.pending import items_of
 from hf_pardraft.models.inputs import DraftInputs
@@ -163,6 +163,46 @@ def test_criteria_are_met_at_the_same_token_with_and_without_an_end_of_text(budg
         expected = target.generate(**batch, **options)
         drafter = batch_drafter("dflash", target, alone, budget)
         assert torch.equal(target.generate(**batch, assistant_model=drafter, **options), expected)
+
+
+class EndsAt(StoppingCriteria):
+    """A caller's own, by the attribute of which plain `generate` takes it for one that pads."""
+
+    def __init__(self, eos_token_id):
+        self.eos_token_id = torch.tensor(eos_token_id)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.isin(input_ids[:, -1], self.eos_token_id)
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+def test_items_are_padded_for_whatever_criterion_plain_generate_pads_them(budget):
+    target = tiny_target("llama")
+    batch, prompts = padded_batch()
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    ends = [
+        int(text[prompt.shape[1] + 3 + item]) for item, (prompt, text) in enumerate(zip(prompts, alone, strict=True))
+    ]
+    options = {"stopping_criteria": [EndsAt(ends)], "do_sample": False, "max_new_tokens": LONGEST, "pad_token_id": 0}
+    expected = target.generate(**batch, **options)
+    assert (expected[:, -1] == 0).any()
+    drafter = batch_drafter("dflash", target, alone, budget)
+    assert torch.equal(target.generate(**batch, assistant_model=drafter, **options), expected)
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+@pytest.mark.parametrize("lengths", [(9,), LENGTHS])
+def test_scores_have_the_dtype_that_a_processor_returns(budget, lengths):
+    target = tiny_target("llama")
+    batch, prompts = padded_batch(lengths)
+    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    options = {"do_sample": False, "max_new_tokens": 9, "return_dict_in_generate": True, "output_scores": True}
+    options["logits_processor"] = [lambda text, scores: scores.double()]
+    expected = target.generate(**batch, **options)
+    drafter = batch_drafter("dflash", target, alone, budget)
+    found = target.generate(**batch, assistant_model=drafter, **options)
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("budget", [0, 10])

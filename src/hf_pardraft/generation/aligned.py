@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 from transformers import StoppingCriteriaList
-from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from .choosing.choice import children_of
 from .decoder import SpeculativeDecoding
+from .stopping import pads_finished_items
 from .tree.token_tree import TokenTree, draft_chain
 from .tree.verify import NO_CHOICE
 
@@ -23,7 +23,7 @@ class AlignedDecoding(SpeculativeDecoding):
     def __init__(self, *args, stopping_criteria: StoppingCriteriaList, batch: int, **kwargs) -> None:
         super().__init__(*args, stopping_criteria=stopping_criteria, batch=batch, **kwargs)
         self.criteria = stopping_criteria
-        self.pads = any(isinstance(criterion, EosTokenCriteria) for criterion in stopping_criteria)
+        self.pads = pads_finished_items(stopping_criteria)
         # Which items are over, now and before this round; and how many tokens this round commits to each.
         self.over, self.was_over = [False] * batch, [False] * batch
         self.num_steps = 0
@@ -51,7 +51,9 @@ class AlignedDecoding(SpeculativeDecoding):
             choice = self.choice.at(processed, slice(None), self.num_steps)
             if self.pads:
                 choice = choice.masked_fill(torch.tensor(self.over, device=device), self.finished.padding)
-            choices[here], scores[here] = choice, processed.to(scores.dtype)
+            # A processor may return another dtype.
+            scores = scores.to(processed.dtype)
+            choices[here], scores[here] = choice, processed
             text, self.num_steps = torch.cat([text, choice[:, None]], dim=1), self.num_steps + 1
             is_over = self.criteria(text, self._scores_so_far(processed)).tolist()
             self.choice.others_have_drawn(self.num_steps - 1)

@@ -7,6 +7,11 @@ from transformers import MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
 
+def pads_finished_items(criteria: StoppingCriteriaList) -> bool:
+    """Whether plain `generate` pads the items that are over: it asks for an attribute that any criterion may have."""
+    return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+
+
 class StopChecks:
     """Finds where, inside a run of new tokens, generation is over.
 
@@ -21,6 +26,7 @@ class StopChecks:
         self.others = StoppingCriteriaList(criterion for criterion in criteria if id(criterion) not in known)
         self.length_criteria = lengths
         self.max_length = min((criterion.max_length for criterion in lengths), default=None)
+        self.pads = pads_finished_items(criteria)
         self.eos_token_ids = {token for criterion in ends for token in criterion.eos_token_id.flatten().tolist()}
         self.end_of_item: list[int | None] = [None] * batch
 
@@ -71,10 +77,10 @@ class StopChecks:
     def over(self, items: list[int], lengths: list[int]) -> list[bool]:
         """Which items need no further tokens.
 
-        Plain `generate` fills up a finished item with padding if there is an end-of-text token, and otherwise goes on writing
-        it until all items are finished, or the longest text is reached.
+        Plain `generate` fills up a finished item with padding if [`pads_finished_items`], and otherwise goes on writing it until
+        all items are finished, or the longest text is reached.
         """
-        if self.eos_token_ids:
+        if self.pads:
             return [self.end_of_item[item] is not None for item in items]
         common = self.common_length()
         limit = self.max_length if common is None else common

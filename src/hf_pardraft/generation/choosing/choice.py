@@ -286,6 +286,8 @@ def choose_along_the_path(
         own = slice(index, index + 1)
         while slot is not None:
             processed = process(item, text, logits[own, slot])
+            # A processor may return another dtype.
+            scores = scores.to(processed.dtype)
             scores[index, slot] = processed[0]
             token = choice.at(processed, own, depth)
             choices[index, slot] = token[0]
