@@ -12,10 +12,9 @@ Takes the options of `pardraft eval`, tells the same and writes the same files, 
                         commas (new:dflash,num_layers=5).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from inspect import Parameter, signature
-from typing import Annotated, Any
+from functools import wraps
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -160,22 +159,9 @@ def block_size(entry: Entry) -> int:
     return entry.assistant.config.block_size if "speculation_type" in entry.setting else 0
 
 
-def with_options_of_a_plan(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command have the options of `pardraft eval`, which it takes by `**options`, besides its own."""
-    plan, own = signature(read_plan), signature(command)
-    named = [parameter for parameter in own.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
-    command.__signature__ = own.replace(parameters=[*plan.parameters.values(), *named])
-    command.__annotations__ = {**read_plan.__annotations__, **command.__annotations__}
-    return command
-
-
 @app.command(cls=ManyValues, help=__doc__)
-@with_options_of_a_plan
-def simulate(
-    simulate_acceptance: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
-    simulate_runner_up: Annotated[float, typer.Option(min=0, max=1, hidden=True)] = 0.0,
-    **options: Any,
-) -> None:
+@wraps(read_plan)
+def simulate(simulate_acceptance: list[str] | None, simulate_runner_up: float, **options: Any) -> None:
     if not simulate_acceptance:
         raise ValueError("say how often drafters are right: pass --simulate-acceptance")
     quieten()

@@ -10,6 +10,11 @@ from typer.core import TyperCommand
 
 from .options import Device, Dtype
 
+SIMULATION = (
+    "simulated acceptance and untrained drafters (new:...) are no measurement, and no part of this command any more: run the "
+    "project's benchmarks/simulate.py, which takes the same options"
+)
+
 
 class ManyValues(TyperCommand):
     """A command without positional arguments, whose repeatable options take several values at once."""
@@ -94,6 +99,8 @@ def read_plan(
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write tables to this file.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Draw into this folder; needs matplotlib.")] = None,
+    simulate_acceptance: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
+    simulate_runner_up: Annotated[float, typer.Option(min=0, max=1, hidden=True)] = 0.0,
 ) -> Any:
     """Measure drafters beside plain generate. Options with something to try take several values: --batch-size 1 4 8."""
     # What evaluates is imported by no other command.
@@ -111,6 +118,8 @@ def read_plan(
         read_values,
     )
 
+    if simulate_acceptance or simulate_runner_up or any(map(is_untrained, drafter or [])):
+        raise ValueError(SIMULATION)
     common = {"max_new_tokens": max_new_tokens, "top_k": top_k, "top_p": top_p, "repeats": repeats, "seed": seed}
     conditions = read_conditions(batch_size, temperature, generate_argument or [], **common)
     placement = Placement(dtype, device, trust_remote_code)
@@ -136,6 +145,11 @@ def read_plan(
         random_weights=random_weights,
         prompts=read_prompts(prompts, limit),
     )
+
+
+def is_untrained(spec: str) -> bool:
+    """Whether `--drafter` asks for a drafter that is made for a simulation."""
+    return spec.startswith("new:") or spec.partition("=")[2].startswith("new:")
 
 
 # The options are those of a plan, and what is done with it is the command's: benchmarks/simulate.py does something else.
