@@ -8,6 +8,14 @@ TEXT = "user assistant system hello there what is the sum of two and three five 
 
 HEAD = "{{'<|im_start|>' + m.role + '\\n'}}"
 PROMPT = "{% if add_generation_prompt %}{{'<|im_start|>assistant\\n'}}{% endif %}"
+# As of models that see images, too: a content that is a text shows nothing.
+PARTS_ONLY = (
+    "{% for m in messages %}"
+    + HEAD
+    + "{% for part in m.content %}{% if part.type == 'text' %}{{part.text}}{% endif %}{% endfor %}"
+    + "{{'<|im_end|>\\n'}}{% endfor %}"
+    + PROMPT
+)
 TEMPLATES = {
     # Every turn alike.
     "chatml": "{% for m in messages %}" + HEAD + "{{m.content + '<|im_end|>\\n'}}{% endfor %}" + PROMPT,

@@ -21,7 +21,7 @@ from hf_pardraft.datagen.self_prompts import Dialogue, write_dialogues
 from hf_pardraft.datagen.user_turns import TurnEnd, UserTurns
 from hf_pardraft.training.data.dataset import prepare_data
 from tiny_models import tiny_drafter, tiny_target
-from tiny_tokenizers import tiny_blank_first_tokenizer, tiny_chat_tokenizer
+from tiny_tokenizers import PARTS_ONLY, tiny_blank_first_tokenizer, tiny_chat_tokenizer
 
 IM_END = 2
 CHATML = "{% for m in messages %}{{'<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n'}}{% endfor %}"
@@ -131,6 +131,12 @@ def test_a_user_turn_is_found_in_any_template(name):
             # What the target reads is what it would read before this very message.
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             assert ids[: len(turns.header_ids(so_far))] == turns.header_ids(so_far)
+
+
+def test_a_user_turn_is_found_where_messages_are_lists_of_parts():
+    turns = UserTurns(chat_tokenizer(PARTS_ONLY))
+    assert turns.tokenizer.decode(turns.header_ids([])) == "<|im_start|>user\n"
+    assert turns.end == UserTurns(tiny_chat_tokenizer("chatml")).end
 
 
 def test_a_blank_that_belongs_to_the_first_word_is_left_to_it():

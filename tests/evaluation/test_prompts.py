@@ -12,6 +12,7 @@ from conftest import tiny_tokenizer
 from hf_pardraft.evaluation.encoding import Chat, encode, encode_all, room_for_prompts
 from hf_pardraft.evaluation.prompt_sources import PromptSource, evenly, load_questions, read_source
 from hf_pardraft.evaluation.prompts import BENCHMARKS, Question, asked
+from tiny_tokenizers import PARTS_ONLY, tiny_chat_tokenizer
 
 # Rows with the columns of the data sets on the Hub, and what has to be in the question.
 ROWS = {
@@ -179,6 +180,13 @@ def test_the_chat_template_is_used_with_its_arguments():
     assert tokenizer.decode(encode(question, tokenizer, Chat(False))[0]) == "completed"
 
 
+def test_a_template_that_reads_lists_of_parts_alone_shows_the_question():
+    tokenizer = tiny_chat_tokenizer()
+    tokenizer.chat_template = PARTS_ONLY
+    prompt = encode(asked("Hi", "completed"), tokenizer, Chat(True))
+    assert tokenizer.decode(prompt[0]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_later_turns_follow_the_targets_answers():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE
@@ -241,9 +249,12 @@ def test_a_conversation_may_call_tools_and_come_in_parts(tmp_path):
     assert question.completion == "2 + 2?\n\n4\n\nand 3 + 3?"
 
     class Tokenizer:
-        def apply_chat_template(self, messages, **given):
+        def get_chat_template(self, given, tools):
+            return "a template of this tokenizer"
+
+        def apply_chat_template(self, messages, tokenize=True, **given):
             self.given = given
-            return {"input_ids": torch.ones(1, 3, dtype=torch.long)}
+            return {"input_ids": torch.ones(1, 3, dtype=torch.long)} if tokenize else ""
 
     tokenizer = Tokenizer()
     encode(question, tokenizer, Chat(True, {"enable_thinking": True, "other": 1}))

@@ -3,7 +3,7 @@
 import pytest
 
 from hf_pardraft.training.data.chat import encode_chat
-from tiny_tokenizers import TEMPLATES, tiny_chat_tokenizer
+from tiny_tokenizers import PARTS_ONLY, TEMPLATES, tiny_chat_tokenizer
 
 TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -39,6 +39,14 @@ def test_all_turns_are_learned_and_their_ends(template):
     assert tokenizer.decode(example["input_ids"]) == tokenizer.apply_chat_template(TURNS, tokenize=False)
     last = "Yes, assistant: five.<|im_end|>" + ("\n<|endoftext|>" if template == "closed" else "")
     assert learned(tokenizer, example) == ["It is five.<|im_end|>", last]
+
+
+def test_a_template_that_reads_lists_of_parts_alone_gets_texts_as_such():
+    expected = encode_chat(tiny_chat_tokenizer("chatml"), TURNS)
+    tokenizer = tiny_chat_tokenizer()
+    tokenizer.chat_template = PARTS_ONLY
+    in_parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in TURNS]
+    assert encode_chat(tokenizer, TURNS) == encode_chat(tokenizer, in_parts) == expected
 
 
 @pytest.mark.parametrize("template", ["chatml", "thinking", "plain"])

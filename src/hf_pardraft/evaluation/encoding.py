@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from ..pairing.chat_format import explaining_template
+from ..pairing.chat_format import apply_chat_template
 from ..user_input.models import context_length
 from .prompts import Question
 
@@ -31,14 +31,14 @@ def encode(question: Question, tokenizer: PreTrainedTokenizerBase, chat: Chat) -
     """The question, ready to be answered: token ids of `(1, length)`."""
     if not chat.use_template:
         return tokenizer(question.completion, return_tensors="pt").input_ids
-    with explaining_template():
-        encoded = tokenizer.apply_chat_template(
-            [dict(message) for message in question.messages],
-            add_generation_prompt=True,
-            return_tensors="pt",
-            return_dict=True,
-            **(chat.template_arguments | question.template_arguments),
-        )
+    encoded = apply_chat_template(
+        tokenizer,
+        [dict(message) for message in question.messages],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+        **(chat.template_arguments | question.template_arguments),
+    )
     return encoded["input_ids"]
 
 

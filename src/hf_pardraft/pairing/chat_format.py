@@ -14,6 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 # Two questions that begin and end with different tokens: what their prompts' ends share is the template's.
 QUESTIONS = ("What is a prime number?", "def add(a, b)")
+# A text that no template has of its own, nor changes: of Unicode's private use area.
+PROBE = "\ue000"
+
+# By template: whether it reads lists of parts alone.
+_parts_only: dict[str, bool] = {}
 
 
 def template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -44,8 +49,46 @@ def describe_chats(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str
 
 def render(tokenizer: PreTrainedTokenizerBase, question: str, template_kwargs: dict[str, Any]) -> str:
     options = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
+    return apply_chat_template(tokenizer, [{"role": "user", "content": question}], **options)
+
+
+def apply_chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> Any:
+    """`tokenizer.apply_chat_template`, with texts in the form that the template reads.
+
+    Templates of models that see images, too, may read a message's content as a list of parts alone, and show nothing of a text.
+
+    Raises:
+        ValueError: if the template refuses the conversation, or fails.
+    """
     with explaining_template():
-        return tokenizer.apply_chat_template([{"role": "user", "content": question}], **options)
+        if reads_parts_only(tokenizer, options.get("chat_template"), options.get("tools")):
+            messages = [in_parts(message) for message in messages]
+        return tokenizer.apply_chat_template(messages, **options)
+
+
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content, if it is a text, is a list of one part."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def reads_parts_only(tokenizer: PreTrainedTokenizerBase, given: str | None = None, tools: list | None = None) -> bool:
+    """Whether a chat template shows what a user says in a list of parts, and not as a text; see [`apply_chat_template`]."""
+    template = tokenizer.get_chat_template(given, tools)
+    if template not in _parts_only:
+        says = {"role": "user", "content": PROBE}
+        as_text, as_parts = (shows_probe(tokenizer, message, template) for message in (says, in_parts(says)))
+        _parts_only[template] = as_parts and not as_text
+    return _parts_only[template]
+
+
+def shows_probe(tokenizer: PreTrainedTokenizerBase, message: dict[str, Any], template: str) -> bool:
+    """Whether a chat template has a form for a conversation of this message, in which [`PROBE`] stands."""
+    try:
+        with explaining_template():
+            return PROBE in tokenizer.apply_chat_template([message], chat_template=template, tokenize=False)
+    except ValueError:
+        return False
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import Cache, PreTrainedTokenizerBase
 
-from ..pairing.chat_format import explaining_template
+from ..pairing.chat_format import apply_chat_template
 
 
 class Conversation:
@@ -100,9 +100,8 @@ class Conversation:
         self._cache = cache
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
-        with explaining_template():
-            options = {"add_generation_prompt": True, **self.template_kwargs, "tokenize": False}
-            return self.tokenizer.apply_chat_template(messages, **options)
+        options = {"add_generation_prompt": True, **self.template_kwargs, "tokenize": False}
+        return apply_chat_template(self.tokenizer, messages, **options)
 
     def _with_ids_kept(self, text: str) -> list[int]:
         """The ids of a rendered conversation; those of the text so far are kept, if it begins with that."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ...pairing.chat_format import explaining_template
+from ...pairing.chat_format import apply_chat_template
 from .documents import IGNORED
 from .encoding import Span, encode_spans, ending_in_eos
 
@@ -34,14 +34,14 @@ class Conversation:
 
     def render(self, messages: list[Message], add_generation_prompt: bool = False) -> str:
         """The conversation as a text; a `ValueError` if the template refuses it, or fails."""
-        with explaining_template():
-            return self.tokenizer.apply_chat_template(
-                messages,
-                tools=self.tools,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **self.template_kwargs,
-            )
+        return apply_chat_template(
+            self.tokenizer,
+            messages,
+            tools=self.tools,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **self.template_kwargs,
+        )
 
     def can_render(self, messages: list[Message], add_generation_prompt: bool = False) -> str | None:
         """As [`render`], but `None` for a part of a conversation that the template has no form for."""
@@ -108,15 +108,15 @@ def marks_generation(chat: Conversation) -> bool:
 
 def by_generation_blocks(chat: Conversation, text: str) -> dict[str, list[int]] | None:
     """What the template's own marks say, and each turn's end if they leave it out; `None` if they mark nothing."""
-    with explaining_template():
-        encoded = chat.tokenizer.apply_chat_template(
-            chat.messages,
-            tools=chat.tools,
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            **chat.template_kwargs,
-        )
+    encoded = apply_chat_template(
+        chat.tokenizer,
+        chat.messages,
+        tools=chat.tools,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        **chat.template_kwargs,
+    )
     input_ids, mask = encoded["input_ids"], encoded["assistant_masks"]
     if not any(mask):
         return None
