@@ -105,6 +105,7 @@ COMMON = ("--target", "nowhere", "--max-new-tokens", "4")
         (["--prompts", "random", "--drafter", "d", "--simulate-acceptance", "0.5", "0.4"], "benchmarks/simulate.py"),
         (["--prompts", "random", "--drafter", "d", "--simulate-runner-up", "0.5"], "benchmarks/simulate.py"),
         (["--prompts", "random", "--drafter", "a/d", "b/d"], "two drafters are called 'd'"),
+        (["--prompts", "random", "--drafter", "plain=a/d"], "plain is what plain generate is called"),
         (["--prompts", "random", "--baselines", "beam"], "no baseline 'beam'"),
         (["--prompts", "random", "--drafter", "d", "--setting", "depth=3"], "no setting 'depth=3'"),
         (["--prompts", "random", "--drafter", "d", "--tree-budget", "4", "--setting", "tree_budget=3"], "given twice"),

@@ -28,7 +28,7 @@ from hf_pardraft.making.run import Making, make_drafter
 from hf_pardraft.making.runner import run_command
 from hf_pardraft.making.settings import Machine, MakeSettings
 from hf_pardraft.making.state import MakeState
-from hf_pardraft.making.summary import inside, make_command, public_command
+from hf_pardraft.making.summary import inside, make_command, public_command, what_to_do_for_more
 from hf_pardraft.making.text import Text, written_texts
 from hf_pardraft.training.recipe import training_run
 from tiny_models import tiny_target
@@ -374,6 +374,28 @@ def test_for_more_the_same_is_asked_for():
     ]
 
 
+def test_more_hours_are_not_proposed_for_prompts_that_are_all_answered(tmp_path):
+    capped = {"steps": 20, "eval_steps": 4, "epochs": 20.0, "is_capped": True}
+    text = {"train": 8, "held_out": 4, "tokens": 155}
+    for is_all, expected in ((True, "--dataset MORE_PROMPTS"), (False, "--dataset prompts.jsonl")):
+        folder = tmp_path / str(is_all)
+        making = making_of(folder, text={**text, "is_all": is_all}, training=capped)
+        command, reason = what_to_do_for_more(making.commands, making.state)
+        assert expected in command
+        assert ("all prompts of prompts.jsonl are answered" in reason) == is_all
+        assert ("--hours 16 " in command) != is_all
+
+
+def test_a_card_tells_of_each_file_that_its_commands_read_and_none_writes(made):
+    for kind in ("dflare", "pard"):
+        _, _, output = made(kind)
+        recipe = (output / "recipe.md").read_text()
+        for option in ("--dataset", "--eval-dataset", "--base"):
+            for command in (line.split() for line in recipe.splitlines() if line.startswith("pardraft ")):
+                if option in command:
+                    assert f" {of(command, option)}: " in recipe
+
+
 def test_given_prompts_are_answered_from_all_over(target, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"what is {n}", "level": n}) + "\n" for n in range(20)))
@@ -443,6 +465,12 @@ def test_a_target_that_can_not_be_tapped_or_cut_down_is_refused_before_any_work(
     common = ["--target", falcon, "--output", tmp_path / "out"]
     assert "FalconForCausalLM can't select hidden states" in refused(*common)
     assert "name one with --base" in refused(*common, "--kind", "pard")
+    shallow = tmp_path / "shallow"
+    tiny_target("qwen3", vocab_size=304, num_hidden_layers=1).save_pretrained(shallow)
+    tiny_chat_tokenizer().save_pretrained(shallow)
+    for kind in ("dflare", "dflash", "dart"):
+        told = refused("--target", shallow, "--output", tmp_path / "out", "--kind", kind)
+        assert "a target needs at least 2 layers to be tapped, got 1" in told
     assert not (tmp_path / "out").exists()
 
 

@@ -14,6 +14,7 @@ from ..user_input.models import check_generation_settings
 from ..user_input.options import check_temperature
 from .calls import Condition
 from .encoding import Chat
+from .entries import PLAIN
 from .models import DrafterSource, Placement
 from .plots import check_matplotlib
 from .prompt_sources import load_questions, read_source
@@ -149,11 +150,15 @@ def read_drafters(specs: list[str]) -> dict[str, DrafterSource]:
     """Understand `--drafter`: a folder or repository, and `name=` before it.
 
     Raises:
-        ValueError: for a name that comes twice.
+        ValueError: for a name that comes twice, or is that of plain `generate`.
     """
     sources = {}
     for spec in specs:
         source = read_drafter(spec)
+        if source.name == PLAIN:
+            raise ValueError(
+                f"{PLAIN} is what plain generate is called: name the drafter, as in --drafter other={spec}"
+            )
         if source.name in sources:
             raise ValueError(f"two drafters are called {source.name!r}: name one of them, as in --drafter other={spec}")
         sources[source.name] = source

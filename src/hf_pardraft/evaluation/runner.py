@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..user_input.wording import counted
 from .calls import Condition
 from .entries import Entry
 from .measurement import Around, Measured, measure
@@ -41,7 +42,7 @@ def evaluate_conditions(
     for condition in conditions:
         fitting = [entry for entry in entries if condition.batch_size == 1 or not entry.one_at_a_time]
         yield (
-            f"Measuring {len(fitting)} entries on {len(prompts)} prompts, {condition.batch_size} at once, temperature "
+            f"Measuring {len(fitting)} entries on {counted(len(prompts), 'prompt')}, {condition.batch_size} at once, temperature "
             f"{condition.temperature:g} ..."
         )
         left_out = [entry for entry in entries if entry not in fitting]

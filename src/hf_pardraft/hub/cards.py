@@ -17,6 +17,7 @@ from ..checkpoints.atomic_files import write_whole
 from ..checkpoints.atomic_folders import CARD
 from ..checkpoints.published import KIND_NAMES
 from ..models.base import ParallelDrafter
+from ..user_input.wording import counted
 from .results import PLAIN, MeasuredRow, Results, rows_of
 
 TEMPLATES = Path(__file__).parent.parent / "model_cards"
@@ -211,10 +212,6 @@ def chats_text(chats: dict[str, Any] | None) -> str:
 def chat_arguments(chats: dict[str, Any] | None) -> str | None:
     """The arguments of `apply_chat_template` as source code, to go after others; `None` if it was not trained on chats."""
     return None if chats is None else "".join(f", {key}={value!r}" for key, value in chats["template_kwargs"].items())
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def in_thousands(number: int) -> str:

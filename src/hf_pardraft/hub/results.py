@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..user_input.files import read_json
+from ..user_input.wording import counted
 
 PLAIN = "plain"
 ROW_KEYS = ("name", "speedup", "tau")
@@ -87,7 +88,7 @@ def prompts_text(prompts: Any) -> str:
     """What the text was called that was continued: a name, or an object with `name` and `count`."""
     if isinstance(prompts, dict) and prompts.get("name"):
         count = prompts.get("count")
-        return f"{prompts['name']} ({count} prompts)" if count else str(prompts["name"])
+        return f"{prompts['name']} ({counted(count, 'prompt')})" if count else str(prompts["name"])
     return prompts if isinstance(prompts, str) and prompts else "not named"
 
 

@@ -15,6 +15,7 @@ from ..pairing.cut_down import cut_down_copy
 from ..training.run_folder import checkpoints_in
 from ..user_input.files import read_json
 from ..user_input.models import load_model, load_tokenizer
+from ..user_input.wording import counted
 from .commands import SMALL_HIDDEN_SIZE, Commands, RunFolder
 from .plan import (
     PROBE_STEPS,
@@ -31,7 +32,7 @@ from .plan import (
 from .runner import LapTimer, RunCommand, as_typed, run_command
 from .settings import Machine, MakeSettings, check_inputs
 from .state import FILE, MakeState, check_folder
-from .summary import counted, introduction, public_command, recipe_text, summary
+from .summary import introduction, public_command, recipe_text, summary
 from .text import Text
 
 Tell = Callable[[str], None]
@@ -123,7 +124,8 @@ class Making:
         num_train, num_held_out = text.split()
         settings = self.commands.settings
         num_tokens = text.count_tokens(load_tokenizer(settings.target, settings.trust_remote_code))
-        state.decided["text"] = {"train": num_train, "held_out": num_held_out, "tokens": num_tokens}
+        is_all = text.available is not None and state.chunks[-1]["upto"] >= text.available
+        state.decided["text"] = {"train": num_train, "held_out": num_held_out, "tokens": num_tokens, "is_all": is_all}
         state.save()
         self.tell(f"{num_train} dialogues to learn from and {num_held_out} held out, {num_tokens} tokens")
 

@@ -14,7 +14,8 @@ from ..datagen.rewriting import Rewrite
 from ..datagen.user_turns import UserTurns
 from ..models.base import check_vocabulary, text_fact
 from ..models.configuration_pard import config_class_of
-from ..pairing.target_checks import check_can_be_tapped
+from ..pairing.fresh import default_tapped_hidden_states
+from ..pairing.target_checks import check_can_be_tapped, num_layer_outputs
 from ..user_input.data import load_data, require_datasets
 from ..user_input.models import load_config, load_tokenizer
 
@@ -119,6 +120,8 @@ def check_inputs(settings: MakeSettings) -> PreTrainedConfig:
         check_base(settings.base, config if settings.base is None else load_config(settings.base), target)
     else:
         check_can_be_tapped(f"{settings.kind_name} drafter", target)
+        # Of too few layers there is nothing to tap, whatever the kind.
+        default_tapped_hidden_states(num_layer_outputs(target))
     if settings.dataset is None:
         try:
             UserTurns(tokenizer, settings.chat_template_kwargs)

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from ..user_input.wording import counted
 from .commands import Commands
 from .plan import TEXT_SHARE, EvaluationPlan, TrainingPlan
 from .runner import as_typed
@@ -61,15 +62,21 @@ def summary(commands: Commands, state: MakeState, results: dict[str, Any]) -> li
         f"  {as_typed(['push', drafter, f'YOU/{folder.drafter.name}'])}",
         "For more:",
     ]
+    return [*lines, *what_to_do_for_more(commands, state)]
+
+
+def what_to_do_for_more(commands: Commands, state: MakeState) -> list[str]:
+    """A command for a better drafter, and what it gives: more text, more steps, or both."""
+    settings, is_capped = commands.settings, state.decided["training"]["is_capped"]
     again = replace(settings, hours=float(f"{MORE * settings.hours:.3g}"))
-    lines.append(f"  {as_typed(make_command(again, f'{folder.path}-longer'))}")
-    reason = (
-        "the text was too little for all of the time: let the target write more of it"
-        if training["is_capped"]
-        else "more text and more steps"
-    )
-    lines.append(f"  ({reason})")
-    return lines
+    if not is_capped:
+        reason = "more text and more steps"
+    elif state.decided["text"].get("is_all"):
+        again = replace(settings, dataset="MORE_PROMPTS")
+        reason = f"all prompts of {settings.dataset} are answered, and their text was too little for all of the time"
+    else:
+        reason = "the text was too little for all of the time: let the target write more of it"
+    return [f"  {as_typed(make_command(again, f'{commands.folder.path}-longer'))}", f"  ({reason})"]
 
 
 def make_command(settings: MakeSettings, output: str) -> list[str]:
@@ -84,10 +91,6 @@ def make_command(settings: MakeSettings, output: str) -> list[str]:
         else:
             words += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
     return [*words, "--output", output]
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def told_times(state: MakeState) -> str:
@@ -119,13 +122,26 @@ def recipe_text(commands: Commands, state: MakeState) -> str:
         commands.train(TrainingPlan(**training), resume=False, stored_states=stored),
         commands.eval(EvaluationPlan(**decided["evaluation"]), written.has_plain_prompts()),
     ]
-    typed = "\n".join(public_command(commands, words) for words in run)
+    typed = "\n".join([*files_without_command(commands, state), *(public_command(commands, words) for words in run)])
     return (
         f"Made by `pardraft make` in {told_times(state)}. {source} written by the target: {text['train']} dialogues to learn "
-        f"from, {text['held_out']} held out, {text['tokens']} tokens. Trained for {training['steps']} steps of "
+        f"from, {text['held_out']} held out, {text['tokens']} tokens. Trained for {counted(training['steps'], 'step')} of "
         f"{step}, {training['epochs']:.1f} epochs. The commands, one after another:\n\n"
         f"```bash\n{typed}\n```\n"
     )
+
+
+def files_without_command(commands: Commands, state: MakeState) -> list[str]:
+    """What the commands read and none of them writes, as comments."""
+    text, settings = state.decided["text"], commands.settings
+    files = []
+    if settings.dataset is not None:
+        files.append("text/prompts-*.jsonl: the given prompts, drawn without replacement")
+    held_out = counted(text["held_out"], "dialogue")
+    files.append(f"text/held-out.jsonl: {held_out} of what is written; text/train.jsonl: those with other prompts")
+    if settings.kind == "pard" and settings.base is None:
+        files.append("base: the target with fewer layers, as hf_pardraft.pairing.cut_down.cut_down_copy makes it")
+    return [f"# {line}" for line in files]
 
 
 def public_command(commands: Commands, words: list[str]) -> str:
