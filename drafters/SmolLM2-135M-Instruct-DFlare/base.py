@@ -243,8 +243,8 @@ class ParallelDrafter:
         """
         if any(parameter.is_meta for parameter in self.parameters()):
             raise ValueError(
-                f"this {type(self).__name__} is on the meta device and has no weights: load it with from_pretrained, or "
-                "call to_empty() and load a state dict"
+                f"weights of this {type(self).__name__} are on the meta device: they were never loaded, or are offloaded, and "
+                "a draft reads all of them. Load it whole with from_pretrained, onto one device (device_map='cpu', say)"
             )
         sizes = self.config.vocab_size, text_fact(target, "vocab_size")
         check_vocabulary("the drafter", *sizes, self.vocab_mismatch_advice)

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -239,3 +240,9 @@ def test_a_mask_that_is_not_of_these_prompts(kind, mask, match):
     options = {"attention_mask": torch.tensor(mask), "max_new_tokens": 4, "pad_token_id": 0}
     with pytest.raises(ValueError, match=match):
         target.generate(ids, assistant_model=tiny_drafter(kind, target), **options)
+
+
+@pytest.mark.parametrize("kind", ["pard", "pard2", "dflash", "dart"])
+def test_an_offloaded_drafter_is_refused_with_what_to_do(kind, target):
+    drafter = cpu_offload(tiny_drafter(kind, target), execution_device=torch.device("cpu"))
+    assert_refused(target, drafter, "or are offloaded.* Load it whole with from_pretrained, onto one device")

@@ -357,3 +357,20 @@ def test_the_stock_loop_goes_on_from_no_cache(kind):
     with pytest.raises(ValueError, match="does not go on from a cache that holds a text"):
         target.generate(longer, assistant_model=drafter, **options)
     assert first.past_key_values.get_seq_length() == before
+
+
+@pytest.mark.parametrize("kind", ["pard", "pard2", "dflash", "dart"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_default_device_of_new_tensors_may_be_another(kind, count):
+    """Plain `generate` writes as ever then; and a tensor that was made on this one could not be read."""
+    target, prompt = tiny_target("qwen3"), PROMPT.expand(count, -1)
+    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 20, "do_sample": count > 1}
+    for budget in (0, 6):
+        drafter = tiny_drafter(kind, target)
+        drafter.generation_config.tree_budget, drafter.generation_config.draft_schedule = budget, "fixed"
+        texts = []
+        with torch.device("meta"):
+            for assistant in ({}, {"assistant_model": drafter}):
+                torch.manual_seed(0)
+                texts.append(target.generate(prompt, **options, **assistant))
+        assert torch.equal(*texts)

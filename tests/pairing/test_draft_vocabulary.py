@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -53,7 +54,17 @@ def test_what_is_no_vocabulary_is_refused_and_changes_nothing(kind, ids, found):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ids", [list(reversed(IDS)), torch.tensor(IDS, dtype=torch.int32), range(2, 60, 7), {5, 3}])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        list(reversed(IDS)),
+        torch.tensor(IDS, dtype=torch.int32),
+        range(2, 60, 7),
+        {5, 3},
+        np.array(IDS, dtype=np.int16),
+        np.array(IDS, dtype=np.uint64),
+    ],
+)
 def test_ids_may_come_in_any_order_and_form(kind, ids):
     drafter = tiny_drafter(kind, tiny_target())
     drafter.set_draft_vocabulary(ids)

@@ -151,7 +151,7 @@ class DecodingCall(ABC):
         if self.streamer is not None:
             with torch.inference_mode(False):
                 # As plain `generate` puts a step's tokens: what counts or decodes them takes each for itself.
-                self.streamer.put(torch.tensor(new_tokens[0][: counts[0]]))
+                self.streamer.put(torch.tensor(new_tokens[0][: counts[0]], device="cpu"))
         return counts
 
     def _lay_out_prompt(self, input_ids: torch.LongTensor) -> None:
@@ -175,7 +175,7 @@ class DecodingCall(ABC):
             self.num_cached_columns = 0
         if self.num_cached_columns:
             cached = range(self.num_cached_columns)
-            real = torch.zeros(len(self.columns), self.num_cached_columns, dtype=torch.bool)
+            real = torch.zeros(len(self.columns), self.num_cached_columns, dtype=torch.bool, device="cpu")
             for item, columns in enumerate(self.columns):
                 real[item, [column for column in columns if column in cached]] = True
             self.reader.cache.import_from(given, real)

@@ -120,7 +120,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
             ]
             counts, most = list(map(len, kept)), max(map(len, kept))
             inputs.feature_counts = None if min(counts) == most else counts
-            read = torch.tensor([columns[:1] * (most - len(columns)) + columns for columns in kept])
+            read = torch.tensor([columns[:1] * (most - len(columns)) + columns for columns in kept], device="cpu")
             # What is read ends one place before the anchor. A prompt has positions of its own.
             last = inputs.new_positions[:, -1:]
             is_prompt = length - num_reread > 1

@@ -255,12 +255,12 @@ def _move_indices(start: int, before: list[int], kept: list[list[int]]) -> tuple
         return ()
     source = [[start + column for column in kept[item]] for item in moving]
     if len(kept) == 1:
-        return (torch.tensor(source[0]),)
+        return (torch.tensor(source[0], device="cpu"),)
     # An item that keeps less than another copies its last column more often, to columns that hold nothing.
     count = max(map(len, source))
     source = [columns + columns[-1:] * (count - len(columns)) for columns in source]
     destination = [list(range(before[item], before[item] + count)) for item in moving]
-    return torch.tensor(moving)[:, None], torch.tensor([source, destination])
+    return torch.tensor(moving, device="cpu")[:, None], torch.tensor([source, destination], device="cpu")
 
 
 class ItemEntries:
@@ -310,7 +310,7 @@ class ItemEntries:
         all_lengths = self.item_lengths or [layers[0].get_seq_length()] * len(layers[0].keys)
         lengths = [all_lengths[item] for item in items]
         for layer in layers:
-            layer.select_items(torch.tensor(items), lengths)
+            layer.select_items(torch.tensor(items, device="cpu"), lengths)
         self.item_lengths = self.item_lengths and lengths
 
     def held_columns(self) -> HeldColumns:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -39,7 +40,9 @@ def checked_token_ids(
     if isinstance(token_ids, Mapping):
         raise ValueError(f"{expected}, got a {type(token_ids).__name__}: pass a list or a tensor of ids")
     try:
-        ids = token_ids if isinstance(token_ids, torch.Tensor) else torch.tensor(list(token_ids))
+        # An array knows its numbers as Python's, of which there are more than torch's.
+        listed = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
+        ids = listed if isinstance(listed, torch.Tensor) else torch.tensor(list(listed))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{expected}, got {token_ids!r}: pass a list or a tensor of ids") from error
     if ids.dim() != 1 or len(ids) == 0:

@@ -79,10 +79,10 @@ def _multiplies(layout: WeightLayout, dtype: torch.dtype) -> bool:
     """Whether a layout's products of small whole numbers, which no order of adding rounds, are what they should be here."""
     try:
         for rows, columns in SHAPES:
-            matrix = (torch.arange(rows * columns).view(rows, columns) % 3 - 1).to(dtype)
-            packed, bias = layout.pack(matrix), torch.arange(rows).to(dtype) % 2
+            matrix = (torch.arange(rows * columns, device="cpu").view(rows, columns) % 3 - 1).to(dtype)
+            packed, bias = layout.pack(matrix), torch.arange(rows, device="cpu").to(dtype) % 2
             for count in TOKENS:
-                tokens = (torch.arange(count * columns).view(1, count, columns) % 2).to(dtype)
+                tokens = (torch.arange(count * columns, device="cpu").view(1, count, columns) % 2).to(dtype)
                 expected = functional.linear(tokens.float(), matrix.float(), bias.float())
                 if not torch.equal(layout.multiply(tokens, packed, matrix, bias).float(), expected):
                     return False

@@ -147,7 +147,8 @@ def _differences_in_step(
     batch, num_new = input_ids.shape[0], length - input_ids.shape[1]
     # Stands for the target's, of which nobody but its length is looked at.
     cache = DynamicCache()
-    cache.update(torch.zeros(batch, 1, length - 1, 1), torch.zeros(batch, 1, length - 1, 1), 0)
+    nothing = torch.zeros(batch, 1, length - 1, 1, device="cpu")
+    cache.update(nothing, nothing, 0)
     outputs = CausalLMOutputWithPast(past_key_values=cache)
     kwargs = {name: value for name, value in model_kwargs.items() if num_new == 1 or name not in TYPE_INPUTS}
     common = GenerationMixin._update_model_kwargs_for_generation(target, outputs, dict(kwargs), num_new_tokens=num_new)
