@@ -11,7 +11,7 @@ from transformers import Gemma3TextConfig, Qwen3Config
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from hf_pardraft.generation.target_side import structure
-from hf_pardraft.generation.target_side.structure import layer_types_of, modules_of, parameters_of
+from hf_pardraft.generation.target_side.structure import layer_types_of, modules_of, parameters_of, walking_once
 
 
 def test_modules_are_those_of_torch_once_each():
@@ -21,6 +21,19 @@ def test_modules_are_those_of_torch_once_each():
     found = modules_of(model)
     assert len(found) == len(set(found))
     assert set(found) == set(model.modules())
+
+
+def test_within_a_call_a_model_is_walked_once_and_after_it_anew():
+    model = nn.Sequential(nn.Linear(2, 2))
+    with walking_once():
+        found = modules_of(model)
+        assert modules_of(model) is found
+        with walking_once():
+            # A call within, of a processor say, may have changed the model before.
+            model.append(nn.ReLU())
+            assert len(modules_of(model)) == len(found) + 1
+        assert modules_of(model) is found
+    assert set(modules_of(model)) == set(model.modules())
 
 
 def test_parameters_of_several_models_are_those_of_torch_once_each():

@@ -17,6 +17,7 @@ from .checks import check_mode, check_request
 from .dispatch import decoding_for, does_without_compiling, fit_to, schedule_for
 from .plain import is_compiled_alike, write_plain
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
+from .target_side.structure import walking_once
 from .tree_search import check_ngram_model
 
 logger = logging.get_logger(__name__)
@@ -171,15 +172,23 @@ def _assisted_decoding(
     }
     if is_our_call(assistant_model, generation_config):
         assistant_model = adopted(assistant_model)
-        asked = settings_of_call(assistant_model, generation_config)
-        settings = fit_to(asked, self, model_kwargs, generation_config)
-        setattr(generation_config, RESOLVED, settings)
-        warn_if_other_text(assistant_model, input_ids, tokenizer_of(tokenizer))
-        inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
-        if settings.decode_loop == "native":
-            return _decode_or_leave(
-                self, input_ids, assistant_model, inputs, model_kwargs, asked=asked, synced_gpus=synced_gpus, **prepared
-            )
+        with walking_once():
+            asked = settings_of_call(assistant_model, generation_config)
+            settings = fit_to(asked, self, model_kwargs, generation_config)
+            setattr(generation_config, RESOLVED, settings)
+            warn_if_other_text(assistant_model, input_ids, tokenizer_of(tokenizer))
+            inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
+            if settings.decode_loop == "native":
+                return _decode_or_leave(
+                    self,
+                    input_ids,
+                    assistant_model,
+                    inputs,
+                    model_kwargs,
+                    asked=asked,
+                    synced_gpus=synced_gpus,
+                    **prepared,
+                )
     return _originals["_assisted_decoding"](
         self,
         input_ids,

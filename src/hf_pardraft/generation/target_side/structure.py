@@ -1,6 +1,9 @@
 """What a model is made of, found out fast: each call asks several times before its first forward."""
 
+import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,8 +23,34 @@ ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attentio
 RECURRENT_LAYER_TYPES = {"linear_attention", "conv"}
 
 
+# `found` of the call that this thread is in: by a model's id, its modules.
+_call = threading.local()
+
+
+@contextmanager
+def walking_once() -> Iterator[None]:
+    """For one generate call: [`modules_of`] walks each model once, though it is asked for by whoever looks at its layers."""
+    outer, _call.found = getattr(_call, "found", None), {}
+    try:
+        yield
+    finally:
+        _call.found = outer
+
+
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """All modules of a model, once each: those of `model.modules()`, in another order and a fraction of its time."""
+    """All modules of a model, once each: those of `model.modules()`, in another order and a fraction of its time.
+
+    The list is not the caller's to change.
+    """
+    found = getattr(_call, "found", None)
+    if found is None:
+        return _walked(model)
+    if id(model) not in found:
+        found[id(model)] = _walked(model)
+    return found[id(model)]
+
+
+def _walked(model: nn.Module) -> list[nn.Module]:
     found = {id(model): model}
     waiting = [model]
     while waiting:
