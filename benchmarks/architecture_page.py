@@ -30,8 +30,8 @@ which this is known not to hold are refused, by a `ValueError` before any work s
 them as ever.
 
 This page is made from [architectures.json](../benchmarks/results/architectures.json), by `{command}`
-(transformers {transformers}, torch {torch}, {date}): tiny random targets of all {num_types} model types that transformers
-registers for causal language modelling, in {num_variants} variants; greedy text in float32, token for token, with a drafter
+(transformers {transformers}, torch {torch}, {date}): tiny random targets of the {num_types} model types that transformers
+registers for causal language modelling, but for [some](#not-tried), in {num_variants} variants; greedy text in float32, token for token, with a drafter
 that is right three times in four.
 
 Columns: **chains** and **trees** (`tree_budget`) for one sequence, **batches** of ragged prompts, and drafters that read the

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationMixin, pipeline
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    GenerationMixin,
+    pipeline,
+)
 from transformers.pipelines import base as pipelines
 
 from hf_pardraft import AutoDrafter, DFlashDrafter, PardDrafter, by_name
@@ -135,6 +143,9 @@ def test_generate_takes_a_drafter_by_name_and_loads_it_once(tmp_path, monkeypatc
     tiny_drafter("dflash", target).save_pretrained(tmp_path)
     for _ in range(2):
         assert torch.equal(target.generate(PROMPT, assistant_model=as_name(tmp_path), **OPTIONS), expected)
+    config = GenerationConfig(**OPTIONS)
+    nothing = [None] * 4
+    assert torch.equal(target.generate(PROMPT, config, *nothing, as_name(tmp_path)), expected)
     assert [type(drafter) for drafter in loads] == [DFlashDrafter]
     assert loads[0].last_stats.rounds > 0
     # What was saved there since is another drafter.

@@ -41,6 +41,14 @@ def test_all_turns_are_learned_and_their_ends(template):
     assert learned(tokenizer, example) == ["It is five.<|im_end|>", last]
 
 
+@pytest.mark.parametrize("said", ["", "\nIt is five.", " five"])
+def test_what_a_template_marks_is_learned_as_what_another_shows(said):
+    """With the tokens of the prompt before it, and with its end, though that may be all."""
+    turns = [*TURNS[:2], {"role": "assistant", "content": said}, *TURNS[3:]]
+    expected = encode_chat(tiny_chat_tokenizer("chatml"), turns)
+    assert encode_chat(tiny_chat_tokenizer("generation"), turns) == expected
+
+
 def test_a_template_that_reads_lists_of_parts_alone_gets_texts_as_such():
     expected = encode_chat(tiny_chat_tokenizer("chatml"), TURNS)
     tokenizer = tiny_chat_tokenizer()

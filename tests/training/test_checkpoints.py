@@ -337,6 +337,8 @@ CHANGES = [
     ({"per_device_train_batch_size": 2}, "examples per step 4 (now 2)"),
     ({"loss_gamma": 3.0}, "loss_gamma 4.0 (now 3.0)"),
     ({"num_anchors": 3}, "num_anchors 512 (now 3)"),
+    ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy 'random' (now 'sequential')"),
+    ({"dataloader_drop_last": True}, "dataloader_drop_last False (now True)"),
 ]
 
 
@@ -357,6 +359,39 @@ def test_a_checkpoint_of_other_settings_is_not_gone_on_with_unless_that_is_wante
     changed = trainer_for("dflash", target, text, tmp_path / "copy", max_steps=3, resume_changed=True, **changes)
     changed.train(resume_from_checkpoint=True)
     assert changed.state.global_step == 3
+
+
+def rates(trainer) -> list[float]:
+    return [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+
+
+def test_a_run_goes_on_with_its_new_learning_rate_and_decay(begun, target, text, tmp_path):
+    changes = {"learning_rate": 1e-6, "weight_decay": 0.5, "lr_scheduler_type": "linear", "max_steps": 4}
+    shutil.copytree(begun, tmp_path / "copy")
+    changed = trainer_for("dflash", target, text, tmp_path / "copy", resume_changed=True, **changes)
+    changed.train(resume_from_checkpoint=True)
+    # What is logged is the next step's.
+    assert rates(changed)[-2:] == pytest.approx([1e-6 * 2 / 4, 1e-6 * 1 / 4])
+    assert {group["weight_decay"] for group in changed.optimizer.param_groups} == {0.0, 0.5}
+    # What the optimizer has learned is kept.
+    assert all(state["step"] == 4 for state in changed.optimizer.state.values())
+
+
+@pytest.mark.parametrize("objective", ["dpace", "cross_entropy+first_error"])
+def test_denominators_that_a_drafter_with_dropout_says_are_those_of_an_unbroken_run(objective, target, text, tmp_path):
+    settings = {"objective": objective, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, **SAVING}
+
+    def trainer(folder):
+        drafter = tiny_drafter("dflash", target)
+        for module in drafter.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.3
+        return trainer_for("dflash", target, text, tmp_path / folder, drafter=drafter, **settings, max_steps=3)
+
+    unbroken, resumed = trainer("unbroken"), trainer("resumed")
+    unbroken.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "unbroken" / "checkpoint-1"))
+    assert losses(resumed)[-2:] == losses(unbroken)[-2:]
 
 
 def test_a_checkpoint_of_another_drafter_target_or_other_data_is_not_gone_on_with(begun, target, text):

@@ -21,6 +21,12 @@ def test_subtasks_thin_out_to_the_least_retention_and_no_further():
     assert 195 <= sizes[5] <= sizes[4] <= 200
 
 
+def test_as_many_are_kept_as_the_papers_equation_says_whatever_powers_round_to():
+    for count in (100, 1000, 10_000):
+        sizes = [len(block) for block in kept(count, 4, retention=0.7, least=0.2)]
+        assert sizes == [count, count * 7 // 10, count * 49 // 100, count * 343 // 1000]
+
+
 def test_a_chain_ends_with_the_text_and_before_what_is_not_learned():
     assert kept(5, 3, retention=1.0, least=1.0) == [[0, 1, 2, 3, 4], [1, 2, 3, 4], [2, 3, 4]]
     assert kept(6, 3, retention=1.0, least=1.0, unsupervised=[3]) == [[0, 1, 2, 4, 5], [1, 2, 5], [2]]

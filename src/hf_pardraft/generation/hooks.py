@@ -1,6 +1,7 @@
 """The one place that touches `GenerationMixin`: `generate(..., assistant_model=drafter)` reaches our loop from here."""
 
 import functools
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -72,9 +73,17 @@ def uninstall() -> None:
             setattr(GenerationMixin, name, original)
 
 
+# What `generate` takes after the model, by name, until its keywords come.
+POSITIONAL = list(inspect.signature(GenerationMixin.generate).parameters)[1:-1]
+
+
 @functools.wraps(GenerationMixin.generate)
 def generate(self, *args, **kwargs):
     """transformers' own, which takes a drafter by its name, too, and refuses one beside a paged cache in a few words."""
+    # An assistant, or its name, may stand at its place among the positional arguments.
+    named = dict(zip(POSITIONAL[1:], args[1:], strict=False))
+    if not named.keys() & kwargs.keys():
+        args, kwargs = args[:1], named | kwargs
     if load_named is not None:
         kwargs = load_named(self, kwargs)
     if kwargs.get("cache_implementation") == "paged" and is_drafter(kwargs.get("assistant_model")):

@@ -111,8 +111,9 @@ def _continued(
 ) -> Any:
     """What plain `generate` returns for a text `(batch, length)`; a streamer is shown tensors as ever."""
     seen = generation_config, logits_processor, stopping_criteria
-    mode = mode_for(target, *seen, arguments["past_key_values"]) if streamer is None else nullcontext()
-    with mode:
+    # What is compiled is compiled for a mode.
+    is_as_ever = streamer is not None or wants_compiled(generation_config)
+    with nullcontext() if is_as_ever else mode_for(target, *seen, arguments["past_key_values"]):
         result = target._sample(
             input_ids,
             generation_config=generation_config,

@@ -61,9 +61,15 @@ def apply_chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[
         ValueError: if the template refuses the conversation, or fails.
     """
     with explaining_template():
-        if reads_parts_only(tokenizer, options.get("chat_template"), options.get("tools")):
-            messages = [in_parts(message) for message in messages]
-        return tokenizer.apply_chat_template(messages, **options)
+        template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
+        return tokenizer.apply_chat_template(as_template_reads(tokenizer, messages, template), **options)
+
+
+def as_template_reads(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], template: str
+) -> list[dict[str, Any]]:
+    """Messages, with texts in the form that a chat template reads; see [`apply_chat_template`]."""
+    return [in_parts(message) for message in messages] if reads_parts_only(tokenizer, template) else messages
 
 
 def in_parts(message: dict[str, Any]) -> dict[str, Any]:
@@ -72,9 +78,8 @@ def in_parts(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
-def reads_parts_only(tokenizer: PreTrainedTokenizerBase, given: str | None = None, tools: list | None = None) -> bool:
-    """Whether a chat template shows what a user says in a list of parts, and not as a text; see [`apply_chat_template`]."""
-    template = tokenizer.get_chat_template(given, tools)
+def reads_parts_only(tokenizer: PreTrainedTokenizerBase, template: str) -> bool:
+    """Whether a chat template shows what a user says in a list of parts, and not as a text."""
     if template not in _parts_only:
         says = {"role": "user", "content": PROBE}
         as_text, as_parts = (shows_probe(tokenizer, message, template) for message in (says, in_parts(says)))

@@ -37,12 +37,14 @@ class WholeCheckpointTrainer(Trainer):
 
     Attributes:
         identity: of the run, noted in its checkpoints; see [`identity_of`].
+        resumed_from: the checkpoint that training goes on from, until its first batches are there.
         saves_before_last_evaluation: whether the model, and a checkpoint if one is due, are saved after the last step, so that an
             evaluation that fails loses nothing.
     """
 
     saves_before_last_evaluation = False
     identity: dict[str, Any] | None = None
+    resumed_from: str | None = None
     _stages_checkpoint = False
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -55,8 +57,8 @@ class WholeCheckpointTrainer(Trainer):
         writes = self.args.save_strategy != SaveStrategy.NO or self.args.overwrite_output
         writes_first = writes and self.args.process_index == 0
         with writing_folder(self.args.output_dir) if writes_first else nullcontext():
-            checkpoint = self._checked_start(resume_from_checkpoint, writes, writes_first)
-            return super().train(checkpoint, *args, **kwargs)
+            self.resumed_from = self._checked_start(resume_from_checkpoint, writes, writes_first)
+            return super().train(self.resumed_from, *args, **kwargs)
 
     def find_identity(self) -> dict[str, Any] | None:
         """What the checkpoints of this run depend on; `None` notes nothing and compares nothing."""
@@ -94,6 +96,28 @@ class WholeCheckpointTrainer(Trainer):
             if best.is_dir():
                 self.state.best_model_checkpoint = str(best)
         return found
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """As in `Trainer`; a run with other settings keeps what the optimizer has learned, and takes its own rates and decay."""
+        own = [
+            {name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups
+        ]
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or not getattr(self.args, "resume_changed", False):
+            return
+        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+            group.update(settings)
+        # transformers' schedules are factors of the rate that a run begins with, by step.
+        factors = getattr(self.lr_scheduler, "lr_lambdas", None)
+        if factors is not None:
+            schedule = self.lr_scheduler
+            schedule.base_lrs = [settings["initial_lr"] for settings in own]
+            rates = [
+                rate * factor(schedule.last_epoch) for rate, factor in zip(schedule.base_lrs, factors, strict=True)
+            ]
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            schedule._last_lr = rates
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """As in `Trainer`, but a run that is resumed where it ended has no step to do; Trainer looks only after one."""

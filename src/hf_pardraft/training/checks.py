@@ -172,6 +172,11 @@ def check_pair(model: Any, target: PreTrainedModel | None, args: "DraftTrainingA
         raise ValueError(
             f"metric_for_best_model={args.metric_for_best_model!r} needs the model that is drafted for: pass target="
         )
+    if args.neftune_noise_alpha is not None and model.get_input_embeddings() is None:
+        raise ValueError(
+            f"neftune_noise_alpha adds noise to a model's own embeddings, and a {type(model).__name__} borrows the target's: "
+            "leave it out"
+        )
     if target is None and model.reads_target:
         raise ValueError(f"a {type(model).__name__} reads the target's hidden states: pass target=")
 

@@ -137,12 +137,10 @@ def draft_from(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 assistant_model=drafter,
-                max_new_tokens=room,
                 # Each round at full depth, whatever the clock says.
-                generation_config=GenerationConfig(draft_schedule="fixed"),
+                generation_config=GenerationConfig(max_new_tokens=room, draft_schedule="fixed", **sampling),
                 # Under ZeRO's stage 3 generate takes every model for a part of one, and this target is whole.
                 synced_gpus=False,
-                **sampling,
             )
             counted.add(drafter.last_stats, time.perf_counter() - started)
     return counted

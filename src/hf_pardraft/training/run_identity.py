@@ -19,6 +19,7 @@ TRAINER_SETTINGS = (
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"),
     *("optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
     *("seed", "data_seed", "bf16", "fp16", "label_smoothing_factor", "neftune_noise_alpha"),
+    *("train_sampling_strategy", "dataloader_drop_last"),
 )
 # Of ours those that don't: where numbers come from or go to, and in which pieces they are computed.
 HARMLESS = (

@@ -115,6 +115,8 @@ class DraftTrainer(DrafterFilesTrainer):
         self.loss_is_scaled_for_ga = True
         self.model_accepts_loss_kwargs = False
         self.metrics = {"train": DraftMetrics(), "eval": DraftMetrics()}
+        # Of the position weights in the last training step.
+        self.last_gamma = args.loss_gamma
         if self.splits_weights:
             plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
             check_spreading(is_adapted(trained), plugin and plugin.zero3_save_16bit_model)
@@ -168,6 +170,7 @@ class DraftTrainer(DrafterFilesTrainer):
         target writes for a batch goes with it.
         """
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        checkpoint, self.resumed_from = self.resumed_from, None
         if len(batches) < 2 and not self.scorer.known_before:
             # Its own forward will tell.
             return batches, None
@@ -176,6 +179,9 @@ class DraftTrainer(DrafterFilesTrainer):
         with torch.no_grad(), torch.random.fork_rng(devices), self.compute_loss_context_manager():
             # With the dropout of training, and the random numbers that it will draw again.
             self.model_wrapped.train()
+            if checkpoint is not None and self._is_within_an_epoch:
+                # Trainer, which has skipped what was trained on, does this only after it has got these batches.
+                self._load_rng_state(checkpoint)
             for index, batch in enumerate(map(self._prepare_inputs, batches)):
                 if not known:
                     sampled = self.scorer.sampled(batch)
@@ -183,6 +189,11 @@ class DraftTrainer(DrafterFilesTrainer):
                 scores = self.scorer.blank_scores(batch) if known else self.scorer.scores(self.model_wrapped, batch)
                 parts.append(denominators_of(self.draft_sums(scores, gamma)))
         return batches, self.over_processes(torch.stack(parts).sum(dim=0)) if parts else None
+
+    @property
+    def _is_within_an_epoch(self) -> bool:
+        """Whether batches of this epoch were trained on before."""
+        return (self.state.epoch or 0.0) % 1 > 0 and not self.args.ignore_data_skip
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """What target and drafter say, the sums of the objectives, the loss, metrics.
@@ -194,6 +205,7 @@ class DraftTrainer(DrafterFilesTrainer):
         training = model.training
         # Evaluation losses are compared with each other, so their weights stay what they are before the first step.
         gamma = self.args.gamma_after(self.state) if training else self.args.loss_gamma
+        self.last_gamma = gamma if training else self.last_gamma
         scores = self.scorer.scores(model, inputs, None if training else self._num_counted(inputs))
         sums = self.draft_sums(scores, gamma)
         self.metrics["train" if training else "eval"].add(sums, scores)
@@ -324,9 +336,9 @@ class DraftTrainer(DrafterFilesTrainer):
         return self.accelerator.distributed_type == DistributedType.FSDP
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the draft metrics that were gathered since the last log, and gamma if it grows."""
+        """Add the draft metrics that were gathered since the last log, and the last step's gamma if it grows."""
         if "loss" in logs and self.args.gamma_grows:
-            logs["loss_gamma"] = self.args.gamma_after(self.state)
+            logs["loss_gamma"] = self.last_gamma
         if "loss" in logs:
             values = self.metrics["train"].pop_objectives(self.over_processes)
             logs.update(values if len(values) > 1 else {})

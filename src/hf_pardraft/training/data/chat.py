@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from ...pairing.chat_format import apply_chat_template
+from ...pairing.chat_format import apply_chat_template, as_template_reads, explaining_template
 from .documents import IGNORED
 from .encoding import Span, encode_spans, ending_in_eos
 
@@ -42,6 +43,16 @@ class Conversation:
             add_generation_prompt=add_generation_prompt,
             **self.template_kwargs,
         )
+
+    def marked(self, text: str) -> list[Span]:
+        """What of the rendered conversation stands in the template's `{% generation %}` blocks; none if it is another text."""
+        options = {**self.tokenizer.special_tokens_map, **self.template_kwargs}
+        template = self.tokenizer.get_chat_template(options.pop("chat_template", None), tools=self.tools)
+        messages = as_template_reads(self.tokenizer, self.messages, template)
+        with explaining_template():
+            options |= {"tools": self.tools, "chat_template": template, "return_assistant_tokens_mask": True}
+            (rendered,), (spans,) = render_jinja_template([messages], **options)
+        return list(spans) if rendered == text else []
 
     def can_render(self, messages: list[Message], add_generation_prompt: bool = False) -> str | None:
         """As [`render`], but `None` for a part of a conversation that the template has no form for."""
@@ -81,12 +92,9 @@ def encode_chat(
     check_messages(messages)
     chat = Conversation(tokenizer, messages, tools, template_kwargs or {})
     text = chat.render(messages)
-    example = None
-    if num_given == 0 and marks_generation(chat):
-        example = by_generation_blocks(chat, text)
-    if example is None:
-        example = encode_spans(tokenizer, text, assistant_spans(chat, text, num_given))
-        example["labels"] = without_space_after_the_end(tokenizer, example)
+    spans = spans_of_generation_blocks(chat, text) if num_given == 0 and marks_generation(chat) else []
+    example = encode_spans(tokenizer, text, spans or assistant_spans(chat, text, num_given))
+    example["labels"] = without_space_after_the_end(tokenizer, example)
     is_learned = len(messages) > num_given and messages[-1]["role"] == "assistant"
     if is_learned and has_no_end(chat, text, example):
         return ending_in_eos(tokenizer, example)
@@ -106,27 +114,17 @@ def marks_generation(chat: Conversation) -> bool:
     return bool(GENERATION_BLOCK.search(template))
 
 
-def by_generation_blocks(chat: Conversation, text: str) -> dict[str, list[int]] | None:
-    """What the template's own marks say, and each turn's end if they leave it out; `None` if they mark nothing."""
-    encoded = apply_chat_template(
-        chat.tokenizer,
-        chat.messages,
-        tools=chat.tools,
-        tokenize=True,
-        return_dict=True,
-        return_assistant_tokens_mask=True,
-        **chat.template_kwargs,
-    )
-    input_ids, mask = encoded["input_ids"], encoded["assistant_masks"]
-    if not any(mask):
-        return None
-    labels = [token if learned else IGNORED for token, learned in zip(input_ids, mask, strict=True)]
-    ends = {end_of_turn(chat, index, text) for index in assistant_turns(chat.messages, 0)}
-    for place in range(1, len(input_ids)):
-        token = chat.tokenizer.convert_ids_to_tokens(input_ids[place])
-        if mask[place - 1] and not mask[place] and any(end.startswith(token) for end in ends if end):
-            labels[place] = input_ids[place]
-    return {"input_ids": input_ids, "labels": labels}
+def spans_of_generation_blocks(chat: Conversation, text: str) -> list[Span]:
+    """Where in the rendered conversation stands what the template marks, and each turn's end if the marks leave it out."""
+    marked = chat.marked(text)
+    ends = {end_of_turn(chat, index, text) for index in assistant_turns(chat.messages, 0)} if marked else set()
+    spans: list[Span] = []
+    for start, end_of_content in sorted(marked):
+        follows = [common_end(chat, text[end_of_content:], end, "") for end in ends]
+        span = start, end_of_content + max((len(end) for end in follows if end.strip()), default=0)
+        if span[0] < span[1] and (not spans or spans[-1][1] <= span[0]):
+            spans.append(span)
+    return spans
 
 
 def assistant_turns(messages: list[Message], num_given: int) -> list[int]:

@@ -92,7 +92,7 @@ def prepare_data(
     first = first_row(data)
     columns = data.column_names or list(first)
     kind = example_kind(columns)
-    check_something_encodes(kind, tokenizer)
+    check_something_encodes(kind, tokenizer, first)
     options = {} if isinstance(data, IterableDataset) else {"num_proc": num_proc}
     if kind != "tokens":
         encode = ExampleEncoder(tokenizer, kind, readable_length(max_length, context), template_kwargs or {})
@@ -184,8 +184,9 @@ def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout,
     """Rows in memory, without a detour through Arrow, which wants the same keys in all messages."""
     from datasets import Dataset
 
-    kind = example_kind(first_row(rows))
-    check_something_encodes(kind, tokenizer)
+    first = first_row(rows)
+    kind = example_kind(first)
+    check_something_encodes(kind, tokenizer, first)
     if kind == "tokens":
         # Before Arrow takes them, which has errors of its own for lists of several kinds.
         for number, row in enumerate(rows):
@@ -207,8 +208,8 @@ def token_features() -> Any:
     return Features({name: List(Value("int64")) for name in ("input_ids", "labels")})
 
 
-def check_something_encodes(kind: str, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Raise a `ValueError` before any work if the tokenizer can't do what the rows need."""
+def check_something_encodes(kind: str, tokenizer: PreTrainedTokenizerBase | None, first: dict[str, Any]) -> None:
+    """Raise a `ValueError` before any work if the tokenizer can't do what the rows, such as the `first`, need."""
     if kind == "tokens":
         return
     if tokenizer is None:
@@ -216,7 +217,8 @@ def check_something_encodes(kind: str, tokenizer: PreTrainedTokenizerBase | None
             f"examples of {' and '.join(COLUMNS_OF_KIND[kind])} need the target's tokenizer: pass processing_class="
         )
     check_tokenizer(tokenizer)
-    if kind in ("messages", "conversations") and tokenizer.chat_template is None:
+    are_messages = any(isinstance(first.get(name), list) for name in COLUMNS_OF_KIND["completion"])
+    if (kind in ("messages", "conversations") or are_messages) and tokenizer.chat_template is None:
         raise ValueError(
             f"conversations need a chat template, and the tokenizer {tokenizer.name_or_path!r} has none: set "
             "tokenizer.chat_template, or pass prompt and completion as texts"

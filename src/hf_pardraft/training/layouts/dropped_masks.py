@@ -39,7 +39,8 @@ def conditional_drop(
         candidates = kept[-1] + 1
         candidates = candidates[candidates < len(predicts)]
         candidates = candidates[predicts[candidates]]
-        quota = int(len(kept[0]) * max(retention**block, min_retention))
+        # 100 * 0.7**2 is 49, and a little less in floating point.
+        quota = int(round(len(kept[0]) * max(retention**block, min_retention), 6))
         if len(candidates) > quota:
             candidates = some_of(candidates, quota, generator)
         kept.append(candidates)
