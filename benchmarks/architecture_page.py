@@ -31,8 +31,8 @@ them as ever.
 
 This page is made from [architectures.json](../benchmarks/results/architectures.json), by `{command}`
 (transformers {transformers}, torch {torch}, {date}): tiny random targets of the {num_types} model types that transformers
-registers for causal language modelling, but for [some](#not-tried), in {num_variants} variants; greedy text in float32, token for token, with a drafter
-that is right three times in four.
+registers for causal language modelling, but for [some](#not-tried), in {num_variants} variants; greedy text in float32, token
+for token, with a drafter that is right three times in four.
 
 Columns: **chains** and **trees** (`tree_budget`) for one sequence, **batches** of ragged prompts, and drafters that read the
 target's **hidden states** (DFlash, DFlare, DART; PARD reads token ids). Targets with recurrent layers draft chains where
