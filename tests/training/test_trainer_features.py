@@ -71,6 +71,24 @@ def test_a_stream_is_trained_on_and_evaluated(target, text, tmp_path):
     assert trainer.evaluate(streams["eval"])["eval_tau"] >= 1
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("step", [1, 2, 3, 5])
+def test_a_stream_goes_on_in_the_pass_of_its_checkpoint(step, accumulation, target, text, tmp_path):
+    """Eight rows in batches of two: four batches make a pass, and of each the anchors are other ones."""
+    settings = {"max_steps": 6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": accumulation}
+    settings |= {"num_anchors": 1, "save_strategy": "steps", "save_steps": 1}
+
+    def trained(folder, checkpoint=None):
+        trainer = trainer_for("dflash", target, text.to_iterable_dataset(), tmp_path / folder, **settings)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer
+
+    unbroken = trained("unbroken")
+    resumed = trained("resumed", str(tmp_path / "unbroken" / f"checkpoint-{step}"))
+    assert losses(resumed) == losses(unbroken)
+    assert resumed.scorer.epoch == unbroken.scorer.epoch == (6 * accumulation - 1) // 4
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_draw_the_patterns_of_each_epoch(persistent, target, text, tmp_path):
     settings = {"cod_retention": 0.5, "max_steps": 6}

@@ -64,6 +64,10 @@ class WholeCheckpointTrainer(Trainer):
         """What the checkpoints of this run depend on; `None` notes nothing and compares nothing."""
         return None
 
+    def noted_identity(self) -> dict[str, Any] | None:
+        """What a checkpoint that is saved now says of its run; `None` for nothing."""
+        return self.identity
+
     def _checked_start(self, resume_from: str | bool | None, writes: bool, writes_first: bool) -> str | None:
         """The checkpoint to go on from, `None` for a run that begins anew. What else is in the folder is out of its way."""
         args, run = self.args, Path(self.args.output_dir)
@@ -178,7 +182,7 @@ class WholeCheckpointTrainer(Trainer):
             raise staged.failure(error) from error
         finally:
             self._stages_checkpoint = False
-        staged.publish(self.identity)
+        staged.publish(self.noted_identity())
         if self.args.should_save:
             rotate(staged.final, self.args.save_total_limit, self.state.best_model_checkpoint)
         if self.args.push_to_hub:

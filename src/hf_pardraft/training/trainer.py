@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType
 from torch import nn
-from transformers import PreTrainedModel, TrainerCallback
-from transformers.trainer_utils import has_length
+from transformers import PreTrainedModel
 
 from ..models.modeling_pard import PardDrafter
 from ..pairing.remembered import tokenizer_of
@@ -35,6 +34,7 @@ from .layouts.attention import attending_with
 from .losses.objectives import BlockScores, combined, objective_sums, total_loss
 from .losses.sums import Sums, denominators_of, with_denominators
 from .metrics import DraftMetrics
+from .passes import STREAM, PassCounter
 from .progress import show_tables
 from .run_identity import identity_of
 from .target.feature_store import StoredStatesCollator, store_for
@@ -120,7 +120,8 @@ class DraftTrainer(DrafterFilesTrainer):
         if self.splits_weights:
             plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
             check_spreading(is_adapted(trained), plugin and plugin.zero3_save_16bit_model)
-        self.add_callback(_TellTheEpoch([self.data_collator, self.scorer]))
+        self.passes = PassCounter([self.data_collator, self.scorer])
+        self.add_callback(self.passes)
         show_tables(self)
         if isinstance(model, PardDrafter):
             # Masks beyond those of training have learned nothing.
@@ -257,6 +258,23 @@ class DraftTrainer(DrafterFilesTrainer):
             freeze(self.target)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
+    def _init_training_state(
+        self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+    ) -> tuple[int, int]:
+        """As in `Trainer`; of a stream it is known which pass a checkpoint is of, and how many of its batches were trained on."""
+        counts = max_steps, num_update_steps_per_epoch, num_train_epochs
+        found = super()._init_training_state(*counts, resume_from_checkpoint, trial)
+        self.passes.resume(resume_from_checkpoint)
+        if self.passes.place is None:
+            return found
+        num_steps = 0 if self.args.ignore_data_skip else self.state.global_step - self.passes.place["began"]
+        return self.passes.place["number"], num_steps * self.args.gradient_accumulation_steps
+
+    def noted_identity(self) -> dict[str, Any] | None:
+        """As in [`WholeCheckpointTrainer`], with the place in a stream."""
+        identity = super().noted_identity()
+        return identity if identity is None or self.passes.place is None else {**identity, STREAM: self.passes.place}
+
     def find_identity(self) -> dict[str, Any]:
         """What this run's checkpoints depend on; see [`identity_of`]."""
         return identity_of(self.drafter, self.target, self.args, self.train_dataset, self._peft_config)
@@ -344,21 +362,3 @@ class DraftTrainer(DrafterFilesTrainer):
             logs.update(values if len(values) > 1 else {})
             logs.update(self.metrics["train"].pop_accuracies(self.over_processes))
         super().log(logs, *args, **kwargs)
-
-
-class _TellTheEpoch(TrainerCallback):
-    """Patterns, anchors and continuations differ between epochs, and are the same again when a run resumes."""
-
-    def __init__(self, listeners: list[Any]) -> None:
-        self.listeners = listeners
-        self.num_passes = 0
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.num_passes = 0
-
-    def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
-        # Of a stream nobody knows the length, so all its passes together count as one epoch.
-        epoch = int(state.epoch or 0) if has_length(train_dataloader) else self.num_passes
-        self.num_passes += 1
-        for listener in self.listeners:
-            listener.epoch = epoch
