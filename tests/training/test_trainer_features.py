@@ -89,6 +89,25 @@ def test_a_stream_goes_on_in_the_pass_of_its_checkpoint(step, accumulation, targ
     assert resumed.scorer.epoch == unbroken.scorer.epoch == (6 * accumulation - 1) // 4
 
 
+@pytest.mark.parametrize("step", [1, 4, 5, 7])
+def test_examples_grouped_by_length_come_in_the_order_of_an_unbroken_run(step, target, text, tmp_path):
+    lengths = text.map(lambda row, place: {name: row[name][: 12 + 2 * place] for name in row}, with_indices=True)
+    settings = {"max_steps": 9, "per_device_train_batch_size": 2, "train_sampling_strategy": "group_by_length"}
+    settings |= {"save_strategy": "steps", "save_steps": 1}
+    unbroken = trainer_for("dflash", target, lengths, tmp_path / "unbroken", **settings)
+    unbroken.train()
+    resumed = trainer_for("dflash", target, lengths, tmp_path / "resumed", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "unbroken" / f"checkpoint-{step}"))
+    assert losses(resumed) == losses(unbroken)
+    # Four steps make an epoch, and each has an order of its own.
+    orders = []
+    for epoch in range(3):
+        sampler = unbroken._get_train_sampler()
+        sampler.epoch = epoch
+        orders.append([*sampler])
+    assert len({*map(tuple, orders)}) == 3
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_draw_the_patterns_of_each_epoch(persistent, target, text, tmp_path):
     settings = {"cod_retention": 0.5, "max_steps": 6}

@@ -1,9 +1,12 @@
 """Which pass over the training data a step belongs to: what is drawn differs between passes, and resumes with them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import has_length
 
 from .run_identity import read_identity
@@ -47,3 +50,22 @@ class PassCounter(TrainerCallback):
             self.place = {"number": 0 if self.place is None else self.place["number"] + 1, "began": step}
         self._is_resumed = False
         return self.place["number"]
+
+
+class GroupedByLength(LengthGroupedSampler):
+    """transformers' sampler, in an order that follows from a seed and the pass: the same again when a run resumes.
+
+    Args:
+        usual: the one that it takes the place of.
+        seed: of the order.
+    """
+
+    epoch = 0
+
+    def __init__(self, usual: LengthGroupedSampler, seed: int) -> None:
+        super().__init__(usual.batch_size, lengths=usual.lengths)
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return super().__iter__()

@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import DistributedType
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..models.modeling_pard import PardDrafter
 from ..pairing.remembered import tokenizer_of
@@ -34,7 +35,7 @@ from .layouts.attention import attending_with
 from .losses.objectives import BlockScores, combined, objective_sums, total_loss
 from .losses.sums import Sums, denominators_of, with_denominators
 from .metrics import DraftMetrics
-from .passes import STREAM, PassCounter
+from .passes import STREAM, GroupedByLength, PassCounter
 from .progress import show_tables
 from .run_identity import identity_of
 from .target.feature_store import StoredStatesCollator, store_for
@@ -257,6 +258,15 @@ class DraftTrainer(DrafterFilesTrainer):
         if self.target is not None:
             freeze(self.target)
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """As in `Trainer`; examples that are grouped by length come in an order that is known of each epoch."""
+        sampler = super()._get_train_sampler(train_dataset)
+        if type(sampler) is LengthGroupedSampler:
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            sampler = GroupedByLength(sampler, seed)
+            self.passes.listeners.append(sampler)
+        return sampler
 
     def _init_training_state(
         self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
