@@ -8,7 +8,6 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    CompileConfig,
     DynamicCache,
     GPT2Config,
     LogitsProcessorList,
@@ -420,23 +419,6 @@ def test_a_call_that_plain_generate_would_not_compile_is_not_left_to_it(monkeypa
     target.generate(**batch, assistant_model=drafter, **GREEDY)
     assert drafter.last_stats.rounds == GREEDY["max_new_tokens"]
     assert not names
-
-
-def test_what_is_left_to_plain_generate_is_compiled_once_for_both(monkeypatch):
-    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch, length: True)
-    target, batch, graphs = tiny_target("llama"), batch_of((6,)), []
-    config = CompileConfig(backend=lambda graph, inputs, **options: graphs.append(1) or graph.forward)
-    # As on an accelerator.
-    config._compile_all_devices = True
-    drafter = tiny_drafter("dflash", target)
-    drafter.generation_config.draft_schedule = "auto"
-    options = {"cache_implementation": "static", "compile_config": config, **GREEDY}
-    counts = []
-    for assistant in ({}, {"assistant_model": drafter}, {}):
-        target.generate(**batch, **assistant, **options)
-        counts.append(len(graphs))
-    assert counts[0] > 0
-    assert counts == [counts[0]] * 3
 
 
 def test_no_try_is_charged_for_what_was_compiled_in_it(monkeypatch):

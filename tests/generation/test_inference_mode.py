@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    CompileConfig,
     DynamicCache,
     GenerationConfig,
     LogitsProcessor,
@@ -221,3 +222,21 @@ def test_what_is_left_to_plain_generate_runs_in_it_as_well(monkeypatch, options)
     found = target.generate(random_prompt(5), assistant_model=drafter, **OPTIONS, **options)
     assert seen == [not options]
     assert not (found if isinstance(found, torch.Tensor) else found.sequences).is_inference()
+
+
+def test_what_is_compiled_for_plain_generate_is_not_compiled_anew_for_what_is_left_to_it(monkeypatch):
+    """What is compiled is compiled for a mode."""
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch, length: True)
+    target, prompt, graphs = tiny_target("llama", num_hidden_layers=2), random_prompt(6), []
+    config = CompileConfig(backend=lambda graph, inputs, **options: graphs.append(1) or graph.forward)
+    # As on an accelerator.
+    config._compile_all_devices = True
+    drafter = tiny_drafter("dflash", target, num_layers=1)
+    drafter.generation_config.draft_schedule = "auto"
+    options = {"cache_implementation": "static", "compile_config": config, **OPTIONS}
+    counts = []
+    for assistant in ({}, {"assistant_model": drafter}, {}):
+        target.generate(prompt, **assistant, **options)
+        counts.append(len(graphs))
+    assert counts[0] > 0
+    assert counts == [counts[0]] * 3
