@@ -158,6 +158,7 @@ def _get_candidate_generator(self, generation_config, input_ids, *args, assistan
     )
 
 
+@walking_once()
 def _assisted_decoding(
     self,
     input_ids,
@@ -181,23 +182,15 @@ def _assisted_decoding(
     }
     if is_our_call(assistant_model, generation_config):
         assistant_model = adopted(assistant_model)
-        with walking_once():
-            asked = settings_of_call(assistant_model, generation_config)
-            settings = fit_to(asked, self, model_kwargs, generation_config)
-            setattr(generation_config, RESOLVED, settings)
-            warn_if_other_text(assistant_model, input_ids, tokenizer_of(tokenizer))
-            inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
-            if settings.decode_loop == "native":
-                return _decode_or_leave(
-                    self,
-                    input_ids,
-                    assistant_model,
-                    inputs,
-                    model_kwargs,
-                    asked=asked,
-                    synced_gpus=synced_gpus,
-                    **prepared,
-                )
+        asked = settings_of_call(assistant_model, generation_config)
+        settings = fit_to(asked, self, model_kwargs, generation_config)
+        setattr(generation_config, RESOLVED, settings)
+        warn_if_other_text(assistant_model, input_ids, tokenizer_of(tokenizer))
+        inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
+        if settings.decode_loop == "native":
+            return _decode_or_leave(
+                self, input_ids, assistant_model, inputs, model_kwargs, asked=asked, synced_gpus=synced_gpus, **prepared
+            )
     return _originals["_assisted_decoding"](
         self,
         input_ids,

@@ -109,19 +109,16 @@ class WholeCheckpointTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or not getattr(self.args, "resume_changed", False):
             return
-        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+        groups, schedule = self.optimizer.param_groups, self.lr_scheduler
+        for group, settings in zip(groups, own, strict=True):
             group.update(settings)
         # transformers' schedules are factors of the rate that a run begins with, by step.
-        factors = getattr(self.lr_scheduler, "lr_lambdas", None)
-        if factors is not None:
-            schedule = self.lr_scheduler
-            schedule.base_lrs = [settings["initial_lr"] for settings in own]
-            rates = [
-                rate * factor(schedule.last_epoch) for rate, factor in zip(schedule.base_lrs, factors, strict=True)
-            ]
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
-            schedule._last_lr = rates
+        if not hasattr(schedule, "lr_lambdas"):
+            return
+        schedule.base_lrs = [group["initial_lr"] for group in groups]
+        for group, factor in zip(groups, schedule.lr_lambdas, strict=True):
+            group["lr"] = group["initial_lr"] * factor(schedule.last_epoch)
+        schedule._last_lr = [group["lr"] for group in groups]
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """As in `Trainer`, but a run that is resumed where it ended has no step to do; Trainer looks only after one."""

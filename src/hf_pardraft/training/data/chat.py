@@ -33,6 +33,11 @@ class Conversation:
     tools: list | None
     template_kwargs: dict[str, Any]
 
+    @property
+    def template(self) -> str:
+        """The chat template that renders them: one of the tokenizer's, or what `template_kwargs` bring."""
+        return self.tokenizer.get_chat_template(self.template_kwargs.get("chat_template"), tools=self.tools)
+
     def render(self, messages: list[Message], add_generation_prompt: bool = False) -> str:
         """The conversation as a text; a `ValueError` if the template refuses it, or fails."""
         return apply_chat_template(
@@ -46,11 +51,10 @@ class Conversation:
 
     def marked(self, text: str) -> list[Span]:
         """What of the rendered conversation stands in the template's `{% generation %}` blocks; none if it is another text."""
-        options = {**self.tokenizer.special_tokens_map, **self.template_kwargs}
-        template = self.tokenizer.get_chat_template(options.pop("chat_template", None), tools=self.tools)
-        messages = as_template_reads(self.tokenizer, self.messages, template)
+        options = {**self.tokenizer.special_tokens_map, **self.template_kwargs, "chat_template": self.template}
+        messages = as_template_reads(self.tokenizer, self.messages, self.template)
         with explaining_template():
-            options |= {"tools": self.tools, "chat_template": template, "return_assistant_tokens_mask": True}
+            options |= {"tools": self.tools, "return_assistant_tokens_mask": True}
             (rendered,), (spans,) = render_jinja_template([messages], **options)
         return list(spans) if rendered == text else []
 
@@ -109,9 +113,7 @@ def check_messages(messages: Any) -> None:
 
 
 def marks_generation(chat: Conversation) -> bool:
-    given = chat.template_kwargs.get("chat_template")
-    template = chat.tokenizer.get_chat_template(given, tools=chat.tools)
-    return bool(GENERATION_BLOCK.search(template))
+    return bool(GENERATION_BLOCK.search(chat.template))
 
 
 def spans_of_generation_blocks(chat: Conversation, text: str) -> list[Span]:

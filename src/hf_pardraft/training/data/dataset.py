@@ -20,6 +20,7 @@ from .formats import (
     check_kind,
     check_tokens,
     example_kind,
+    has_messages,
     lengths_of,
     with_checked_tokens,
 )
@@ -217,8 +218,7 @@ def check_something_encodes(kind: str, tokenizer: PreTrainedTokenizerBase | None
             f"examples of {' and '.join(COLUMNS_OF_KIND[kind])} need the target's tokenizer: pass processing_class="
         )
     check_tokenizer(tokenizer)
-    are_messages = any(isinstance(first.get(name), list) for name in COLUMNS_OF_KIND["completion"])
-    if (kind in ("messages", "conversations") or are_messages) and tokenizer.chat_template is None:
+    if (kind in ("messages", "conversations") or has_messages(first)) and tokenizer.chat_template is None:
         raise ValueError(
             f"conversations need a chat template, and the tokenizer {tokenizer.name_or_path!r} has none: set "
             "tokenizer.chat_template, or pass prompt and completion as texts"

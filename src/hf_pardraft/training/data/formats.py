@@ -88,7 +88,7 @@ class ExampleEncoder:
         if self.kind == "text":
             return encode_text(self.tokenizer, expect_text(row["text"], "text"))
         prompt, completion = row["prompt"], row["completion"]
-        if isinstance(prompt, list) or isinstance(completion, list):
+        if has_messages(row):
             prompt, completion = as_messages(prompt, "user"), as_messages(completion, "assistant")
             return self.chat(row, prompt + completion, num_given=len(prompt))
         prompt, completion = expect_text(prompt, "prompt"), expect_text(completion, "completion")
@@ -98,6 +98,11 @@ class ExampleEncoder:
         if isinstance(messages, list):
             messages = [without_nones(message) for message in messages]
         return encode_chat(self.tokenizer, messages, *template_inputs(row, self.template_kwargs), num_given)
+
+
+def has_messages(row: dict[str, Any]) -> bool:
+    """Whether prompt or completion are messages, which a chat template renders."""
+    return any(isinstance(row.get(name), list) for name in COLUMNS_OF_KIND["completion"])
 
 
 def lacks_something(row: dict[str, Any], kind: str) -> bool:
