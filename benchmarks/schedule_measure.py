@@ -58,6 +58,11 @@ class Way:
         pairs = zip(zip(*plain.turns, strict=True), zip(*self.turns, strict=True), strict=True)
         return [median(p.seconds / own.seconds for p, own in zip(*pair, strict=True)) for pair in pairs]
 
+    def turn_speedups(self, plain: "Way") -> list[float]:
+        """Over plain `generate` in each turn, all batches together."""
+        pairs = zip(plain.turns, self.turns, strict=True)
+        return [truediv(*(sum(each.seconds for each in turn) for turn in pair)) for pair in pairs]
+
     def row(self, plain: "Way") -> dict[str, Any]:
         """Its figures beside those of plain `generate`, which took the same turns."""
         runs = self.turns[-1]
@@ -70,6 +75,7 @@ class Way:
             "speedup": sum(plain_seconds) / sum(map(truediv, plain_seconds, speedups)),
             # The first batch alone, which a new drafter begins with.
             "first_speedup": speedups[0],
+            "turn_speedups": self.turn_speedups(plain),
             "tau": sum(counts) / len(counts),
             "same_text": all(
                 mine.texts == theirs.texts

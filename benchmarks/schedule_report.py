@@ -1,6 +1,7 @@
 """What schedule.py measured: one table, the bounds and what misses them, and one plot."""
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from hf_pardraft.evaluation.plots import COLOURS, check_matplotlib
@@ -36,6 +37,24 @@ def best_fixed(condition: Condition) -> Row:
     return max((row for row in condition["rows"] if row["is_fixed"]), key=lambda row: row["speedup"])
 
 
+def share_of_best(condition: Condition) -> float:
+    """The schedule's speed over that of the best fixed setting, the median of the turns' ratios.
+
+    In each turn the best setting is the one that the other turns say. The fastest of several that are alike is mostly the one
+    that was lucky, and its luck in a turn would count as speed if that turn had a say.
+    """
+    auto = row_named(condition, AUTO)["turn_speedups"]
+    fixed = [row["turn_speedups"] for row in condition["rows"] if row["is_fixed"]]
+    if len(auto) == 1:
+        return auto[0] / max(speeds[0] for speeds in fixed)
+
+    def of_turn(turn: int) -> float:
+        best = max(fixed, key=lambda speeds: median(speeds[:turn] + speeds[turn + 1 :]))
+        return auto[turn] / best[turn]
+
+    return median(map(of_turn, range(len(auto))))
+
+
 def speedup_of(condition: Condition, name: str) -> float | None:
     """Over plain `generate`; of a first call its first text alone."""
     row = best_fixed(condition) if name == "best" else row_named(condition, name)
@@ -50,13 +69,13 @@ def recorded_speedup(condition: Condition, name: str) -> float | None:
 
 def misses_of(condition: Condition) -> list[str]:
     """Which of the bounds a condition does not keep."""
-    auto, best = speedup_of(condition, AUTO), best_fixed(condition)
+    auto, share = speedup_of(condition, AUTO), share_of_best(condition)
     where = f"{title_of(condition)}, temperature {condition['temperature']:g}, batch {condition['batch_size']}"
     misses = []
     if auto < BOUND:
         misses.append(f"{where}: {auto:.3f} of plain generate")
-    if condition["pays"] and auto < BOUND * best["speedup"]:
-        misses.append(f"{where}: {auto / best['speedup']:.3f} of the best fixed setting ({best['name']})")
+    if condition["pays"] and share < BOUND:
+        misses.append(f"{where}: {share:.3f} of the best fixed setting ({best_fixed(condition)['name']})")
     return misses
 
 
@@ -79,7 +98,7 @@ def line_of(condition: Condition) -> list[str]:
         number(auto["speedup"]),
         number(auto["tau"]),
         number(speedup_of(condition, FIRST)),
-        number(auto["speedup"] / best["speedup"]) if condition["pays"] else NOTHING,
+        number(share_of_best(condition)) if condition["pays"] else NOTHING,
         *(number(recorded_speedup(condition, name)) for name in (ADAPTIVE, TUNED)),
         "yes" if all(tells) else f"{sum(tells)} of {len(tells)}",
     ]

@@ -13,7 +13,7 @@ from in_process import run_main
 from result_files import public_command
 from schedule_cases import mislead, unwritten
 from schedule_measure import Way, grid, name_of
-from schedule_report import misses_of
+from schedule_report import misses_of, share_of_best
 from tiny_models import tiny_drafter, tiny_target
 
 FIXED = ("default", "chain 1", "chain 3", "tree 4 of depth 1", "tree 4 of depth 3")
@@ -107,6 +107,7 @@ def test_a_speed_is_the_median_of_the_ratios_of_what_ran_in_the_same_turn():
     # 1 + 3 seconds, for which the other takes 0.5 + 3.
     assert row["speedup"] == pytest.approx(4 / 3.5)
     assert plain.row(plain)["speedup"] == 1
+    assert row["turn_speedups"] == pytest.approx([4 / 3.5, 40 / 35, 4 / 8])
 
 
 def condition_of(auto: float, best: float, pays: bool) -> dict:
@@ -117,7 +118,10 @@ def condition_of(auto: float, best: float, pays: bool) -> dict:
         "temperature": 0.0,
         "batch_size": 4,
         "compiled": False,
-        "rows": [{"name": name, "speedup": speedup, "is_fixed": is_fixed} for name, speedup, is_fixed in rows],
+        "rows": [
+            {"name": name, "speedup": speedup, "turn_speedups": [speedup] * 3, "is_fixed": is_fixed}
+            for name, speedup, is_fixed in rows
+        ],
     }
 
 
@@ -134,6 +138,20 @@ def condition_of(auto: float, best: float, pays: bool) -> dict:
 def test_what_misses_a_bound_is_named(auto, best, pays, missed):
     where = "target/drafter, temperature 0, batch 4: "
     assert misses_of(condition_of(auto, best, pays)) == [where + miss for miss in missed]
+
+
+def test_the_best_fixed_setting_of_a_turn_is_that_of_the_other_turns():
+    condition = condition_of(2.0, 2.0, True)
+    _, default, chain, auto = condition["rows"]
+    auto["turn_speedups"] = [2.0, 2.0, 2.0]
+    # Each is lucky once, in a turn of its own. Of the turns besides the first, chain 2 is better; besides the others, default.
+    default["turn_speedups"], chain["turn_speedups"] = [3.0, 2.0, 2.0], [2.0, 2.5, 2.5]
+    assert share_of_best(condition) == 2.0 / 2.0
+    default["turn_speedups"] = [3.0, 2.6, 2.5]
+    # Besides the first turn default, with 2.55; besides the second and the third as well.
+    assert share_of_best(condition) == pytest.approx(2.0 / 2.6)
+    condition["rows"] = [{**row, "turn_speedups": row["turn_speedups"][:1]} for row in condition["rows"]]
+    assert share_of_best(condition) == pytest.approx(2.0 / 3.0)
 
 
 def test_the_sweep_is_every_chain_and_every_tree_with_more_nodes_than_levels_that_fits(parsed):
