@@ -13,6 +13,9 @@ Whether the target's own answers teach more than others' is asked with the same 
 authors (`--gsm8k`) and by the target (`--gsm8k-regenerated`, which `pardraft regenerate` makes of the former). Counted is what
 is drafted for the benchmarks' prompts, since each run's held-out text is of its own kind.
 
+What a training of minutes gains from choices that no paper decides (learning rate, gamma, blocks, taps, layers, and text that
+others wrote before the target's own, `--other-text`) is asked with a DFlash drafter that begins as the target's layers.
+
 A claim holds if it does for every seed, and is undecided if the seeds disagree; one seed alone decides nothing.
 """
 
@@ -30,6 +33,7 @@ from typing import Any
 import torch
 
 from evidence import Claim, judged, verdict_table
+from hf_pardraft import AutoDrafter
 from hf_pardraft.evaluation.calls import Condition
 from hf_pardraft.evaluation.entries import Entry
 from result_files import RESULTS, public_command, save, this_machine
@@ -73,6 +77,7 @@ class Setting:
         fields: of the drafter's configuration that differ from smollm2_start.py's.
         goes_on: whether it goes on with the trained drafter.
         text: the argument that names what it learns from.
+        before: the argument that names what it learns from for as many steps before that, if anything.
     """
 
     recipe: str
@@ -81,6 +86,7 @@ class Setting:
     fields: dict[str, Any] = field(default_factory=dict)
     goes_on: bool = False
     text: str = "text"
+    before: str = ""
 
 
 def ending(objective: str, gamma: float | None = None) -> Setting:
@@ -122,6 +128,35 @@ SETTINGS |= {
     f"{name}, {answers}": replace(SETTINGS[name], text=text)
     for name in ("PARD COD", "DFlash decay")
     for answers, text in ANSWERED.items()
+}
+
+
+def begun(text: str = "text", before: str = "", fields: dict[str, Any] | None = None, **arguments: Any) -> Setting:
+    """The beginning of a DFlash drafter's training, from the target's layers, with what differs from the first one of these.
+
+    All of them propose the tokens that the trained one does, whatever they learn from.
+    """
+    arguments = {**BLOCKS, "objective": "forward_kl", "loss_gamma": GAMMA, "draft_vocab_size": None, **arguments}
+    return Setting("left_to_right", "dflash", arguments, fields or {}, text=text, before=before)
+
+
+# What a short training gains from each choice. No paper claims anything of these.
+SETTINGS |= {
+    "DFlash from layers": begun(),
+    "DFlash from layers, others' text, then own": begun(before="other_text"),
+    "DFlash from layers, own text, then own": begun(before="text"),
+    "DFlash from layers, others' text": begun("other_text"),
+    "DFlash from layers, learning rate 3e-4": begun(learning_rate=3e-4),
+    "DFlash from layers, learning rate 3e-3": begun(learning_rate=3e-3),
+    "DFlash from layers, 3 taps": begun(fields={"target_layer_ids": [1, 17, 28]}),
+    "DFlash from layers, 8 taps": begun(fields={"target_layer_ids": [1, 5, 9, 13, 17, 21, 25, 28]}),
+    "DFlash from layers, blocks of 4": begun(fields={"block_size": 4}),
+    "DFlash from layers, blocks of 16": begun(fields={"block_size": 16}),
+    "DFlash from layers, cross-entropy": begun(objective="cross_entropy"),
+    "DFlash from layers, gamma 1.5": begun(loss_gamma=1.5),
+    "DFlash from layers, gamma 6": begun(loss_gamma=6.0),
+    "DFlash from layers, 1 layer": begun(fields={"num_layers": 1}),
+    "DFlash from layers, 4 layers": begun(fields={"num_layers": 4}),
 }
 LOSSES, ALONE, FUSION = "arXiv 2606.11552, table 2", "arXiv 2606.11552, table 4", "arXiv 2606.02091, section 4.1"
 CLAIMS = (
@@ -170,9 +205,13 @@ CLAIMS = (
 
 def train(setting: Setting, seed: int, arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
     """Train a drafter into `output` with `pardraft train`; what its evaluation says, and what it took."""
-    begun = TRAINED if setting.goes_on else output.with_name(output.name + ", start")
-    if not setting.goes_on:
-        save_start(setting.kind, str(arguments.target), begun, **setting.fields)
+    start = TRAINED if setting.goes_on else output.with_name(output.name + ", start")
+    if setting.before:
+        train(replace(setting, text=setting.before, before=""), seed, arguments, start)
+    elif not setting.goes_on:
+        is_counted = setting.arguments.get("draft_vocab_size", COMMON["draft_vocab_size"])
+        vocabulary = None if is_counted else AutoDrafter.from_pretrained(TRAINED).draft_token_ids
+        save_start(setting.kind, str(arguments.target), start, vocabulary, **setting.fields)
     options = {
         **COMMON,
         **setting.arguments,
@@ -184,7 +223,7 @@ def train(setting: Setting, seed: int, arguments: argparse.Namespace, output: Pa
         "output": output,
         "seed": seed,
         "max_steps": arguments.steps or (PARD_STEPS if setting.kind == "pard" else BLOCK_STEPS),
-        ("base" if setting.kind == "pard" else "drafter"): begun,
+        ("base" if setting.kind == "pard" else "drafter"): start,
     }
     if arguments.features and setting.kind != "pard" and setting.text == "text":
         options["features_folder"] = arguments.features
@@ -198,7 +237,7 @@ def train(setting: Setting, seed: int, arguments: argparse.Namespace, output: Pa
     with output.with_suffix(".log").open("w", encoding="utf-8") as log:
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
     if not setting.goes_on:
-        shutil.rmtree(begun)
+        shutil.rmtree(start)
     about = read_run(output)
     tau = about["evaluation"].pop("expected_tau")
     facts = {"dtype": arguments.dtype, "steps": about["steps"], "seconds": about["seconds"]}
@@ -264,6 +303,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--gsm8k", type=Path, help="questions of GSM8K with its own answers")
     parser.add_argument("--gsm8k-regenerated", type=Path, help="the same questions with the target's answers")
+    parser.add_argument(
+        "--other-text", type=Path, help="text of any kind that the target did not write, as rows of text"
+    )
     parser.add_argument("--data", type=Path, help="folder of the benchmarks' files; by default they come from the Hub")
     parser.add_argument("--features", type=Path, help="folder of `pardraft cache-features`")
     parser.add_argument(
@@ -277,8 +319,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=RESULT)
     arguments = parser.parse_args()
     if arguments.settings is None:
-        arguments.settings = [name for name, setting in SETTINGS.items() if vars(arguments)[setting.text]]
-    missing = {SETTINGS[name].text for name in arguments.settings if not vars(arguments)[SETTINGS[name].text]}
+        there = {"", *(name for name, value in vars(arguments).items() if value)}
+        arguments.settings = [name for name, each in SETTINGS.items() if {each.text, each.before} <= there]
+    asked = {text for name in arguments.settings for text in (SETTINGS[name].text, SETTINGS[name].before) if text}
+    missing = {text for text in asked if not vars(arguments)[text]}
     if missing:
         parser.error(f"these settings need --{' and --'.join(sorted(missing)).replace('_', '-')}")
     return arguments
@@ -307,6 +351,7 @@ def main() -> None:
                 "arguments": SETTINGS[name].arguments,
                 "fields": SETTINGS[name].fields,
                 "text": SETTINGS[name].text,
+                "before": SETTINGS[name].before,
                 "runs": [{"seed": seed, **report} for seed, report in of_seeds.items()],
             }
             for name, of_seeds in reports.items()

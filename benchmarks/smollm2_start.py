@@ -15,6 +15,7 @@ Training then reads docs/smollm2.md's commands.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,14 @@ def block_drafter(
     target: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     num_layers: int = NUM_LAYERS,
+    block_size: int = BLOCK_SIZE,
+    target_layer_ids: Sequence[int] = TARGET_LAYER_IDS,
     **fields: Any,
 ) -> DFlashDrafter:
     """A DFlash or DFlare drafter of the target's last layers; `fields` are others of its configuration."""
     drafter_class = DFlashDrafter if kind == "dflash" else DFlareDrafter
     drafter = drafter_class.for_target(
-        target, num_layers, BLOCK_SIZE, tokenizer=tokenizer, target_layer_ids=TARGET_LAYER_IDS, **fields
+        target, num_layers, block_size, tokenizer=tokenizer, target_layer_ids=[*target_layer_ids], **fields
     )
     hidden_states = target(
         **tokenizer(" ".join(SENTENCES), return_tensors="pt"), output_hidden_states=True
@@ -123,7 +126,9 @@ def pard_base(target: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 @torch.no_grad()
-def save_start(kind: str, target_folder: str, output: Path, **fields: Any) -> None:
+def save_start(
+    kind: str, target_folder: str, output: Path, draft_vocabulary: torch.LongTensor | None = None, **fields: Any
+) -> None:
     """Save what a drafter of this kind starts from; `fields` are those of its configuration that differ."""
     torch.manual_seed(0)
     target, tokenizer = load_model(target_folder, dtype="float32"), load_tokenizer(target_folder)
@@ -133,7 +138,9 @@ def save_start(kind: str, target_folder: str, output: Path, **fields: Any) -> No
     elif kind == "dart":
         dart_drafter(target, tokenizer, **fields).save_pretrained(output)
     else:
-        block_drafter(kind, target, tokenizer, **fields).save_pretrained(output)
+        drafter = block_drafter(kind, target, tokenizer, **fields)
+        drafter.set_draft_vocabulary(draft_vocabulary)
+        drafter.save_pretrained(output)
 
 
 def main() -> None:
