@@ -176,7 +176,7 @@ class DraftTrainer(DrafterFilesTrainer):
         if len(batches) < 2 and not self.scorer.known_before:
             # Its own forward will tell.
             return batches, None
-        gamma, parts, known = self.args.gamma_after(self.state), [], self.scorer.known_before
+        gamma, parts, known = self.args.gamma_after(self.state, self.scorer.epoch), [], self.scorer.known_before
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices), self.compute_loss_context_manager():
             # With the dropout of training, and the random numbers that it will draw again.
@@ -206,7 +206,7 @@ class DraftTrainer(DrafterFilesTrainer):
         """
         training = model.training
         # Evaluation losses are compared with each other, so their weights stay what they are before the first step.
-        gamma = self.args.gamma_after(self.state) if training else self.args.loss_gamma
+        gamma = self.args.gamma_after(self.state, self.scorer.epoch) if training else self.args.loss_gamma
         self.last_gamma = gamma if training else self.last_gamma
         scores = self.scorer.scores(model, inputs, None if training else self._num_counted(inputs))
         sums = self.draft_sums(scores, gamma)
