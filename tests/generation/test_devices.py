@@ -11,6 +11,7 @@ from transformers import DynamicCache
 from fake_device import CPU, PRETENDED, PretendedDevices
 from hf_pardraft import NgramModel
 from hf_pardraft.generation.candidate_generator import ParallelCandidateGenerator
+from hf_pardraft.generation.decoder import SpeculativeDecoding
 from hf_pardraft.generation.target_side.cache import HostLayer
 from hf_pardraft.generation.tree.scoring import DART_SCORING
 from hf_pardraft.generation.tree.token_tree import build_tree
@@ -248,6 +249,34 @@ def test_a_chat_goes_on_from_an_offloaded_cache():
     first = target.generate(given["input_ids"].to(FIRST), max_new_tokens=4, **options)
     assert used_devices(cache.layers) == [FIRST, CPU, CPU, CPU]
     assert torch.equal(target.generate(first, max_new_tokens=LONGEST - 4, **options).cpu(), plain)
+
+
+@pytest.mark.parametrize("recording", [False, True])
+@pytest.mark.parametrize("budget", [0, 8])
+def test_an_offloaded_cache_keeps_what_windows_leave_behind_in_host_memory(budget, recording, monkeypatch):
+    given, target = prompts(1), tiny_target("gemma3").to(FIRST)
+    drafter = oracle("dflash", target, "first", budget, plain_text("gemma3", 1), given)
+    on_device = []
+    round_of = SpeculativeDecoding.round
+
+    def watched(self):
+        round_of(self)
+        on_device.append([layer.keys.device == FIRST for layer in self.reader.cache.layers])
+
+    monkeypatch.setattr(SpeculativeDecoding, "round", watched)
+    caches = []
+    # Plain generate can't offload to a device that is pretended.
+    for offloading, assistant in ((False, None), (True, drafter)):
+        cache = DynamicCache(config=target.config if recording else None, offloading=offloading)
+        cache.activate_past_recording()
+        options = {"assistant_model": assistant, "past_key_values": cache, **PLAIN}
+        text = target.generate(**on(FIRST, given), **options)
+        assert torch.equal(text.cpu(), plain_text("gemma3", 1))
+        caches.append(cache)
+    assert on_device
+    assert not any(map(any, on_device))
+    for layer, expected in zip(caches[1].layers, caches[0].layers, strict=True):
+        torch.testing.assert_close(layer.keys.cpu(), expected.keys.cpu())
 
 
 MIXES = {

@@ -22,13 +22,13 @@ from .scheduling.schedule import Schedule
 from .sequences import TokenBuffer, filling_gaps
 from .stopping import StopChecks
 from .target_side.cache import Entries
-from .target_side.callers_cache import is_callers
+from .target_side.callers_cache import is_callers, window_in
 from .target_side.prompt import TOKEN_TYPES, PendingTokens, Prompt, prompt_without_padding
 from .target_side.reader import TargetReader
 from .target_side.rope import longest_text
 from .target_side.shared_keys import shared_keys
 from .target_side.step_inputs import SLICED_INPUTS, StepInputs
-from .target_side.structure import attended_layers, layer_types_of
+from .target_side.structure import attended_layers
 
 
 class DecodingCall(ABC):
@@ -77,8 +77,8 @@ class DecodingCall(ABC):
         padding = generation_config._pad_token_tensor
         self.finished = FinishedItems(0 if padding is None else int(padding))
         text_config = target.config.get_text_config(decoder=True)
-        layer_kwargs = layer_types_of(text_config)[1]
-        windows = [layer_kwargs[source].get("sliding_window") for source in attended_layers(text_config)]
+        cache = model_kwargs["past_key_values"]
+        windows = [window_in(cache, source) for source in attended_layers(text_config)]
         self.recorder = OutputRecorder(generation_config, batch, windows)
         requested = dict(candidates.model_kwargs_overrides)
         if self.recorder.attentions is not None:
@@ -92,7 +92,6 @@ class DecodingCall(ABC):
             stopping_criteria=stopping_criteria,
             streamer=streamer,
         )
-        cache = model_kwargs["past_key_values"]
         self.mode = mode_for(target, generation_config, logits_processor, stopping_criteria, cache, candidates.drafter)
         # Whose forwards a round runs.
         self.models = target, candidates.drafter, *candidates.gathered_heads()

@@ -1,6 +1,9 @@
 """The target's key/value cache, which forgets rejected drafts; what comes in from an earlier call. See models/cache.py."""
 
 import copy
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,24 +22,28 @@ class WindowedLayer(GrowingLayer):
     """A growing layer whose queries look back no further than `window` tokens: what lies before is dropped now and then.
 
     Not at once, since a rejected draft must be able to roll back, and since each time costs a copy.
+
+    Args:
+        window: as many tokens as a query sees, itself included.
+        wanted: how many of the last entries somebody asks for in the end; `math.inf`: all, and none are dropped.
     """
 
     is_sliding = True
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, wanted: float = 0) -> None:
         super().__init__()
-        self.window = window
+        self.kept = max(window - 1, wanted)
         # The most columns that last.
-        self.limit = window - 1 + window // self.SLACK
+        self.limit = self.kept + window // self.SLACK
 
     def reserve(self, num_columns: int) -> int:
         return min(super().reserve(num_columns), max(self.limit - num_columns, 0))
 
     def drop_unseen(self, item_lengths: list[int]) -> None:
-        """Drop what no query can see any more, in each batch item, if there are many such columns."""
+        """Drop what no query can see any more, and nobody asks for, in each batch item, if there are many such columns."""
         held = self.held(item_lengths)
-        count = [min(number, self.window - 1) for number in held]
         if max(held) > self.limit:
+            count = [min(number, self.kept) for number in held]
             first = [number - kept for number, kept in zip(held, count, strict=True)]
             self._reallocate(first, count, self.limit)
             self.dropped = [length - kept for length, kept in zip(item_lengths, count, strict=True)]
@@ -66,15 +73,18 @@ class TargetCache(GrowingCache):
 
     Args:
         config: the target's text config.
-        on_host: whether layers without a window are kept in host memory, as transformers' offloaded caches keep them.
+        on_host: whether layers that keep all are in host memory, as those of transformers' offloaded caches are.
+        wanted: by layer type, how many of the last entries are asked for in the end, see [`WindowedLayer`].
     """
 
-    def __init__(self, config: PreTrainedConfig, on_host: bool = False) -> None:
+    def __init__(
+        self, config: PreTrainedConfig, on_host: bool = False, wanted: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
         super().__init__()
         self.layer_types, layer_kwargs = layer_types_of(config)
         self.sources = attended_layers(config)
         self.layers = [
-            new_layer(layer_type, kwargs, on_host)
+            new_layer(layer_type, kwargs, on_host, wanted.get(layer_type, 0))
             for layer_type, kwargs in zip(self.layer_types, layer_kwargs, strict=True)
         ]
 
@@ -186,15 +196,17 @@ class TargetCache(GrowingCache):
                 cache.layers[index] = layer
 
 
-def new_layer(layer_type: str, kwargs: dict, on_host: bool = False) -> GrowingLayer | LinearAttentionLayer | DummyLayer:
+def new_layer(
+    layer_type: str, kwargs: dict, on_host: bool = False, wanted: float = 0
+) -> GrowingLayer | LinearAttentionLayer | DummyLayer:
     """An empty layer of the kind that a layer type needs."""
     if layer_type == "dummy":
         return DummyLayer()
     if layer_type in RECURRENT_LAYER_TYPES:
         return LinearAttentionLayer(**kwargs)
     window = kwargs.get("sliding_window")
-    if window is not None:
-        return WindowedLayer(window)
+    if window is not None and not (on_host and wanted == math.inf):
+        return WindowedLayer(window, wanted)
     return HostLayer() if on_host else GrowingLayer()
 
 

@@ -1,8 +1,16 @@
 """The cache that a caller passes in: what is asked of it, and how it is filled for the caller's next call."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from transformers import Cache, DynamicCache, StaticCache
-from transformers.cache_utils import LinearAttentionLayer
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+    StaticSlidingWindowLayer,
+)
 
 from .cache import Entries
 
@@ -15,6 +23,38 @@ def is_callers(cache: Cache) -> bool:
 def is_offloading(cache: Cache | None) -> bool:
     """Whether a caller's cache keeps its entries in host memory."""
     return isinstance(cache, Cache) and cache.offloading
+
+
+def window_in(cache: Cache, index: int) -> int | None:
+    """How many tokens a query of a layer meets in a caller's cache, itself included; `None`: all, as without a config."""
+    layer = cache.layers[index] if index < len(cache.layers) else None
+    if isinstance(layer, DynamicSlidingWindowLayer):
+        return layer.sliding_window
+    return layer.max_cache_len if isinstance(layer, StaticSlidingWindowLayer) else None
+
+
+def kept_entries(cache: Cache, index: int) -> float:
+    """How many of a text's last entries a layer of a caller's cache keeps; `math.inf`: all of them.
+
+    Besides layers without a window those that record their past keep all, until the caller crops them.
+    """
+    window = window_in(cache, index)
+    if window is None or cache.is_recording_past(index):
+        return math.inf
+    return window if isinstance(cache.layers[index], StaticSlidingWindowLayer) else window - 1
+
+
+def wanted_entries(cache: Cache | None, layer_types: Sequence[str]) -> dict[str, float]:
+    """For each type of a target's layers, the most that one keeps, see [`kept_entries`]: those of a type have one mask.
+
+    Args:
+        cache: the caller's, or the one that `generate` made.
+        layer_types: of the target's layers.
+    """
+    wanted: dict[str, float] = {}
+    for index, layer_type in enumerate(layer_types if cache is not None else ()):
+        wanted[layer_type] = max(wanted.get(layer_type, 0), kept_entries(cache, index))
+    return wanted
 
 
 def check_cache(cache: Cache | None, batch: int, num_tokens: int, mask_length: int | None = None) -> None:
@@ -82,23 +122,33 @@ def export_entries(
     for index, layers in enumerate(zip(*items, strict=True)):
         if layers[0] is None:
             continue
+        # A layer with a window has the last entries only.
+        held = [item[len(item) - keys.shape[2] :] for item, (keys, _) in zip(places, layers, strict=True)]
         parts = []
         for per_item in zip(*layers, strict=True):
             first = per_item[0]
             laid_out = first.new_zeros(len(per_item), first.shape[1], num_columns, first.shape[3])
             for item, part in enumerate(per_item):
-                # A layer with a window has the last entries only.
-                laid_out[item, :, places[item][len(places[item]) - part.shape[2] :]] = part[0]
+                laid_out[item, :, held[item]] = part[0]
             parts.append(laid_out if devices[index] is None else laid_out.to(devices[index]))
         if not cache.offloading:
             cache.update(*parts, index)
+            forget_unrecorded(cache.layers[index], held)
             continue
         while len(cache.layers) <= index:
             cache.layers.append(cache.layer_class_to_replicate())
         cache.layers[index].prefetch()
         cache.layers[index].update(*parts)
+        forget_unrecorded(cache.layers[index], held)
         if first_is_in_place:
             cache.offload(index, cache.only_non_sliding)
         stays_anyway = cache.is_sliding[index] and cache.only_non_sliding
         first_is_in_place = first_is_in_place or not stays_anyway
     return cache
+
+
+def forget_unrecorded(layer: CacheLayerMixin, held: list[list[int]]) -> None:
+    """Let a layer that records its past begin with the first column that is `held` of some item: no more was recorded."""
+    if isinstance(layer, DynamicSlidingWindowLayer) and layer.record_past:
+        first = min(columns[0] for columns in held if columns)
+        layer.keys, layer.values = layer.keys[:, :, first:], layer.values[:, :, first:]

@@ -10,9 +10,9 @@ from ...models.masks import additive_masks, attention_windows, padded_masks
 from ..finished import FinishedItems
 from ..tree.token_tree import TokenTree
 from .cache import Entries, TargetCache
-from .callers_cache import is_offloading
+from .callers_cache import is_offloading, wanted_entries
 from .prompt import ENCODED_MEDIA, HANDLED, TOKEN_TYPES, PendingTokens, Prompt
-from .structure import is_hybrid
+from .structure import is_hybrid, layer_types_of
 
 
 class TargetReader:
@@ -28,8 +28,9 @@ class TargetReader:
         text_config = target.config.get_text_config(decoder=True)
         self.target, self.device = target, input_device(target)
         self.text_config = text_config
-        self.on_host = is_offloading(model_kwargs.get("past_key_values"))
-        self.cache = TargetCache(text_config, self.on_host)
+        given = model_kwargs.get("past_key_values")
+        self.on_host, self.wanted = is_offloading(given), wanted_entries(given, layer_types_of(text_config)[0])
+        self.cache = TargetCache(text_config, self.on_host, self.wanted)
         self.is_hybrid = is_hybrid(text_config)
         self.takes_positions = model_kwargs.get("position_ids") is not None
         self.keeps_logits = target._supports_logits_to_keep()
@@ -134,7 +135,7 @@ class TargetReader:
 
     def forget_all(self) -> None:
         """Begin with an empty cache."""
-        self.cache = self.arguments["past_key_values"] = TargetCache(self.text_config, self.on_host)
+        self.cache = self.arguments["past_key_values"] = TargetCache(self.text_config, self.on_host, self.wanted)
 
     def select_all_items(self) -> None:
         """Go on with the whole batch of the prompt, and an empty cache."""
