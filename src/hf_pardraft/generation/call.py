@@ -164,7 +164,7 @@ class DecodingCall(ABC):
         self.prompt_text, self.columns = prompt.text, prompt.columns
         text = prompt.text
         self.candidates.observe(DraftInputs(text.ids, text.positions, new_counts=text.counts))
-        if self.inputs.rope.any:
+        if self.inputs.counts_tokens:
             # A batch is rotated by its longest text, and of that padding is no part.
             longest = longest_text(self.model_kwargs.get("position_ids"), self.prompt_length)
             self.columns_before = self.prompt_length - longest

@@ -14,6 +14,7 @@ from ..models.inputs import DraftInputs, cached_arange, last_columns, take_posit
 from .pending import PendingInputs
 from .settings import DraftSettings, settings_of_call
 from .stats import DecodeStats, Proposal
+from .target_side.positions import num_positions, room_before
 from .target_side.prompt import PendingTokens
 from .target_side.rope import RopeChanges, longest_text, rope_changes
 from .tree.columns import tokens_of
@@ -164,8 +165,10 @@ class ParallelCandidateGenerator(CandidateGenerator):
         """
         self._observe_stock(input_ids, model_kwargs, model_outputs, n_last_matches)
         depth = max(0, min(self.depth, self.max_length - input_ids.shape[1] - 1))
-        if self.rope.any:
-            depth = self.rope.room(longest_text(model_kwargs.get("position_ids"), input_ids.shape[1]), depth)
+        end = num_positions(self.target_config)
+        if self.rope.any or (end is not None and input_ids.shape[1] + depth > end):
+            longest = longest_text(model_kwargs.get("position_ids"), input_ids.shape[1])
+            depth = room_before(end, longest, self.rope.room(longest, depth))
         logits = self.draft_logits(depth)
         self._last_depth = 0 if logits is None else depth
         if logits is None:

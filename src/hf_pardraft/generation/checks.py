@@ -13,9 +13,10 @@ from ..models.inputs import input_device
 from ..models.masks import attention_windows
 from .settings import DraftSettings
 from .target_side.callers_cache import check_cache, is_offloading
+from .target_side.positions import num_positions
 from .target_side.probing import check_reads_alike
 from .target_side.prompt import TOKEN_TYPES, first_inputs
-from .target_side.rope import rope_changes
+from .target_side.rope import longest_text, rope_changes
 from .target_side.servable import (
     check_can_roll_back,
     check_forwards,
@@ -105,13 +106,30 @@ def check_request(
     rope = rope_changes(text_config)
     limits = {*rope.switches, vars(text_config).get("original_max_position_embeddings")}
     reached = [limit for limit in limits if limit is not None and limit < generation_config.max_length]
-    inputs = replace(step_inputs(target, input_ids, model_kwargs, sorted(reached)), rope=rope)
+    inputs = step_inputs(target, input_ids, model_kwargs, sorted(reached))
+    inputs = replace(inputs, rope=rope, last_read=last_read(target, input_ids, model_kwargs, generation_config))
     if inputs.rereads_beyond is not None:
         check_can_reread(target, inputs.rereads_beyond, model_kwargs, generation_config, settings)
     if settings.decode_loop == "native":
         takes_masks = (len(input_ids) > 1 or settings.tree_budget > 0) and not is_hybrid(text_config)
         check_reads_alike(target, input_ids, model_kwargs, takes_masks)
     return inputs
+
+
+def last_read(
+    target: PreTrainedModel,
+    input_ids: torch.LongTensor,
+    model_kwargs: dict[str, Any],
+    generation_config: GenerationConfig,
+) -> int | None:
+    """See [`StepInputs`]."""
+    end = num_positions(target.config.get_text_config(decoder=True))
+    # Of a text's last token nothing is read.
+    if end is None or generation_config.max_length - 1 <= end:
+        return None
+    num_columns = input_ids.shape[1]
+    padding = num_columns - longest_text(model_kwargs.get("position_ids"), num_columns)
+    return end if generation_config.max_length - padding - 1 > end else None
 
 
 def check_inputs(

@@ -17,6 +17,7 @@ from .prompt_lookup import MATCHING_NGRAM_SIZE, PromptLookup
 from .scheduling.plans import NOTHING, Plan
 from .stats import Proposal, Stopwatch, synchronizer
 from .target_side.cache import Snapshot
+from .target_side.positions import room_before
 from .target_side.prompt import PendingTokens
 from .tree.token_tree import TokenTree, draft_chain
 from .tree.verify import Acceptance, accept, paths_on_host, plain_step
@@ -243,9 +244,10 @@ class SpeculativeDecoding(DecodingCall):
     def _room(self, depth: int) -> int:
         """How many of `depth` tokens are worth drafting."""
         depth = self.stop.room(min(self.sequences.lengths), depth)
-        if self.inputs.rope.any:
-            # Items of a batch advance together where the text of one may come to stand beyond a change.
-            depth = self.inputs.rope.room(max(self.sequences.lengths) - self.columns_before, depth)
+        if self.inputs.counts_tokens:
+            # Items of a batch advance together where the text of one may come to stand beyond a change, or the last position.
+            longest = max(self.sequences.lengths) - self.columns_before
+            depth = room_before(self.inputs.last_read, longest, self.inputs.rope.room(longest, depth))
         return self.inputs.room(max(self.sequences.lengths), depth)
 
     def _drafts_after_a_prompt(self) -> bool:

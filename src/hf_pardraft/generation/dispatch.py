@@ -32,6 +32,8 @@ logger = logging.get_logger(__name__)
 # Seconds of a clock's step beside which a short round is long. Windows' clock of threads has steps of 16 milliseconds.
 FINE = 1e-4
 
+OUTGROWN = "texts of up to max_length tokens outgrow the target's positions"
+
 # For each drafter and target, what is known of their rounds, by kind. In memory only: another machine's is worth nothing.
 _known: "weakref.WeakKeyDictionary[ParallelDrafter, weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, Knowledge]]]"
 _known = weakref.WeakKeyDictionary()
@@ -171,6 +173,8 @@ def reason_to_align(target: PreTrainedModel, arguments: dict[str, Any]) -> str |
         return f"{', '.join(names)} may look at all items of a batch"
     if changes_on_the_way(arguments):
         return "the target's rotary frequencies change within this call"
+    if arguments["inputs"].last_read is not None:
+        return OUTGROWN
     if "adapter_names" in told_by_hooks(target):
         return "items of the batch have adapters of their own"
     return None
@@ -207,6 +211,8 @@ def reason_against(
         return "layers of the target share the entries of others"
     if changes_on_the_way(arguments):
         return "the target's rotary frequencies change within this call"
+    if arguments["inputs"].last_read is not None:
+        return OUTGROWN
     if model_kwargs.get(TOKEN_TYPES) is not None and arguments["inputs"].types_in_others:
         return "the target is told the type of each token"
     if "llama4" in target.config.model_type:

@@ -7,7 +7,7 @@ learning), may prepare something else. So it is asked about the steps that matte
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,12 +37,20 @@ class StepInputs:
             whose rotary frequencies change there); `None` if no step does.
         rope: where its rotary frequencies change with the length of a forward's longest text.
         types_in_first, types_in_others: whether `token_type_ids`, if they are given, go into the first step, and into others.
+        last_read: how many tokens of a text it can read, if texts of this call may grow beyond that; else `None`.
     """
 
     rereads_beyond: int | None = None
     types_in_first: bool = True
     types_in_others: bool = True
     rope: RopeChanges = NO_CHANGES
+    # Where drafts end; a step there is as any other.
+    last_read: int | None = field(default=None, compare=False)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether it matters how many tokens the longest text has, padding not counted."""
+        return self.rope.any or self.last_read is not None
 
     def rereads(self, length: int, num_cached: int | None = None) -> bool:
         """Whether the step over a text of `length` columns, all but one of them cached, or `num_cached`, reads it all again."""
