@@ -18,7 +18,15 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_pardraft import DartDrafter, DFlareDrafter, DFlashDrafter
 from hf_pardraft.generation import checks
-from tiny_models import MASK_TOKEN_ID, make_oracle, random_prompt, tiny_drafter, tiny_target
+from tiny_models import (
+    MASK_TOKEN_ID,
+    batch_oracle,
+    make_oracle,
+    ragged_prompts,
+    random_prompt,
+    tiny_drafter,
+    tiny_target,
+)
 
 # A drafter's kind, and the nodes of its trees (0: chains).
 KINDS = (("pard", 0), ("dflash", 0), ("pard", 12), ("dflash", 12))
@@ -269,6 +277,22 @@ def test_attentions_of_layers_that_share_the_cache_of_others_equal_plain_ones(bu
     drafter.generation_config.tree_budget = budget
     found = target.generate(PROMPT, assistant_model=drafter, **options)
     torch.testing.assert_close(found.attentions, expected.attentions, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("budget", [0, 8])
+@pytest.mark.parametrize("lengths", [(7,), (1,), (7, 4, 1)])
+def test_several_hidden_states_per_token_are_returned_as_by_plain_generate(lengths, budget):
+    target, (ids, mask) = gemma3n(), ragged_prompts(lengths)
+    options = {**OPTIONS, "attention_mask": mask, "return_dict_in_generate": True, "output_hidden_states": True}
+    expected = target.generate(ids, **options)
+    drafter = batch_oracle("pard", target, expected.sequences, mask, budget)
+    found = target.generate(ids, assistant_model=drafter, **options)
+    assert found.hidden_states[0][1].shape == (4, len(lengths), max(lengths), 32)
+    real = mask[:, :, None].bool()
+    for step, (states, plain) in enumerate(zip(found.hidden_states, expected.hidden_states, strict=True)):
+        for own, wanted in zip(states, plain, strict=True):
+            wanted = wanted if step else wanted.masked_fill(~real, 0.0)
+            torch.testing.assert_close(own, wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("drafter_class", [DFlashDrafter, DFlareDrafter, DartDrafter])

@@ -81,9 +81,10 @@ class OutputRecorder:
             query_places = [place - read.first_place for place in read.places[read.num_past : num_seen]]
             query_places, height = (query_places, end - read.first_place) if count == 0 else ([0], 1)
             if self.hidden_states is not None:
-                self.hidden_states[read.item].append(
-                    tuple(_placed_queries(s[read.index, queries], query_places, height) for s in outputs.hidden_states)
-                )
+                # Some targets have several states per token, on axes before the batch's.
+                of_item = (states[..., read.index, queries, :] for states in outputs.hidden_states)
+                placed = tuple(_placed_queries(states, query_places, height) for states in of_item)
+                self.hidden_states[read.item].append(placed)
             if self.attentions is not None:
                 new = [*read.pending, *read.nodes[:count]]
                 self.attentions[read.item].append(
@@ -141,36 +142,36 @@ class OutputRecorder:
             sequences=text,
             scores=_stacked(self.scores, num_new),
             logits=_stacked(self.logits, num_new),
-            hidden_states=_stacked(self.hidden_states, num_new),
+            hidden_states=_stacked(self.hidden_states, num_new, batch_axis=-3),
             attentions=_stacked(self.attentions, num_new),
             past_key_values=past_key_values,
         )
 
 
 def _placed_queries(states: torch.Tensor, places: list[int], height: int) -> torch.Tensor:
-    """`(items, hidden)` at some places of `(1, height, hidden)`."""
+    """`(..., items, hidden)` at some places of `(..., 1, height, hidden)`."""
     if len(places) == height:
-        return states[None]
-    placed = states.new_zeros(1, height, states.shape[1])
-    placed[0, places] = states
+        return states.unsqueeze(-3)
+    placed = states.new_zeros(*states.shape[:-2], 1, height, states.shape[-1])
+    placed[..., 0, places, :] = states
     return placed
 
 
-def _stacked(items: list[list[Any]] | None, num_new: int) -> tuple[Any, ...] | None:
+def _stacked(items: list[list[Any]] | None, num_new: int, batch_axis: int = 0) -> tuple[Any, ...] | None:
     """Entries per item and token as one entry per token, with the items of the batch in it."""
     if items is None:
         return None
     longest = max(items, key=len)
     return tuple(
-        _joined([item[step] if step < len(item) else _zeros_like(longest[step]) for item in items])
+        _joined([item[step] if step < len(item) else _zeros_like(longest[step]) for item in items], batch_axis)
         for step in range(min(num_new, len(longest)))
     )
 
 
-def _joined(entries: list[Any]) -> Any:
+def _joined(entries: list[Any], batch_axis: int) -> Any:
     if isinstance(entries[0], tuple):
-        return tuple(_joined(list(layer)) for layer in zip(*entries, strict=True))
-    return entries[0] if len(entries) == 1 else torch.cat(entries, dim=0)
+        return tuple(_joined(list(layer), batch_axis) for layer in zip(*entries, strict=True))
+    return entries[0] if len(entries) == 1 else torch.cat(entries, dim=batch_axis)
 
 
 def _zeros_like(entry: Any) -> Any:
