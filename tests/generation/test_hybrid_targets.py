@@ -12,6 +12,7 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen3VLConfig,
 )
+from transformers.cache_utils import LinearAttentionLayer
 
 from tiny_models import batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
 from unusual_targets import HYBRIDS, SIZES, hybrid_target
@@ -70,6 +71,49 @@ def test_scores_states_and_cache_of_a_hybrid_are_those_of_plain_generate(name):
         assert torch.equal(first, expected.sequences)
         second = greedy(target, follow_up, max_new_tokens=LONGEST, past_key_values=cache, assistant_model=drafter)
         assert torch.equal(second, text)
+
+
+def states_of(cache):
+    """Copies of all that a cache holds, layer by layer."""
+    found = []
+    for layer in cache.layers:
+        is_recurrent = isinstance(layer, LinearAttentionLayer)
+        states = (
+            layer.conv_states | {"recurrent": layer.recurrent_states[0]}
+            if is_recurrent
+            else {0: layer.keys, 1: layer.values}
+        )
+        found.append([state.clone() for state in states.values() if state is not None])
+    return found
+
+
+def recorded_turns(target, prompt, kinds, removed, texts=None):
+    """A chat in a cache that records its past, of which each turn's end is taken back: its texts, and what the cache holds."""
+    cache, found, ids = DynamicCache(config=target.config), [], prompt
+    cache.activate_past_recording()
+    for turn, kind in enumerate(kinds):
+        drafter = kind and oracle(kind, target, texts[turn][0][0])
+        text = greedy(target, ids, max_new_tokens=LONGEST, past_key_values=cache, assistant_model=drafter)
+        found.append((text, states_of(cache)))
+        if removed is not None:
+            cache.crop(-removed)
+        ids = torch.cat([text[:, : text.shape[1] - (removed or 0)], random_prompt(3, seed=turn)], dim=1)
+    return found
+
+
+@pytest.mark.parametrize("removed", [None, 0, 4])
+@pytest.mark.parametrize("kinds", [("dflash", None, "pard"), (None, "pard", "dflash")])
+@pytest.mark.parametrize("length", [1, 9])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_recurrent_layers_that_record_their_past_go_on_recording(name, length, kinds, removed):
+    """What transformers can't take back of a recurrent state stays there in both."""
+    target, prompt = hybrid_target(name), random_prompt(length)
+    expected = recorded_turns(target, prompt, (None,) * 3, removed)
+    for (text, states), (plain, plain_states) in zip(
+        recorded_turns(target, prompt, kinds, removed, expected), expected, strict=True
+    ):
+        assert torch.equal(text, plain)
+        torch.testing.assert_close(states, plain_states, rtol=1e-3, atol=1e-4)
 
 
 def test_a_hybrid_target_takes_chains_for_one_sequence(caplog):

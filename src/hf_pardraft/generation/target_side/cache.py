@@ -74,7 +74,8 @@ class TargetCache(GrowingCache):
     Args:
         config: the target's text config.
         on_host: whether layers that keep all are in host memory, as those of transformers' offloaded caches are.
-        wanted: by layer type, how many of the last entries are asked for in the end, see [`WindowedLayer`].
+        wanted: by layer type, how many of the last entries are asked for in the end, see [`WindowedLayer`]; `math.inf`: recurrent
+            layers record their past.
     """
 
     def __init__(
@@ -112,19 +113,18 @@ class TargetCache(GrowingCache):
         return [0 if items is None else items[item] for items in dropped]
 
     def snapshot(self) -> Snapshot:
-        """A copy of what the recurrent layers hold."""
+        """A copy of what the recurrent layers hold. One that records its past puts new tensors in the place of the old ones."""
         return [
-            (layer, _copied(layer.conv_states), _copied(layer.recurrent_states))
+            (layer, _copied(layer.conv_states, is_replaced=layer.record_past), _copied(layer.recurrent_states))
             for layer in self.layers
             if isinstance(layer, LinearAttentionLayer)
         ]
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Put the recurrent layers back to an earlier state."""
+        """Put the recurrent layers back to an earlier state; the snapshot is used up."""
         for layer, conv_states, recurrent_states in snapshot:
-            for states, saved in ((layer.conv_states, conv_states), (layer.recurrent_states, recurrent_states)):
-                for index, state in saved.items():
-                    states[index].copy_(state)
+            layer.conv_states.update(conv_states)
+            layer.recurrent_states.update(recurrent_states)
 
     def import_from(self, cache: Cache, real: torch.BoolTensor) -> None:
         """Take over the entries that an earlier call left in `cache`.
@@ -203,15 +203,18 @@ def new_layer(
     if layer_type == "dummy":
         return DummyLayer()
     if layer_type in RECURRENT_LAYER_TYPES:
-        return LinearAttentionLayer(**kwargs)
+        layer = LinearAttentionLayer(**kwargs)
+        if wanted == math.inf:
+            layer.activate_past_recording()
+        return layer
     window = kwargs.get("sliding_window")
     if window is not None and not (on_host and wanted == math.inf):
         return WindowedLayer(window, wanted)
     return HostLayer() if on_host else GrowingLayer()
 
 
-def _copied(states: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
-    return {index: state.clone() for index, state in states.items() if state is not None}
+def _copied(states: dict[int, torch.Tensor | None], is_replaced: bool = False) -> dict[int, torch.Tensor]:
+    return {index: state if is_replaced else state.clone() for index, state in states.items() if state is not None}
 
 
 def without_last(entries: Entries, count: int) -> Entries:

@@ -13,6 +13,7 @@ from transformers.cache_utils import (
 )
 
 from .cache import Entries
+from .structure import RECURRENT_LAYER_TYPES
 
 
 def is_callers(cache: Cache) -> bool:
@@ -33,13 +34,18 @@ def window_in(cache: Cache, index: int) -> int | None:
     return layer.max_cache_len if isinstance(layer, StaticSlidingWindowLayer) else None
 
 
+def records_past(cache: Cache, index: int) -> bool:
+    """Whether a layer of a caller's cache waits for a `crop` before it forgets anything: `activate_past_recording` was called."""
+    return index < len(cache.layers) and cache.is_recording_past(index)
+
+
 def kept_entries(cache: Cache, index: int) -> float:
     """How many of a text's last entries a layer of a caller's cache keeps; `math.inf`: all of them.
 
     Besides layers without a window those that record their past keep all, until the caller crops them.
     """
     window = window_in(cache, index)
-    if window is None or cache.is_recording_past(index):
+    if window is None or records_past(cache, index):
         return math.inf
     return window if isinstance(cache.layers[index], StaticSlidingWindowLayer) else window - 1
 
@@ -47,13 +53,19 @@ def kept_entries(cache: Cache, index: int) -> float:
 def wanted_entries(cache: Cache | None, layer_types: Sequence[str]) -> dict[str, float]:
     """For each type of a target's layers, the most that one keeps, see [`kept_entries`]: those of a type have one mask.
 
+    Recurrent layers keep all, if they record it, or nothing.
+
     Args:
         cache: the caller's, or the one that `generate` made.
         layer_types: of the target's layers.
     """
     wanted: dict[str, float] = {}
     for index, layer_type in enumerate(layer_types if cache is not None else ()):
-        wanted[layer_type] = max(wanted.get(layer_type, 0), kept_entries(cache, index))
+        if layer_type in RECURRENT_LAYER_TYPES:
+            kept = math.inf if records_past(cache, index) else 0
+        else:
+            kept = kept_entries(cache, index)
+        wanted[layer_type] = max(wanted.get(layer_type, 0), kept)
     return wanted
 
 
