@@ -9,6 +9,8 @@ from transformers import (
     AutoTokenizer,
     DynamicCache,
     Gemma3nTextConfig,
+    GPT2Config,
+    GPTNeoConfig,
     LogitsProcessor,
     PreTrainedModel,
     StoppingCriteria,
@@ -293,6 +295,54 @@ def test_several_hidden_states_per_token_are_returned_as_by_plain_generate(lengt
         for own, wanted in zip(states, plain, strict=True):
             wanted = wanted if step else wanted.masked_fill(~real, 0.0)
             torch.testing.assert_close(own, wanted, rtol=1e-3, atol=1e-4)
+
+
+GPT2 = {
+    "vocab_size": 64,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+GPT_NEO = {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]}
+RANDOM = {
+    "a rate of its layers": (lambda: tiny_target("llama", attention_dropout=0.3), "attention_dropout=0.3:"),
+    "modules": (
+        lambda: AutoModelForCausalLM.from_config(GPT2Config(**GPT2, resid_pdrop=0.2)),
+        "Dropout=0.1, Dropout=0.2:",
+    ),
+    "a rate of its config": (
+        lambda: AutoModelForCausalLM.from_config(GPTNeoConfig(**GPT_NEO, eos_token_id=None, attention_dropout=0.3)),
+        "attention_dropout=0.3:",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RANDOM)
+def test_a_target_whose_forwards_are_random_is_warned_of(monkeypatch, case):
+    said = []
+    monkeypatch.setattr(checks.logger, "warning_once", said.append)
+    make, rates = RANDOM[case]
+    target = make()
+    drafter = tiny_drafter("pard", target)
+    for is_training in (True, False):
+        target.train(is_training)
+        target.generate(PROMPT, assistant_model=drafter, **OPTIONS)
+        assert ["in training mode" in text and rates in text for text in said] == [True] * is_training
+        said.clear()
+
+
+def test_training_mode_alone_changes_no_text(monkeypatch):
+    said = []
+    monkeypatch.setattr(checks.logger, "warning_once", said.append)
+    for architecture in ("llama", "qwen3_moe"):
+        target = tiny_target(architecture).train()
+        drafter = tiny_drafter("pard", target)
+        plain = target.generate(PROMPT, **OPTIONS)
+        assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **OPTIONS), plain)
+    assert said == []
 
 
 @pytest.mark.parametrize("drafter_class", [DFlashDrafter, DFlareDrafter, DartDrafter])

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.modules.dropout import _DropoutNd
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerationMode
 from transformers.generation.streamers import BaseStreamer
@@ -25,7 +26,7 @@ from .target_side.servable import (
     check_takes_masks,
 )
 from .target_side.step_inputs import StepInputs, step_inputs
-from .target_side.structure import has_attention_only, is_hybrid
+from .target_side.structure import has_attention_only, is_hybrid, modules_of
 
 logger = logging.get_logger(__name__)
 
@@ -130,6 +131,28 @@ def last_read(
     num_columns = input_ids.shape[1]
     padding = num_columns - longest_text(model_kwargs.get("position_ids"), num_columns)
     return end if generation_config.max_length - padding - 1 > end else None
+
+
+def warn_of_dropout(target: PreTrainedModel) -> None:
+    """Say so where a target's forwards are random, so that the text can't be plain `generate`'s."""
+    if target.training and (found := dropout_of(target)):
+        logger.warning_once(
+            f"This {type(target).__name__} is in training mode, with {', '.join(found)}: each of its forwards is random, and "
+            "with a drafter it writes another text than without, from the same seed, too. Call its eval() first."
+        )
+
+
+def dropout_of(model: PreTrainedModel) -> list[str]:
+    """What makes a model random in training mode, as names and values: modules that drop, and rates that layers go by."""
+    fields = vars(model.config.get_text_config(decoder=True))
+    # Most layers hold the rate of attention themselves; some look it up.
+    held = [(name, fields[name]) for name in ("attention_dropout", "attn_dropout") if name in fields]
+    for module in modules_of(model):
+        if isinstance(module, _DropoutNd):
+            held.append((type(module).__name__, module.p))
+        else:
+            held += [(name, rate) for name, rate in vars(module).items() if "drop" in name or "jitter" in name]
+    return sorted({f"{name}={rate}" for name, rate in held if isinstance(rate, float) and rate > 0})
 
 
 def check_inputs(

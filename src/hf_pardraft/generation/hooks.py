@@ -14,7 +14,7 @@ from ..checkpoints.adopt import adopted
 from ..checkpoints.published import MUSE_GLIMMER, find_drafter_class
 from ..pairing.remembered import tokenizer_of, warn_if_other_text
 from .candidate_generator import ParallelCandidateGenerator
-from .checks import check_mode, check_request
+from .checks import check_mode, check_request, warn_of_dropout
 from .dispatch import decoding_for, does_without_compiling, fit_to, schedule_for
 from .plain import is_compiled_alike, write_plain
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
@@ -186,6 +186,7 @@ def _assisted_decoding(
         settings = fit_to(asked, self, model_kwargs, generation_config)
         setattr(generation_config, RESOLVED, settings)
         warn_if_other_text(assistant_model, input_ids, tokenizer_of(tokenizer))
+        warn_of_dropout(self)
         inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
         if settings.decode_loop == "native":
             return _decode_or_leave(
