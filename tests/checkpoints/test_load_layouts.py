@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, ParallelDrafter, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
-from hf_pardraft.checkpoints.published import layer_ids_of
+from hf_pardraft.checkpoints.published import OTHER_COMPUTATIONS, layer_ids_of
 from published_checkpoints import (
     FIXTURES,
     LAYOUTS,
@@ -219,6 +219,36 @@ def test_what_is_said_beside_the_nested_config_counts_too(layout, change, tmp_pa
     place = "transformer_layer_config" if layout == "speculators" else None
     change_config(folder, **({place: {**config_of(folder)[place], **change}} if place else change))
     with pytest.raises(ValueError, match=f"computed in another way .*{next(iter(change))}"):
+        AutoDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("layout", ["zlab", "angelslim", "speculators", "whole_speculators", "muse_glimmer"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_no_layout_hides_that_something_is_computed_otherwise(layout, nested, tmp_path):
+    folder = LAYOUTS[layout](tmp_path / "checkpoint")
+    inner = config_of(folder).get("dflash_config") or {}
+
+    def say(**fields):
+        change_config(folder, **({"dflash_config": {**inner, **fields}} if nested else fields))
+
+    for name, usual in OTHER_COMPUTATIONS.items():
+        say(**{name: {None: "domino", False: True, True: False}.get(usual, 2.0)})
+        for read in (AutoDrafter.from_pretrained, lambda source: convert(source, tmp_path / "out")):
+            with pytest.raises(ValueError, match=f"computed in another way .*{name}"):
+                read(folder)
+        say(**{name: None})
+    say(**OTHER_COMPUTATIONS)
+    convert(folder, tmp_path / "out")
+    # What was written can be read.
+    AutoDrafter.from_pretrained(tmp_path / "out")
+
+
+@pytest.mark.parametrize("layout", ["zlab", "speculators", "muse_glimmer"])
+def test_no_layout_may_contradict_itself(layout, tmp_path):
+    folder = LAYOUTS[layout](tmp_path / "checkpoint")
+    nested = config_of(folder).get("dflash_config") or {}
+    change_config(folder, block_size=5, dflash_config={**nested, "block_size": 4})
+    with pytest.raises(ValueError, match="gives block_size twice"):
         AutoDrafter.from_pretrained(folder)
 
 
