@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from transformers import AutoModel, PreTrainedConfig
 from transformers.utils import cached_file
 
@@ -15,13 +14,13 @@ from .checkpoints.files import (
     ADAPTER_FILE,
     check_beside,
     check_place,
-    check_tensors,
     find_separate,
     read_config_file,
     read_json,
 )
 from .checkpoints.published import drafter_class_for, find_drafter_class, native_fields
 from .checkpoints.sources import with_resolved_revision, with_subfolder
+from .checkpoints.vocabulary import vocabulary_in
 from .models.base import PairedConfig, ParallelDrafter, find_file, hub_arguments, load_generation_config
 from .models.modeling_pard import VOCABULARY_FILE, PardDrafter
 
@@ -192,8 +191,7 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()
     merged.generation_config = load_generation_config(name_or_path, **source)
     vocabulary = find_separate(name_or_path, [VOCABULARY_FILE], **source)
     if vocabulary is not None:
-        check_tensors(vocabulary)
-        merged.set_draft_vocabulary(load_file(vocabulary)["t2d"].nonzero().flatten())
+        merged.set_draft_vocabulary(vocabulary_in(vocabulary, merged.config.vocab_size, config.get("draft_vocab_size")))
     if config.keys() & PairedConfig.__annotations__.keys():
         # What the base was trained with is not what the adapter was; a field without a value is not written.
         for name in PairedConfig.__annotations__:

@@ -202,3 +202,38 @@ def test_a_pard_drafter_without_its_vocabulary_file_is_refused(tmp_path):
     del config["draft_vocab_size"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert AutoDrafter.from_pretrained(tmp_path).draft_token_ids is None
+
+
+MAPS = {"d2t": torch.tensor(IDS) - torch.arange(len(IDS)), "t2d": torch.isin(torch.arange(64), torch.tensor(IDS))}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # Of tokens that the target doesn't have.
+        (
+            {"d2t": torch.full((8,), 60), "t2d": torch.cat([torch.zeros(60), torch.ones(8)]).bool()},
+            r"t2d.*\(64,\).*\(68,\)",
+        ),
+        ({"t2d": torch.isin(torch.arange(56), torch.tensor(IDS))}, r"t2d.*\(64,\).*\(56,\)"),
+        ({"d2t": MAPS["d2t"].float()}, "d2t.*I64.*float32"),
+        ({"d2t": MAPS["d2t"].int()}, "d2t.*I64.*I32"),
+        ({"t2d": MAPS["t2d"].long()}, "t2d.*BOOL.*I64"),
+        ({"d2t": torch.tensor(1)}, r"d2t.*\(8,\).*\(\)"),
+        ({"d2t": MAPS["d2t"][:7].clone()}, r"d2t.*\(8,\).*\(7,\)"),
+        ({"d2t": torch.zeros(8, dtype=torch.long)}, "d2t in .* maps 8 draft tokens and t2d marks 8"),
+        ({"other": torch.zeros(1)}, "other"),
+        ({"t2d": None}, "expected .*t2d"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pard", "pard2"])
+def test_damaged_maps_of_a_pard_drafter_are_refused(kind, change, message, tmp_path):
+    drafter = tiny_drafter(kind, tiny_target("qwen3"))
+    drafter.set_draft_vocabulary(IDS)
+    drafter.save_pretrained(tmp_path)
+    maps = {name: values for name, values in {**MAPS, **change}.items() if values is not None}
+    save_file(maps, tmp_path / VOCABULARY_FILE)
+    with pytest.raises(ValueError, match=message):
+        AutoDrafter.from_pretrained(tmp_path)
+    save_file(MAPS, tmp_path / VOCABULARY_FILE)
+    assert AutoDrafter.from_pretrained(tmp_path).draft_token_ids.tolist() == IDS

@@ -20,7 +20,6 @@ from .config_checks import check_config_fields
 from .files import (
     TensorFacts,
     check_generation_config,
-    check_tensors,
     describe_tensors,
     find_separate,
     find_weight_files,
@@ -36,6 +35,7 @@ from .projection import (
 )
 from .published import RENAMED_WEIGHTS, find_drafter_class
 from .sources import with_resolved_revision, with_subfolder
+from .vocabulary import vocabulary_in
 from .weights import account_for_weights, check_finite, expected_weights
 
 logger = logging.get_logger(__name__)
@@ -62,9 +62,8 @@ def load_drafter(model_class: type[ParallelDrafter], name_or_path, *model_args: 
     if name_or_path is not None and drafter.config.draft_vocab_size is not None:
         file = find_separate(name_or_path, [VOCABULARY_FILE], **hub_arguments(kwargs))
         if file is not None:
-            check_tensors(file)
+            vocabulary_in(file, drafter.config.vocab_size, drafter.config.draft_vocab_size)
         drafter.load_vocabulary(name_or_path, file)
-        check_vocabulary_maps(drafter)
     return loaded
 
 
