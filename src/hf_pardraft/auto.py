@@ -236,6 +236,8 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()
     with naming_base(name_or_path, base_name):
         base_config, _ = PreTrainedConfig.get_config_dict(base_name, **hub_arguments(options))
     config, _ = PreTrainedConfig.get_config_dict(name_or_path, **source)
+    if find_drafter_class(config) is not None:
+        check_config_fields(config, f"the config of {name_or_path}")
     if config.get("pard_token") is not None and base_config.get("pard_token") is None:
         if config.get("spd_type") == "pard2":
             raise ValueError(

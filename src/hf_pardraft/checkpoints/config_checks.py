@@ -72,6 +72,10 @@ IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_imple
 PRECISIONS = ("dtype", "torch_dtype")
 # What any configuration takes, though it is no field of its class.
 FREE_FIELDS = {"attn_implementation", "dtype", "rope_scaling", "rope_theta"}
+# What a drafter's config of our own layout remembers of its training, which others may mean something else by.
+OWN_TYPES = ("dflash", "dflare", "dart")
+NAMES = ("target_name_or_path", "target_revision", "target_model_type", "tokenizer_hash")
+CHAT_FORMAT = {"template_hash": str | None, "template_kwargs": dict, "prompt_end": str, "prompt_end_ids": list}
 # What a rope configuration may hold: numbers above zero, or lists of them.
 ROPES = ("rope_parameters", "rope_scaling")
 ROPE_NUMBERS = (
@@ -118,6 +122,9 @@ def check_config_fields(fields: Any, source: str, advice: str = "mend config.jso
         expect(given, name, is_list, "a list of whole numbers", source, advice)
     for name in BOOLEANS:
         expect(given, name, lambda value: isinstance(value, bool), "true or false", source, advice)
+    if fields.get("model_type") in OWN_TYPES or "pard_token" in fields:
+        for name, (is_right, text) in REMEMBERED.items():
+            expect(given, name, is_right, text, source, advice)
     for name in REDIRECTIONS:
         expect(given, name, lambda value: False, "no such field (the weights have their usual names)", source, advice)
     for name in IMPLEMENTATIONS:
@@ -147,6 +154,39 @@ def check_fresh_fields(fields: dict[str, Any]) -> None:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def is_fingerprint(value: Any) -> bool:
+    """Whether it is a list of finite numbers."""
+    return isinstance(value, list) and all(map(is_number, value))
+
+
+def is_chat_format(value: Any) -> bool:
+    """Whether it is what [`~hf_pardraft.pairing.chat_format.describe_chats`] returns."""
+    is_whole_one = isinstance(value, dict) and all(
+        name in value and isinstance(value[name], kind) for name, kind in CHAT_FORMAT.items()
+    )
+    return is_whole_one and all(map(is_whole, value["prompt_end_ids"]))
+
+
+REMEMBERED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(NAMES, (is_text, "a text")),
+    "target_fingerprint": (is_fingerprint, "a list of numbers"),
+    "chat_format": (is_chat_format, f"an object with {', '.join(CHAT_FORMAT)}, as training writes it, or null"),
+}
+
+
+def without_foreign_notes(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of somebody else's config without those that have the name of what ours remember, and mean something else."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in REMEMBERED or value is None or REMEMBERED[name][0](value)
+    }
 
 
 def is_above_zero(value: Any) -> bool:

@@ -13,6 +13,7 @@ from ..models.modeling_dart import DartDrafter
 from ..models.modeling_dflare import DFlareDrafter
 from ..models.modeling_dflash import DFlashDrafter
 from ..models.modeling_pard import PARD_DRAFTERS, PardDrafter
+from .config_checks import without_foreign_notes
 
 # What people call each kind of drafter; PARD-2 counts as one.
 KIND_NAMES = {"pard": "PARD", "pard2": "PARD-2", "dflash": "DFlash", "dflare": "DFlare", "dart": "DART"}
@@ -114,10 +115,14 @@ def native_fields(config_class: type[PairedConfig], fields: dict[str, Any]) -> d
         ValueError: if the checkpoint is of another kind, or was trained for attention that ours does not have.
     """
     kind = config_class.drafter_kind
-    if kind == "dart":
+    is_own = fields.get("model_type") == kind
+    if kind == "dart" and not is_own:
         # The published layout calls itself `llama`, and its weights expect the norm twice.
-        return fields if fields.get("model_type") == "dart" else {"double_norm": True, **fields, "model_type": "dart"}
-    return native_dflash_fields(fields, kind) if kind in ("dflash", "dflare") else fields
+        return {"double_norm": True, **without_foreign_notes(fields), "model_type": "dart"}
+    if kind not in ("dflash", "dflare"):
+        return fields
+    native = native_dflash_fields(fields, kind)
+    return native if is_own else without_foreign_notes(native)
 
 
 def native_dflash_fields(fields: dict[str, Any], model_type: str) -> dict[str, Any]:
