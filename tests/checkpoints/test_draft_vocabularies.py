@@ -169,6 +169,12 @@ def test_a_layout_without_a_place_for_it_is_refused(kind, layout, tmp_path):
         ({"d2t": torch.zeros(40, dtype=torch.long)}, "d2t maps 40 draft tokens and t2d marks 40"),
         ({"d2t": torch.zeros(39, dtype=torch.long)}, "d2t has shape"),
         ({"t2d": torch.ones(96, dtype=torch.bool)}, "t2d marks 96 target tokens"),
+        (
+            {"lm_head.weight": torch.zeros(39, 48)},
+            r"lm_head.weight .*\(39, 48\), expected rows of the 40 .*or of all 96",
+        ),
+        ({"lm_head.weight": torch.zeros(())}, r"lm_head.weight .*\(\), expected rows of the 40 .*or of all 96"),
+        ({"lm_head.weight": torch.zeros(40, 47)}, r"lm_head.weight has shape \(40, 47\)"),
     ],
 )
 def test_damaged_maps_of_a_published_drafter_are_refused(change, message, tmp_path):
@@ -176,6 +182,15 @@ def test_damaged_maps_of_a_published_drafter_are_refused(change, message, tmp_pa
     change_weights(folder, **change)
     with pytest.raises(ValueError, match=message):
         AutoDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (40, 1), (97,)])
+def test_a_map_that_says_no_size_is_refused(shape, tmp_path):
+    convert(LAYOUTS["speculators"](tmp_path / "source"), tmp_path / "out", "zlab")
+    change_config(tmp_path / "out", draft_vocab_size=...)
+    change_weights(tmp_path / "out", d2t=torch.zeros(shape, dtype=torch.long), **{"lm_head.weight": None})
+    with pytest.raises(ValueError, match=r"d2t|draft_vocab_size"):
+        AutoDrafter.from_pretrained(tmp_path / "out")
 
 
 @pytest.mark.parametrize("size", [97, 0, "many"])

@@ -148,15 +148,33 @@ def reduced_head(config: PreTrainedConfig, facts: dict[str, TensorFacts]) -> dic
     Args:
         config: of any drafter.
         facts: what the weight files hold.
+
+    Raises:
+        ValueError: if the map of a draft vocabulary is no list of tokens, or the head has rows of neither it nor all tokens.
     """
     if config.drafter_kind not in ("dflash", "dflare"):
         return {}
-    size = config.draft_vocab_size or (facts["d2t"].shape[0] if "d2t" in facts else config.vocab_size)
+    size = config.draft_vocab_size or (num_mapped(facts["d2t"]) if "d2t" in facts else config.vocab_size)
     if size == config.vocab_size:
         # Speculators' configs say it of a whole vocabulary, too.
         return {"draft_vocab_size": None}
     head = facts.get("lm_head.weight")
+    if head is not None and head.shape[:1] not in ((size,), (config.vocab_size,)):
+        raise ValueError(
+            f"lm_head.weight in {head.path} has shape {head.shape}, expected rows of the {size} tokens of the draft vocabulary, "
+            f"or of all {config.vocab_size}: get the checkpoint again, or mend draft_vocab_size in config.json"
+        )
     return {"draft_vocab_size": size, "own_head": config.own_head or (head is not None and head.shape[:1] == (size,))}
+
+
+def num_mapped(d2t: TensorFacts) -> int:
+    """How many tokens a draft vocabulary has, by its map; a `ValueError` if that is no list of one or more."""
+    if len(d2t.shape) != 1 or d2t.shape[0] == 0:
+        raise ValueError(
+            f"d2t in {d2t.path} has shape {d2t.shape}, expected a place for each token of the draft vocabulary, one or more: get "
+            "the checkpoint again"
+        )
+    return d2t.shape[0]
 
 
 def renamed_weights(model_class: type[ParallelDrafter]) -> dict[str, str]:
