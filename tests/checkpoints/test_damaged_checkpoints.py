@@ -271,6 +271,21 @@ def test_an_index_that_is_none(folder, index):
         AutoDrafter.from_pretrained(folder)
 
 
+@pytest.mark.parametrize("pickled", [False, True])
+@pytest.mark.parametrize("metadata", [{}, {"metadata": None}, {"metadata": []}, {"metadata": "x"}])
+def test_an_index_whose_metadata_is_no_object(folder, metadata, pickled):
+    in_shards(folder, pickled=pickled)
+    file = next(folder.glob("*.index.json"))
+    weight_map = json.loads(file.read_text())["weight_map"]
+    file.write_text(json.dumps({"weight_map": weight_map, **metadata}))
+    with pytest.raises(
+        ValueError, match=r"index.json should hold an object under metadata, got .*: get the file again"
+    ):
+        AutoDrafter.from_pretrained(folder)
+    file.write_text(json.dumps({"weight_map": weight_map, "metadata": {}}))
+    AutoDrafter.from_pretrained(folder)
+
+
 def test_a_shard_that_is_missing_or_repeats_another(folder):
     in_shards(folder)
     shards = sorted(folder.glob("model-*.safetensors"))

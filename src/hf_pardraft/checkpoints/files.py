@@ -144,6 +144,12 @@ def shard_names(index_path: str) -> list[str]:
     shards = index.get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
         raise ValueError(f"{index_path} should map weights to files under weight_map: get the file again")
+    if not isinstance(index.get("metadata"), dict):
+        # Transformers notes things there.
+        raise ValueError(
+            f"{index_path} should hold an object under metadata, got {index.get('metadata')!r}: get the file again, or write "
+            '"metadata": {} there'
+        )
     for name in sorted(set(shards.values())):
         # Windows takes both kinds of separators, and no plain name has either.
         if (
