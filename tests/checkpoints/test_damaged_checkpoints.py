@@ -121,6 +121,16 @@ def test_checksums_change_nothing_else_and_are_replaced(folder):
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("text", ["x", "", "null", "1", "[1]", '"text"', "[" * 5000])
+def test_checksums_that_are_no_object(folder, text):
+    file = folder / "model.safetensors"
+    save_file(load_file(file), file, metadata={"format": "pt", METADATA_KEY: text})
+    with pytest.raises(
+        ValueError, match=r"model.safetensors is damaged: pardraft.crc32 .*should hold a checksum for each"
+    ):
+        AutoDrafter.from_pretrained(folder)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_no_numbers(folder, value):
     weight = load_file(folder / "model.safetensors")["norm.weight"]

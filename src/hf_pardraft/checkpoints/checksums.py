@@ -76,6 +76,20 @@ def add_checksums(path: str | Path) -> None:
         beside.unlink(missing_ok=True)
 
 
+def stored_checksums(path: str | Path, text: str) -> dict[str, int]:
+    """The checksums in a file's metadata; a `ValueError` if they are no object."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"{path} is damaged: {METADATA_KEY} in its metadata should hold a checksum for each tensor, got {text[:40]!r}. Get "
+            "it again"
+        )
+    return found
+
+
 def check_checksums(path: str | Path) -> None:
     """Raise a `ValueError` that names the damaged tensors, if the file has checksums and they don't agree with its bytes.
 
@@ -86,7 +100,7 @@ def check_checksums(path: str | Path) -> None:
         stored = header.get("__metadata__", {}).get(METADATA_KEY)
         if stored is None:
             return
-        expected, found = json.loads(stored), checksums_of(file, header)
+        expected, found = stored_checksums(path, stored), checksums_of(file, header)
     wrong = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
     if wrong:
         raise ValueError(
