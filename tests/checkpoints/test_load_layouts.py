@@ -1,6 +1,7 @@
 """Every published layout loads, from every kind of file, into the drafter that its weights and config describe."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +52,18 @@ def test_each_layout_loads_as_its_kind_by_both_doors(layout, tmp_path):
     assert {k: v for k, v in ours.config.to_dict().items() if k not in changing} == {
         k: v for k, v in drafter.config.to_dict().items() if k not in changing
     }
+
+
+@pytest.mark.parametrize("layout", ["pard", "zlab", "speculators", "muse_glimmer", "angelslim", "dart"])
+def test_a_config_may_be_a_file_or_folder_elsewhere(layout, tmp_path):
+    folder = LAYOUTS[layout](tmp_path / "checkpoint")
+    expected = AutoDrafter.from_pretrained(folder)
+    place = shutil.copytree(folder, tmp_path / "elsewhere")
+    for config in (place, place / "config.json", str(place / "config.json")):
+        for load in (AutoDrafter.from_pretrained, class_of(layout).from_pretrained):
+            found = load(folder, config=config)
+            assert same_weights(found, expected)
+            assert found.config.to_dict() == {**expected.config.to_dict(), "_name_or_path": found.config._name_or_path}
 
 
 @pytest.mark.parametrize("layout", ["zlab_nested", "speculators"])

@@ -76,13 +76,15 @@ def read_config_file(name_or_path, **source: Any) -> dict[str, Any]:
     """The config.json of a folder or repository, as it is.
 
     Args:
-        name_or_path: a folder, or a repository on the Hub.
+        name_or_path: a folder, or a repository on the Hub; or the file itself.
         **source: `revision`, `token`, `subfolder`, ..., as for `from_pretrained`.
 
     Raises:
         OSError: if there is none, or it can't be reached (offline, gated, ...).
         ValueError: if it is no JSON object.
     """
+    if os.path.isfile(name_or_path):
+        return read_json(name_or_path)
     try:
         path = cached_file(name_or_path, "config.json", **source)
     except OSError as error:
