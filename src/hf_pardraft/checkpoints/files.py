@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
+from huggingface_hub import is_offline_mode
 from safetensors import SafetensorError, safe_open
 from transformers.utils import cached_file
 
@@ -133,7 +134,17 @@ def find_weight_files(
         if not name.endswith(".json"):
             return [path]
         return [shard_path(name_or_path, path, shard, **source) for shard in shard_names(path)]
-    raise OSError(f"{name_or_path} holds no weights: expected one of {', '.join(names)}")
+    raise OSError(
+        f"{name_or_path} holds no weights: expected one of {', '.join(names)}{if_offline(name_or_path, source)}"
+    )
+
+
+def if_offline(name_or_path, source: dict[str, Any]) -> str:
+    """What to add where a file is missing and the repository may have it; nothing for a folder, or where the Hub was asked."""
+    is_asked = not (source.get("local_files_only") or is_offline_mode())
+    if os.path.isdir(name_or_path) or is_asked:
+        return ""
+    return ". Only the cache was looked into (local_files_only or HF_HUB_OFFLINE), and the repository may have it: load it online"
 
 
 def shard_names(index_path: str) -> list[str]:
@@ -176,7 +187,9 @@ def shard_path(name_or_path, index_path: str, name: str, **source: Any) -> str:
     """
     path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **source)
     if path is None:
-        raise OSError(f"{index_path} names {name}, which is missing: get the checkpoint again")
+        raise OSError(
+            f"{index_path} names {name}, which is missing: get the checkpoint again{if_offline(name_or_path, source)}"
+        )
     check_beside(path, Path(index_path).parent)
     return path
 
