@@ -142,7 +142,9 @@ def check_fresh_fields(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         least, most = WHOLE_NUMBERS.get({"num_layers": "num_hidden_layers"}.get(name, name), (None, None))
         if least is not None and value is not None and not (is_whole(value) and least <= value <= most):
-            raise ValueError(f"{name} of a fresh drafter must be a whole number from {least} to {most}, got {value!r}")
+            raise ValueError(
+                f"{name} of a fresh drafter must be a whole number from {least} to {most}, got {value!r}: choose another value"
+            )
 
 
 def is_number(value: Any) -> bool:
@@ -182,8 +184,8 @@ def check_layer_types(fields: dict[str, Any], source: str, advice: str) -> None:
         )
     if "sliding_attention" in types and "sliding_window" in fields and fields["sliding_window"] is None:
         raise ValueError(
-            f"sliding_window in {source} should be a whole number for its sliding_attention layers, got none: set it, and "
-            "use_sliding_window to true"
+            f"sliding_window in {source} should be a whole number for its sliding_attention layers, and use_sliding_window true, "
+            f"got none: {advice}"
         )
 
 
@@ -193,8 +195,7 @@ def check_heads(fields: dict[str, Any], source: str, advice: str) -> None:
     groups, size = fields.get("num_key_value_heads"), fields.get("hidden_size")
     if heads is not None and groups is not None and heads % groups:
         raise ValueError(
-            f"num_attention_heads in {source} should be a multiple of num_key_value_heads, got {heads} and {groups}: mend "
-            "config.json"
+            f"num_attention_heads in {source} should be a multiple of num_key_value_heads, got {heads} and {groups}: {advice}"
         )
     head_dim = fields.get("head_dim")
     if head_dim is not None and head_dim % 2:

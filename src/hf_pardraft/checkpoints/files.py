@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers.utils import cached_file
 
-from .checksums import check_checksums
+from .checksums import DAMAGED, check_checksums
 
 # What says that a folder holds an adapter of PEFT's.
 ADAPTER_FILE = "adapter_config.json"
@@ -27,7 +27,6 @@ SAFETENSORS_SUFFIX = ".safetensors"
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # "name" or "owner/name".
 REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-DAMAGED = "it is damaged or was not downloaded whole: get it again"
 
 
 @dataclass(frozen=True)
