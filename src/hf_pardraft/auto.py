@@ -7,7 +7,6 @@ from typing import Any
 
 from safetensors.torch import load_file
 from transformers import AutoModel, PreTrainedConfig
-from transformers.utils import cached_file
 
 from .checkpoints.atomic_folders import finish_interrupted
 from .checkpoints.config_checks import check_config_fields
@@ -16,6 +15,7 @@ from .checkpoints.files import (
     check_beside,
     check_place,
     check_tensors,
+    find_optional,
     find_separate,
     read_config_file,
     read_json,
@@ -78,7 +78,7 @@ def load_any(name_or_path, trust_remote_code: bool, kwargs: dict[str, Any], adap
     check_place(name_or_path)
     finish_interrupted(name_or_path)
     kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
-    if find_adapter(name_or_path, kwargs):
+    if find_optional(name_or_path, ADAPTER_FILE, **hub_arguments(kwargs)):
         return load_adapted(name_or_path, kwargs, adapters)
     config = kwargs.get("config")
     if isinstance(config, PreTrainedConfig):
@@ -114,12 +114,6 @@ def load_with_its_own_code(name_or_path, **kwargs: Any) -> ParallelDrafter:
     return model
 
 
-def find_adapter(name_or_path, kwargs: dict[str, Any]) -> str | None:
-    """The path of an adapter's config; `None` if a folder or repository holds no adapter."""
-    options = hub_arguments(kwargs)
-    return cached_file(name_or_path, ADAPTER_FILE, _raise_exceptions_for_missing_entries=False, **options)
-
-
 def base_of_adapter(name_or_path, kwargs: dict[str, Any], adapters: tuple) -> str:
     """What an adapter belongs to, by name.
 
@@ -128,10 +122,11 @@ def base_of_adapter(name_or_path, kwargs: dict[str, Any], adapters: tuple) -> st
     """
     from peft import PeftConfig
 
-    file = find_adapter(name_or_path, kwargs)
+    source = hub_arguments(kwargs)
+    file = find_optional(name_or_path, ADAPTER_FILE, **source)
     read_json(file)
     try:
-        base_name = PeftConfig.from_pretrained(name_or_path, **hub_arguments(kwargs)).base_model_name_or_path
+        base_name = PeftConfig.from_pretrained(name_or_path, **source).base_model_name_or_path
     # A foreign file may be wrong in any way.
     except Exception as error:
         raise ValueError(
@@ -149,7 +144,7 @@ def base_of_adapter(name_or_path, kwargs: dict[str, Any], adapters: tuple) -> st
             f"base_model_name_or_path in {ADAPTER_FILE} to the model that it was trained on"
         )
     for name in ADAPTER_WEIGHTS:
-        path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **hub_arguments(kwargs))
+        path = find_optional(name_or_path, name, **source)
         if path is not None:
             check_beside(path, Path(path).parent)
     return base_name

@@ -94,6 +94,15 @@ def read_config_file(name_or_path, **source: Any) -> dict[str, Any]:
     return read_json(path)
 
 
+def find_optional(folder, name: str, **source: Any) -> str | None:
+    """The path of a file in a folder or repository; `None` if it is not there.
+
+    Raises:
+        OSError: if the repository can't be reached.
+    """
+    return cached_file(folder, name, _raise_exceptions_for_missing_entries=False, **source)
+
+
 def check_generation_config(name_or_path, **source: Any) -> None:
     """Raise a `ValueError` if there is a generation_config.json that can't be read, which transformers would pass over.
 
@@ -101,7 +110,7 @@ def check_generation_config(name_or_path, **source: Any) -> None:
         name_or_path: a folder, or a repository on the Hub.
         **source: `revision`, `token`, `subfolder`, ..., as for `from_pretrained`.
     """
-    path = cached_file(name_or_path, "generation_config.json", _raise_exceptions_for_missing_entries=False, **source)
+    path = find_optional(name_or_path, "generation_config.json", **source)
     if path is not None:
         read_json(path)
 
@@ -123,7 +132,7 @@ def find_weight_files(
             # "model.fp16.safetensors", "model.safetensors.index.fp16.json"
             stem, suffix = name.rsplit(".", 1)
             name = f"{stem}.{variant}.{suffix}"
-        path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **source)
+        path = find_optional(name_or_path, name, **source)
         if path is None:
             continue
         check_beside(path, Path(path).parent)
@@ -165,7 +174,7 @@ def shard_path(name_or_path, index_path: str, name: str, **source: Any) -> str:
         OSError: if it is not there.
         ValueError: if it is a link that leads out of the folder (other than into the Hub's own cache).
     """
-    path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **source)
+    path = find_optional(name_or_path, name, **source)
     if path is None:
         raise OSError(f"{index_path} names {name}, which is missing: get the checkpoint again")
     check_beside(path, Path(index_path).parent)
@@ -184,7 +193,7 @@ def find_separate(folder, names: Sequence[str], **source: Any) -> str | None:
         ValueError: if it is a link that leads out of the folder.
     """
     for name in names:
-        found = cached_file(folder, name, _raise_exceptions_for_missing_entries=False, **source)
+        found = find_optional(folder, name, **source)
         if found is not None:
             check_beside(found, Path(found).parents[len(Path(name).parts) - 1])
             return found
