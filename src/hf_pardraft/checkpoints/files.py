@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers.utils import cached_file
 
+from ..models.base import hub_arguments
 from .checksums import DAMAGED, check_checksums
 
 # What says that a folder holds an adapter of PEFT's.
@@ -115,18 +116,18 @@ def check_generation_config(name_or_path, **source: Any) -> None:
         read_json(path)
 
 
-def find_weight_files(
-    name_or_path, use_safetensors: bool | None = None, variant: str | None = None, **source: Any
-) -> list[str]:
+def find_weight_files(name_or_path, kwargs: dict[str, Any]) -> list[str]:
     """Paths of the files that `from_pretrained` reads the weights of a folder or repository from; downloads them if need be.
 
-    Safetensors come before pickles, and one file before several.
+    Safetensors come before pickles, and one file before several. `kwargs` are those of `from_pretrained`, `use_safetensors` and
+    `variant` among them.
 
     Raises:
         OSError: if there are none.
         ValueError: if an index names files that are not beside it, or a file is a link that leads out of the folder.
     """
-    names = {True: SAFETENSORS_FILES, False: PICKLE_FILES, None: SAFETENSORS_FILES + PICKLE_FILES}[use_safetensors]
+    source, variant, choice = hub_arguments(kwargs), kwargs.get("variant"), kwargs.get("use_safetensors")
+    names = {True: SAFETENSORS_FILES, False: PICKLE_FILES, None: SAFETENSORS_FILES + PICKLE_FILES}[choice]
     for name in names:
         if variant is not None:
             # "model.fp16.safetensors", "model.safetensors.index.fp16.json"
