@@ -174,6 +174,12 @@ def wants_compiled(generation_config: GenerationConfig) -> bool:
     return not generation_config.disable_compile and generation_config.cache_implementation == "static"
 
 
+def returns_states(generation_config: GenerationConfig) -> bool:
+    """Whether a call of `generate` returns hidden states or attentions."""
+    wanted = generation_config.output_hidden_states or generation_config.output_attentions
+    return bool(generation_config.return_dict_in_generate and wanted)
+
+
 def settings_in(generation_config: GenerationConfig) -> dict[str, Any]:
     """The draft settings among the attributes of a generation config, those that were left at `None` excepted."""
     attributes = vars(generation_config)
