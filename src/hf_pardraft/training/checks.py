@@ -1,4 +1,4 @@
-"""What a training run refuses before any work: settings that can't be, models that don't go together, folders that are taken."""
+"""What a training run refuses before any work: settings that can't be, models that don't go together."""
 
 import warnings
 from collections.abc import Mapping

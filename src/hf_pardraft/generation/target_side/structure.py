@@ -91,7 +91,7 @@ def layer_types_of(config: PreTrainedConfig) -> tuple[list[str], list[dict[str, 
 
 
 def _forget(known: dict, key: int, gone: weakref.ref) -> None:
-    """A config is gone. At its end the interpreter takes the names of modules away first, so that they are given."""
+    """A config is gone. At interpreter exit module globals may be gone already, so everything needed is passed in."""
     if known.get(key, (None,))[0] is gone:
         del known[key]
 
