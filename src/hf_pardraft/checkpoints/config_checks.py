@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ..models.base import ParallelDrafter
 from .files import FLOATS
 
 # Whole numbers, and between which bounds they make sense. The upper ones are far above anything published: they keep a damaged
@@ -22,8 +23,8 @@ WHOLE_NUMBERS = {
     "draft_vocab_size": (1, 1 << 24),
     "max_position_embeddings": (1, 1 << 40),
     "sliding_window": (1, 1 << 40),
-    "block_size": (1, 4096),
-    "draft_length": (0, 4096),
+    "block_size": (1, ParallelDrafter.GREATEST_DEPTH),
+    "draft_length": (0, ParallelDrafter.GREATEST_DEPTH),
     "pard2_target_dim": (1, 1 << 22),
     "mask_token_id": (0, 1 << 24),
     "pard_token": (0, 1 << 24),
