@@ -9,6 +9,7 @@ from typing import Any
 from ..checkpoints.atomic_files import explained, write_whole
 from ..checkpoints.locks import locked
 from ..user_input.files import parse_json, read_json
+from ..user_input.wording import told_differences
 
 KEPT = "the rows in it are whole and stay. Make room, and run the same command again, which goes on there"
 
@@ -100,10 +101,9 @@ class ResumableJsonl:
             raise ValueError(
                 f"{file} does not say how {self.path.name} was made, but holds a list or value: choose another output"
             )
-        differing = [name for name in {**begun, **settings} if begun.get(name) != settings.get(name)]
-        if differing:
-            told = ", ".join(f"{name} {begun.get(name)!r} (now {settings.get(name)!r})" for name in differing)
-            raise ValueError(f"{self.path} was begun with {told}: use the same settings, or another output")
+        told = told_differences(begun, settings, {**begun, **settings})
+        if told:
+            raise ValueError(f"{self.path} was begun with {', '.join(told)}: use the same settings, or another output")
 
     def _read_done(self) -> set[int]:
         """Indices in the file, after what a kill left of a last line is cut off."""
