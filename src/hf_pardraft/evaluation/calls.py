@@ -9,7 +9,7 @@ from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from ..generation.settings import wants_compiled
-from ..user_input.models import end_of_text_ids
+from ..user_input.models import end_of_text_ids, up_to_end
 from .entries import Entry
 from .utilisation import Proposal
 
@@ -193,13 +193,7 @@ def new_texts(target: PreTrainedModel, batch: Batch, output_ids: torch.LongTenso
     """What was added to each prompt, without padding."""
     ends = end_of_text_ids(target)
     items = output_ids[:, batch["input_ids"].shape[1] :].tolist()
-    return tuple(tuple(without_padding(item, ends)) for item in items)
-
-
-def without_padding(tokens: list[int], ends: set[int]) -> list[int]:
-    """New tokens up to their end of text."""
-    length = next((index + 1 for index, token in enumerate(tokens) if token in ends), len(tokens))
-    return tokens[:length]
+    return tuple(tuple(up_to_end(item, ends)) for item in items)
 
 
 def wait_for_device(device: torch.device) -> None:
