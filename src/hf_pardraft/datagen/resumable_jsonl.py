@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.atomic_files import explained, write_whole
+from ..checkpoints.config_checks import is_whole
 from ..checkpoints.locks import locked
 from ..user_input.files import parse_json, read_json
 from ..user_input.wording import told_differences
@@ -128,6 +129,6 @@ class ResumableJsonl:
             index = parse_json(line, wrong)["index"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(wrong) from error
-        if isinstance(index, bool) or not isinstance(index, int):
+        if not is_whole(index):
             raise ValueError(wrong)
         return index

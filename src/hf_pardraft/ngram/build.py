@@ -15,6 +15,7 @@ from accelerate.utils import convert_file_size_to_int
 from tqdm.auto import tqdm
 
 from ..checkpoints.atomic_files import NO_ROOM
+from ..checkpoints.config_checks import is_whole
 from .counting import ArrayFile, CountJob, KeyLayout, Run, RunWriter, count_windows, first_of_equals, mapped
 from .pairs import Counts, blocks_of
 from .sources import Chunk, chunks_of
@@ -32,7 +33,7 @@ KEY_BITS = 64
 
 def checked_count(name: str, value: int) -> int:
     """`value`, or a `ValueError` unless it is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_whole(value) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     return value
 

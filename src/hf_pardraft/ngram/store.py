@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..checkpoints.atomic_files import check_no_file, explained
 from ..checkpoints.atomic_folders import writing_folder
+from ..checkpoints.config_checks import is_whole
 from .pairs import Counts, NgramTable, blocks_of, layout_for, write_pairs
 
 FILE_NAME = "ngram.safetensors"
@@ -54,7 +55,7 @@ class NgramInfo:
 
 def check_order(order: int) -> None:
     """Raise a `ValueError` unless `order` is one that can be counted."""
-    if isinstance(order, bool) or not isinstance(order, int) or not ORDERS[0] <= order <= ORDERS[1]:
+    if not is_whole(order) or not ORDERS[0] <= order <= ORDERS[1]:
         raise ValueError(
             f"the order of an n-gram model is a whole number from {ORDERS[0]} to {ORDERS[1]}, got {order!r}"
         )

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..checkpoints.config_checks import is_whole
+
 # Placeholders such as <|reserved_special_token_7|> or [unused3]; not the words that only contain one of these, say "leopard".
 PLACEHOLDER = re.compile(r"[<\[].*(reserved|unused|mask|pard).*[>\]]", re.IGNORECASE)
 # Bytes that are in no UTF-8 text, as byte-fallback tokenizers (SentencePiece's) name them.
@@ -98,7 +100,7 @@ def check_mask_token_id(
     mask_token_id: int, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None
 ) -> None:
     """Raise a `ValueError` if the id is none, out of range, or, as far as one can tell, in use."""
-    if not isinstance(mask_token_id, int) or isinstance(mask_token_id, bool):
+    if not is_whole(mask_token_id):
         raise ValueError(f"mask_token_id must be the id of one token here, got {mask_token_id!r}: {ADVICE}")
     if not 0 <= mask_token_id < config.vocab_size:
         raise ValueError(f"mask_token_id must be in [0, {config.vocab_size}), got {mask_token_id}: {ADVICE}")
