@@ -9,6 +9,7 @@ from ..checkpoints.config_checks import is_number
 from ..user_input.files import read_json
 from ..user_input.wording import counted
 
+# The same in evaluation/entries.py.
 PLAIN = "plain"
 ROW_KEYS = ("name", "speedup", "tau")
 FACT_KEYS = ("machine", "command", "date")
