@@ -12,7 +12,7 @@ from ..user_input.conversations import template_inputs, without_nones
 from ..user_input.options import check_temperature
 
 SEED_BITS = 0x7FFFFFFF
-# Exit status of a command that wrote all it could, and less than it was asked for.
+# Exit status of a command that wrote all it could, and less than it was asked for; cli and making read it.
 ROWS_MISSING = 3
 
 
