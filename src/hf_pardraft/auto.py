@@ -18,7 +18,7 @@ from .checkpoints.files import (
     find_optional,
     find_separate,
     read_config_file,
-    read_json,
+    read_json_object,
 )
 from .checkpoints.published import drafter_class_for, find_drafter_class, native_fields
 from .checkpoints.sources import with_resolved_revision, with_subfolder
@@ -67,7 +67,7 @@ def find_drafter_config(name_or_path: Any, **source: Any) -> dict[str, Any] | No
         check_place(name_or_path)
         source = with_subfolder(name_or_path, with_resolved_revision(name_or_path, source))
         file = find_file(name_or_path, "config.json", **source)
-        fields = {} if file is None else read_json(file)
+        fields = {} if file is None else read_json_object(file)
     except (OSError, TypeError, ValueError):
         return None
     return None if find_drafter_class(fields) is None else fields
@@ -124,7 +124,7 @@ def base_of_adapter(name_or_path, kwargs: dict[str, Any], adapters: tuple) -> st
 
     source = hub_arguments(kwargs)
     file = find_optional(name_or_path, ADAPTER_FILE, **source)
-    read_json(file)
+    read_json_object(file)
     try:
         base_name = PeftConfig.from_pretrained(name_or_path, **source).base_model_name_or_path
     # A foreign file may be wrong in any way.

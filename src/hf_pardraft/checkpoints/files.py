@@ -43,7 +43,7 @@ class TensorFacts:
         return self.dtype in FLOATS.values()
 
 
-def read_json(path: str) -> dict[str, Any]:
+def read_json_object(path: str) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
@@ -92,7 +92,7 @@ def read_config_file(name_or_path, **source: Any) -> dict[str, Any]:
         raise OSError(f"can't load {name_or_path}: {error}") from error
     if path is None:
         raise OSError(f"{name_or_path} holds no config.json: name a folder or a repository with a drafter in it")
-    return read_json(path)
+    return read_json_object(path)
 
 
 def find_optional(folder, name: str, **source: Any) -> str | None:
@@ -113,7 +113,7 @@ def check_generation_config(name_or_path, **source: Any) -> None:
     """
     path = find_optional(name_or_path, "generation_config.json", **source)
     if path is not None:
-        read_json(path)
+        read_json_object(path)
 
 
 def find_weight_files(name_or_path, kwargs: dict[str, Any]) -> list[str]:
@@ -149,7 +149,7 @@ def shard_names(index_path: str) -> list[str]:
     Raises:
         ValueError: if it is no index, or names a file that is not beside it.
     """
-    index = read_json(index_path)
+    index = read_json_object(index_path)
     shards = index.get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
         raise ValueError(f"{index_path} should map weights to files under weight_map: get the file again")

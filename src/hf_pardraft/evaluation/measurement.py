@@ -11,7 +11,7 @@ from ..generation.settings import read_settings
 from .calls import (
     Batch,
     Condition,
-    Run,
+    TimedRun,
     Watched,
     generation_config,
     is_compiled,
@@ -36,7 +36,7 @@ class Measured:
     """
 
     entry: Entry
-    runs: list[list[Run]]
+    runs: list[list[TimedRun]]
     watched: list[Watched]
     at_full_depth: list[Watched] = field(default_factory=list)
 

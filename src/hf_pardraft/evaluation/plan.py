@@ -115,7 +115,7 @@ class Outputs:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """A request that was understood.
 
     Attributes:

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from ..checkpoints.atomic_files import NO_ROOM
 from ..checkpoints.config_checks import is_whole
-from .counting import CountJob, KeyLayout, Run, count_windows
+from .counting import CountJob, KeyLayout, SortedRun, count_windows
 from .levels import pruned, write_levels
 from .merging import merged, merged_down
 from .sources import Chunk, chunks_of
@@ -87,7 +87,7 @@ def key_layout_for(options: BuildOptions) -> KeyLayout:
 
 def count_runs(
     chunks: Iterator[Chunk], layout: KeyLayout, folder: Path, options: BuildOptions
-) -> tuple[list[Run], int]:
+) -> tuple[list[SortedRun], int]:
     """Count all chunks, in this process or in several; returns the runs and the number of tokens."""
     num_tokens, paths = 0, (folder / f"run{number}" for number in itertools.count())
     with tqdm(desc="counting", unit=" tokens", unit_scale=True, disable=not options.progress) as bar:
@@ -106,10 +106,10 @@ def count_runs(
     return runs, num_tokens
 
 
-def count_apart(chunks: Iterator[Chunk], layout: KeyLayout, paths: Iterator[Path], num_proc: int) -> list[Run]:
+def count_apart(chunks: Iterator[Chunk], layout: KeyLayout, paths: Iterator[Path], num_proc: int) -> list[SortedRun]:
     """Count chunks in processes of their own, `num_proc` at a time."""
 
-    def count(shifted: Path, num_windows: int, path: Path) -> Run:
+    def count(shifted: Path, num_windows: int, path: Path) -> SortedRun:
         job = CountJob(str(shifted), num_windows, layout.bits, list(layout.columns), str(path))
         done = subprocess.run(job.command(), stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode in NO_ROOM:
@@ -117,9 +117,9 @@ def count_apart(chunks: Iterator[Chunk], layout: KeyLayout, paths: Iterator[Path
         if done.returncode:
             raise RuntimeError(f"a counting process failed: {done.stderr.strip() or done.returncode}")
         shifted.unlink()
-        return Run(path)
+        return SortedRun(path)
 
-    finished: list[Run] = []
+    finished: list[SortedRun] = []
     waiting: set[Future] = set()
     # The threads only wait for the processes.
     with ThreadPoolExecutor(num_proc) as pool:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from .counting import KeyLayout, Run, RunWriter, first_of_equals
+from .counting import KeyLayout, RunWriter, SortedRun, first_of_equals
 
 # Runs merged at once. More would leave each too small a share of the memory.
 MAX_OPEN_RUNS = 64
 
 
-def merged(runs: list[Run], layout: KeyLayout, block_size: int) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
+def merged(runs: list[SortedRun], layout: KeyLayout, block_size: int) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
     """The n-grams of all runs, ascending and each once, in blocks of about `block_size`: columns and counts."""
     columns, counts = [run.columns(layout) for run in runs], [run.counts for run in runs]
     places = [0] * len(runs)
@@ -55,7 +55,7 @@ def summed(columns: list[np.ndarray], counts: np.ndarray, is_sorted: bool) -> tu
     return [column[starts] for column in columns], np.add.reduceat(counts[order], starts)
 
 
-def merged_down(runs: list[Run], layout: KeyLayout, folder: Path, block_size: int) -> list[Run]:
+def merged_down(runs: list[SortedRun], layout: KeyLayout, folder: Path, block_size: int) -> list[SortedRun]:
     """At most [`MAX_OPEN_RUNS`] runs with the counts of all of them."""
     numbers = itertools.count()
     while len(runs) > MAX_OPEN_RUNS:
