@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..training.data.chat import Conversation
+from ..training.data.chat import Conversation, check_messages
 from ..training.data.formats import as_messages, from_sharegpt
 from ..user_input.conversations import template_inputs, without_nones
 from ..user_input.options import check_temperature
@@ -51,8 +51,7 @@ class Answer:
 def checked_messages(turns: list[Any]) -> list[dict[str, Any]]:
     """The messages, without what Arrow added to them; a `ValueError` if they are none."""
     messages = [without_nones(message) for message in turns]
-    if not all(isinstance(message, dict) and "role" in message for message in messages):
-        raise ValueError(f"expected a list of messages, dicts with role and content, got {str(turns)[:200]}")
+    check_messages(messages)
     return messages
 
 

@@ -15,6 +15,7 @@ READS_TOKENS_ONLY = (
 
 def input_dtype(module: nn.Module) -> torch.dtype | None:
     """In what precision a part of a target takes its input; `None`, any, where its weights are bytes: quantised."""
+    # `DraftState`, which travels with drafters, finds a head's in the same way.
     return next((weight.dtype for weight in module.parameters() if weight.dtype.itemsize > 1), None)
 
 
