@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from transformers import AutoModel, PreTrainedConfig
-from transformers.utils import cached_file
 
 from .checkpoints.atomic_folders import finish_interrupted
 from .checkpoints.config_checks import check_config_fields
@@ -18,9 +17,10 @@ from .checkpoints.files import (
     TensorFacts,
     check_place,
     check_tensors,
+    find_optional,
     find_separate,
     read_config_file,
-    read_json,
+    read_json_object,
 )
 from .checkpoints.published import drafter_class_for, find_drafter_class, native_fields
 from .checkpoints.sources import with_resolved_revision, with_subfolder
@@ -73,7 +73,7 @@ def find_drafter_config(name_or_path: Any, **source: Any) -> dict[str, Any] | No
         check_place(name_or_path)
         source = with_subfolder(name_or_path, with_resolved_revision(name_or_path, source))
         file = find_file(name_or_path, "config.json", **source)
-        fields = {} if file is None else read_json(file)
+        fields = {} if file is None else read_json_object(file)
     except (OSError, TypeError, ValueError):
         return None
     return None if find_drafter_class(fields) is None else fields
@@ -84,7 +84,7 @@ def load_any(name_or_path, trust_remote_code: bool, kwargs: dict[str, Any], adap
     check_place(name_or_path)
     finish_interrupted(name_or_path)
     kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
-    if find_adapter(name_or_path, kwargs):
+    if find_optional(name_or_path, ADAPTER_FILE, **hub_arguments(kwargs)):
         return load_adapted(name_or_path, kwargs, adapters)
     config = kwargs.get("config")
     if isinstance(config, PreTrainedConfig):
@@ -120,12 +120,6 @@ def load_with_its_own_code(name_or_path, **kwargs: Any) -> ParallelDrafter:
     return model
 
 
-def find_adapter(name_or_path, kwargs: dict[str, Any]) -> str | None:
-    """The path of an adapter's config; `None` if a folder or repository holds no adapter."""
-    options = hub_arguments(kwargs)
-    return cached_file(name_or_path, ADAPTER_FILE, _raise_exceptions_for_missing_entries=False, **options)
-
-
 def base_of_adapter(name_or_path, kwargs: dict[str, Any], adapters: tuple) -> str:
     """What an adapter belongs to, by name.
 
@@ -134,10 +128,11 @@ def base_of_adapter(name_or_path, kwargs: dict[str, Any], adapters: tuple) -> st
     """
     from peft import PeftConfig
 
-    file = find_adapter(name_or_path, kwargs)
-    read_json(file)
+    source = hub_arguments(kwargs)
+    file = find_optional(name_or_path, ADAPTER_FILE, **source)
+    read_json_object(file)
     try:
-        base_name = PeftConfig.from_pretrained(name_or_path, **hub_arguments(kwargs)).base_model_name_or_path
+        base_name = PeftConfig.from_pretrained(name_or_path, **source).base_model_name_or_path
     # A foreign file may be wrong in any way.
     except Exception as error:
         raise ValueError(

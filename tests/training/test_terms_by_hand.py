@@ -1,6 +1,7 @@
 """Every objective as a term of a loss, against loops over single positions in float64."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -104,3 +105,27 @@ def test_weights_of_a_first_error_far_from_the_anchor_vanish_beside_epsilon():
     weight = math.exp(-14)
     assert loss.item() == pytest.approx(2 * weight / (weight + 1e-6), rel=1e-6)
     assert loss.item() < 1
+
+
+def repeated(batch: BlockScores, counts: torch.LongTensor) -> BlockScores:
+    """Scores with each block as many times as that says."""
+    return BlockScores(
+        **{
+            name: value.repeat_interleave(counts, dim=0)
+            for name, value in vars(batch).items()
+            if isinstance(value, torch.Tensor)
+        }
+    )
+
+
+@pytest.mark.parametrize("reduction", ["weight_sum", "paper"])
+@pytest.mark.parametrize("name", sorted(OBJECTIVES.keys() - {"subtask_cross_entropy"}))
+def test_a_block_that_stands_for_others_like_it_counts_as_often_as_it_would_be_there(name, reduction):
+    batch, counts, settings = scores(), torch.tensor([3, 1, 2]), replace(SETTINGS, reduction=reduction)
+    standing = replace(batch, stands_for=counts[:, None].expand(BLOCKS, POSITIONS).double())
+    losses = [
+        total_loss({name: 1.0}, objective_sums({name: 1.0}, each, settings))
+        for each in (standing, repeated(batch, counts), batch)
+    ]
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-12)
+    assert losses[0].item() != pytest.approx(losses[2].item(), rel=1e-3)

@@ -9,6 +9,7 @@ from transformers import TrainerCallback
 
 from hf_pardraft import AutoDrafter, DartDrafter, DraftTrainer, DraftTrainingArguments
 from hf_pardraft.models.inputs import DraftInputs
+from hf_pardraft.training.layouts import shared_prefixes
 from tiny_models import tiny_drafter
 from training.objective_values import objective_value
 from training.tiny_training import losses, trainer_for
@@ -131,6 +132,16 @@ def test_gamma_grows_while_training_and_not_for_evaluation(schedule, target, tex
     assert gammas == [settings["loss_gamma"]]
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_gamma_grows_with_the_passes_over_rows_and_over_a_stream_alike(is_stream, target, text, tmp_path):
+    data = text.to_iterable_dataset() if is_stream else text
+    settings = {"loss_gamma": 4.5, "loss_gamma_epoch_step": 1.0, "max_steps": 5}
+    trainer = trainer_for("dflare", target, data, tmp_path, **settings)
+    gammas = note_gammas(trainer)
+    trainer.train()
+    assert gammas == [4.5, 4.5, 5.5, 5.5, 6.5]
+
+
 @pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
 def test_the_same_weights_are_evaluated_alike_in_every_epoch(kind, target, text, tmp_path):
     """Masks that are dropped, and anchors that are chosen, are others in each epoch of training."""
@@ -230,6 +241,24 @@ def test_the_loss_is_the_annealed_kl_to_the_target(target, text, tmp_path):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("shifted", [True, False])
+@pytest.mark.parametrize("objective", ["annealed_kl", "cross_entropy", "chain_reward"])
+def test_few_prefixes_with_masks_have_the_loss_of_all_on_average(
+    target, text, tmp_path, monkeypatch, objective, shifted
+):
+    settings = {"objective": objective, "loss_reduction": "paper"}
+    trainer = trainer_for("dart", target, text, tmp_path, num_anchors="all", **settings)
+    trainer.drafter.config.shifted = trainer.data_collator.shifted = shifted
+    example, losses = text[0], []
+    with torch.no_grad():
+        expected = trainer.compute_loss(trainer.drafter, trainer.data_collator([example]))
+        # Each one has masks, alone, in one of the batches.
+        for number in range(len(example["input_ids"]) - 5):
+            monkeypatch.setattr(shared_prefixes, "some_of", lambda anchors, *_, at=number: anchors[at : at + 1])
+            losses.append(trainer.compute_loss(trainer.drafter, trainer.data_collator([example])))
+    torch.testing.assert_close(torch.stack(losses).mean(), expected, rtol=1e-4, atol=1e-6)
+
+
 def test_a_drafter_of_some_tokens_learns_the_targets_law_among_them(target, text, tmp_path):
     used = sorted({token for row in text["input_ids"] for token in row})[::2]
     drafter = DartDrafter.for_target(target, draft_token_ids=used, draft_length=3)
@@ -250,6 +279,9 @@ def test_a_drafter_of_some_tokens_learns_the_targets_law_among_them(target, text
     assert scores["eval_loss"] < before / 2
     # What it can't write counts as wrong.
     assert 0.2 < scores["eval_accuracy_1"] < 0.9
+    for position in range(1, drafter.max_draft_depth + 1):
+        assert scores[f"eval_accuracy_{position}"] < scores[f"eval_hit10_{position}"] < 0.9
+    assert not any("hit" in name for logs in trainer.state.log_history if "loss" in logs for name in logs)
     assert torch.equal(drafter.draft_token_ids, torch.tensor(used))
 
 

@@ -16,6 +16,7 @@ LENGTH = struct.Struct("<Q")
 BLOCK = 1 << 22
 # safetensors refuses longer headers.
 LONGEST_HEADER = 100_000_000
+DAMAGED = "it is damaged or was not downloaded whole: get it again"
 
 
 def read_header(file: BinaryIO) -> dict:
@@ -27,7 +28,7 @@ def read_header(file: BinaryIO) -> dict:
     start = file.read(LENGTH.size)
     length = LENGTH.unpack(start)[0] if len(start) == LENGTH.size else LONGEST_HEADER
     if length >= LONGEST_HEADER:
-        raise ValueError(f"{file.name} has no safetensors header")
+        raise ValueError(f"{file.name} has no safetensors header: {DAMAGED}")
     return json.loads(file.read(length))
 
 
@@ -36,7 +37,7 @@ def blocks(file: BinaryIO, count: int) -> Iterator[bytes]:
     while count > 0:
         block = file.read(min(count, BLOCK))
         if not block:
-            raise ValueError(f"{file.name} ends too soon")
+            raise ValueError(f"{file.name} ends too soon: {DAMAGED}")
         count -= len(block)
         yield block
 

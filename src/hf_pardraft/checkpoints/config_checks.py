@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ..models.base import ParallelDrafter
 from .files import FLOATS
 
 # Whole numbers, and between which bounds they make sense. The upper ones are far above anything published: they keep a damaged
@@ -22,8 +23,8 @@ WHOLE_NUMBERS = {
     "draft_vocab_size": (1, 1 << 24),
     "max_position_embeddings": (1, 1 << 40),
     "sliding_window": (1, 1 << 40),
-    "block_size": (1, 4096),
-    "draft_length": (0, 4096),
+    "block_size": (1, ParallelDrafter.GREATEST_DEPTH),
+    "draft_length": (0, ParallelDrafter.GREATEST_DEPTH),
     "pard2_target_dim": (1, 1 << 22),
     "mask_token_id": (0, 1 << 24),
     "pard_token": (0, 1 << 24),
@@ -149,7 +150,9 @@ def check_fresh_fields(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         least, most = WHOLE_NUMBERS.get({"num_layers": "num_hidden_layers"}.get(name, name), (None, None))
         if least is not None and value is not None and not (is_whole(value) and least <= value <= most):
-            raise ValueError(f"{name} of a fresh drafter must be a whole number from {least} to {most}, got {value!r}")
+            raise ValueError(
+                f"{name} of a fresh drafter must be a whole number from {least} to {most}, got {value!r}: choose another value"
+            )
 
 
 def is_number(value: Any) -> bool:
@@ -222,8 +225,8 @@ def check_layer_types(fields: dict[str, Any], source: str, advice: str) -> None:
         )
     if "sliding_attention" in types and "sliding_window" in fields and fields["sliding_window"] is None:
         raise ValueError(
-            f"sliding_window in {source} should be a whole number for its sliding_attention layers, got none: set it, and "
-            "use_sliding_window to true"
+            f"sliding_window in {source} should be a whole number for its sliding_attention layers, and use_sliding_window true, "
+            f"got none: {advice}"
         )
 
 
@@ -233,8 +236,7 @@ def check_heads(fields: dict[str, Any], source: str, advice: str) -> None:
     groups, size = fields.get("num_key_value_heads"), fields.get("hidden_size")
     if heads is not None and groups is not None and heads % groups:
         raise ValueError(
-            f"num_attention_heads in {source} should be a multiple of num_key_value_heads, got {heads} and {groups}: mend "
-            "config.json"
+            f"num_attention_heads in {source} should be a multiple of num_key_value_heads, got {heads} and {groups}: {advice}"
         )
     head_dim = fields.get("head_dim")
     if head_dim is not None and head_dim % 2:

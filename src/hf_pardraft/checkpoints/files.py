@@ -17,7 +17,8 @@ from huggingface_hub import is_offline_mode
 from safetensors import SafetensorError, safe_open
 from transformers.utils import cached_file
 
-from .checksums import check_checksums
+from ..models.base import hub_arguments
+from .checksums import DAMAGED, check_checksums
 
 # What says that a folder holds an adapter of PEFT's.
 ADAPTER_FILE = "adapter_config.json"
@@ -28,7 +29,6 @@ SAFETENSORS_SUFFIX = ".safetensors"
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # "name" or "owner/name".
 REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-DAMAGED = "it is damaged or was not downloaded whole: get it again"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TensorFacts:
         return self.dtype in FLOATS.values()
 
 
-def read_json(path: str) -> dict[str, Any]:
+def read_json_object(path: str) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
@@ -85,7 +85,7 @@ def read_config_file(name_or_path, **source: Any) -> dict[str, Any]:
         ValueError: if it is no JSON object.
     """
     if os.path.isfile(name_or_path):
-        return read_json(name_or_path)
+        return read_json_object(name_or_path)
     try:
         path = cached_file(name_or_path, "config.json", **source)
     except OSError as error:
@@ -95,7 +95,16 @@ def read_config_file(name_or_path, **source: Any) -> dict[str, Any]:
         raise OSError(f"can't load {name_or_path}: {error}") from error
     if path is None:
         raise OSError(f"{name_or_path} holds no config.json: name a folder or a repository with a drafter in it")
-    return read_json(path)
+    return read_json_object(path)
+
+
+def find_optional(folder, name: str, **source: Any) -> str | None:
+    """The path of a file in a folder or repository; `None` if it is not there.
+
+    Raises:
+        OSError: if the repository can't be reached.
+    """
+    return cached_file(folder, name, _raise_exceptions_for_missing_entries=False, **source)
 
 
 def check_generation_config(name_or_path, **source: Any) -> None:
@@ -105,29 +114,29 @@ def check_generation_config(name_or_path, **source: Any) -> None:
         name_or_path: a folder, or a repository on the Hub.
         **source: `revision`, `token`, `subfolder`, ..., as for `from_pretrained`.
     """
-    path = cached_file(name_or_path, "generation_config.json", _raise_exceptions_for_missing_entries=False, **source)
+    path = find_optional(name_or_path, "generation_config.json", **source)
     if path is not None:
-        read_json(path)
+        read_json_object(path)
 
 
-def find_weight_files(
-    name_or_path, use_safetensors: bool | None = None, variant: str | None = None, **source: Any
-) -> list[str]:
+def find_weight_files(name_or_path, kwargs: dict[str, Any]) -> list[str]:
     """Paths of the files that `from_pretrained` reads the weights of a folder or repository from; downloads them if need be.
 
-    Safetensors come before pickles, and one file before several.
+    Safetensors come before pickles, and one file before several. `kwargs` are those of `from_pretrained`, `use_safetensors` and
+    `variant` among them.
 
     Raises:
         OSError: if there are none.
         ValueError: if an index names files that are not beside it, or a file is a link that leads out of the folder.
     """
-    names = {True: SAFETENSORS_FILES, False: PICKLE_FILES, None: SAFETENSORS_FILES + PICKLE_FILES}[use_safetensors]
+    source, variant, choice = hub_arguments(kwargs), kwargs.get("variant"), kwargs.get("use_safetensors")
+    names = {True: SAFETENSORS_FILES, False: PICKLE_FILES, None: SAFETENSORS_FILES + PICKLE_FILES}[choice]
     for name in names:
         if variant is not None:
             # "model.fp16.safetensors", "model.safetensors.index.fp16.json"
             stem, suffix = name.rsplit(".", 1)
             name = f"{stem}.{variant}.{suffix}"
-        path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **source)
+        path = find_optional(name_or_path, name, **source)
         if path is None:
             continue
         check_beside(path, Path(path).parent)
@@ -153,7 +162,7 @@ def shard_names(index_path: str) -> list[str]:
     Raises:
         ValueError: if it is no index, or names a file that is not beside it.
     """
-    index = read_json(index_path)
+    index = read_json_object(index_path)
     shards = index.get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
         raise ValueError(f"{index_path} should map weights to files under weight_map: get the file again")
@@ -185,7 +194,7 @@ def shard_path(name_or_path, index_path: str, name: str, **source: Any) -> str:
         OSError: if it is not there.
         ValueError: if it is a link that leads out of the folder (other than into the Hub's own cache).
     """
-    path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **source)
+    path = find_optional(name_or_path, name, **source)
     if path is None:
         raise OSError(
             f"{index_path} names {name}, which is missing: get the checkpoint again{if_offline(name_or_path, source)}"
@@ -206,7 +215,7 @@ def find_separate(folder, names: Sequence[str], **source: Any) -> str | None:
         ValueError: if it is a link that leads out of the folder.
     """
     for name in names:
-        found = cached_file(folder, name, _raise_exceptions_for_missing_entries=False, **source)
+        found = find_optional(folder, name, **source)
         if found is not None:
             check_beside(found, Path(found).parents[len(Path(name).parts) - 1])
             return found

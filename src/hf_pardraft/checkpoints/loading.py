@@ -244,8 +244,7 @@ def describe_checkpoint(name_or_path, kwargs: dict[str, Any]) -> dict[str, Tenso
     Raises:
         OSError, ValueError: see [`find_weight_files`], [`describe_tensors`] and [`check_checksums`].
     """
-    choice = {name: kwargs[name] for name in ("use_safetensors", "variant") if name in kwargs}
-    paths = find_weight_files(name_or_path, **choice, **hub_arguments(kwargs))
+    paths = find_weight_files(name_or_path, kwargs)
     facts = describe_tensors(paths)
     for path in filter(is_safetensors, paths):
         check_checksums(path)

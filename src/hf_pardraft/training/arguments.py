@@ -184,12 +184,12 @@ class DraftTrainingArguments(TrainingArguments):
         """Whether gamma is another one later."""
         return self.loss_gamma_end is not None or self.loss_gamma_epoch_step is not None
 
-    def gamma_after(self, state: TrainerState) -> float | None:
-        """The decay constant of the next step's position weights, from the steps or epochs that are done."""
+    def gamma_after(self, state: TrainerState, num_passes: int) -> float | None:
+        """The decay constant of the next step's position weights, from the steps or the passes over the data that are done."""
         if self.loss_gamma_end is not None:
             return linear_gamma(state.global_step, max(state.max_steps, 1), self.loss_gamma, self.loss_gamma_end)
         if self.loss_gamma_epoch_step is not None:
-            return gamma_after_epochs(state.epoch or 0, self.loss_gamma, self.loss_gamma_epoch_step)
+            return gamma_after_epochs(num_passes, self.loss_gamma, self.loss_gamma_epoch_step)
         return self.loss_gamma
 
     @property

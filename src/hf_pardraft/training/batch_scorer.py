@@ -140,6 +140,8 @@ class BatchScorer:
         if num_counted is not None:
             counted = supervised.items < num_counted
         scored = {"valid": counted, "known": counted & (supervised.label_columns != UNKNOWN), **scored}
+        if supervised.stands_for is not None:
+            scored["stands_for"] = supervised.stands_for
         device = scored["is_right"].device
         grids = {name: supervised.grid(values.to(device), self.depth) for name, values in scored.items()}
         valid, known = grids["valid"], grids["known"]

@@ -36,15 +36,15 @@ class SharedPrefixes(Layout):
     A batch holds `input_ids` and `attention_mask` `(batch, length)` for the target, and `document_ids` beside them if an item
     is packed; and `(batch, queries)` each, the `length - 1` of the prefix first: `labels` (what the query itself must
     predict), `draft_positions` (t, from 1; 0 where nothing is predicted), `target_index` (whose logits of the target score the
-    same token), what the mask is made of: `query_block`, `query_index`, `query_document`; and `query_position`, the query's
-    place in its document. Anchors and labels are those of anchored blocks. Masks that have no label, and none after them that
-    has, are not built.
+    same token), what the mask is made of: `query_block`, `query_index`, `query_document`; `query_position`, the query's place
+    in its document; and `stands_for`, how many prefixes like its own. Anchors and labels are those of anchored blocks. Masks that
+    have no label, and none after them that has, are not built.
 
     Args:
         num_tokens: d, how many tokens the drafter learns to draft.
         shifted: whether a query predicts the token after its own place, so that the last one of a prefix predicts too.
         num_anchors: most prefixes per example that get masks; `None` for all, as in the paper. All that can, predict their first
-            token.
+            token; masks weigh as many times more as there would be of them, so that the loss is the same on average.
         seed: of the anchors.
     """
 
@@ -69,11 +69,14 @@ class SharedPrefixes(Layout):
             learned[anchors - 1] = labels[anchors + 1]
         return self._queries(torch.zeros_like(index), index, learned, documents)
 
-    def mask_queries(self, labels: torch.LongTensor, documents: torch.LongTensor, anchors: torch.LongTensor) -> Batch:
-        """The queries of masks, prefix by prefix, `(masks,)` each."""
+    def mask_queries(
+        self, labels: torch.LongTensor, documents: torch.LongTensor, anchors: torch.LongTensor, num_all: int
+    ) -> Batch:
+        """The queries of masks, prefix by prefix, `(masks,)` each, of some of `num_all` anchors."""
         learned = labels_after(anchors, labels, documents, self.num_tokens)[:, 1 if self.shifted else 0 :]
         group, mask = (learned != IGNORED).nonzero(as_tuple=True)
-        return self._queries(mask + 1, anchors[group] + mask, learned[group, mask], documents)
+        stands_for = num_all / max(len(anchors), 1)
+        return self._queries(mask + 1, anchors[group] + mask, learned[group, mask], documents, stands_for)
 
     def _queries(
         self,
@@ -81,6 +84,7 @@ class SharedPrefixes(Layout):
         index: torch.LongTensor,
         learned: torch.LongTensor,
         documents: torch.LongTensor,
+        stands_for: float = 1.0,
     ) -> Batch:
         shift = 1 if self.shifted else 0
         return {
@@ -91,6 +95,7 @@ class SharedPrefixes(Layout):
             "query_index": index,
             "query_document": documents[index],
             "query_position": positions_in_documents(documents)[index],
+            "stands_for": torch.full(index.shape, stands_for),
         }
 
     def __call__(self, examples: list[dict[str, Any]]) -> Batch:
@@ -103,7 +108,7 @@ class SharedPrefixes(Layout):
             sequences.append(text_for_target(input_ids, documents))
             prefixes.append(self.prefix_queries(labels, documents, anchors))
             chosen = some_of(anchors, self.num_anchors, self.generator(input_ids))
-            masks.append(self.mask_queries(labels, documents, chosen))
+            masks.append(self.mask_queries(labels, documents, chosen, len(anchors)))
         check_something_to_draft([int((part["labels"] != IGNORED).sum()) for part in prefixes + masks])
         fill = {"labels": IGNORED, "query_document": PADDING}
         first, last = stacked(prefixes, fill), stacked(masks, fill)

@@ -37,6 +37,8 @@ class BlockScores:
         confidences: how likely the target is to write all the tokens between the prefix and the label (PARD-2).
         continued: where the target's own continuation of the prefix has a token.
         continuations: log-probability of that token.
+        stands_for: how many positions like it each stands for, where only some of a text's are there.
+        is_hit: whether the label is among the ten likeliest tokens; `None` while training.
     """
 
     valid: torch.BoolTensor
@@ -48,6 +50,8 @@ class BlockScores:
     confidences: torch.Tensor | None = None
     continued: torch.BoolTensor | None = None
     continuations: torch.Tensor | None = None
+    stands_for: torch.Tensor | float = 1.0
+    is_hit: torch.BoolTensor | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Objective:
 
 OBJECTIVES = {
     "cross_entropy": Objective(
-        lambda s, c: weighted_sums(-s.log_probs, c.decay(s), s.known, c.reduction),
+        lambda s, c: weighted_sums(-s.log_probs, c.decay(s), s.known, c.reduction, s.stands_for),
         "cross-entropy with the text, weights exp(-(k - 1) / loss_gamma)",
     ),
     "subtask_cross_entropy": Objective(
@@ -104,45 +108,45 @@ OBJECTIVES = {
         "PARD's: cross-entropy, each position averaged by itself, and the averages weighted as cross_entropy's positions",
     ),
     "first_error": Objective(
-        lambda s, c: first_error_sums(s.log_probs, s.is_right, c.decay(s), s.unbroken),
+        lambda s, c: first_error_sums(s.log_probs, s.is_right, c.decay(s), s.unbroken, s.stands_for),
         "cross-entropy at each block's first wrong position, weights as cross_entropy's",
         epsilon=FIRST_ERROR_EPSILON,
         known_before=False,
     ),
     "chain_reward": Objective(
-        lambda s, c: chain_sums(s.log_probs, s.unbroken, c.reduction),
+        lambda s, c: chain_sums(s.log_probs, s.unbroken, c.reduction, s.stands_for),
         "a surrogate of the accepted length; a reward, so it is subtracted",
         sign=-1,
     ),
     "dpace": Objective(
-        lambda s, c: acceptance_sums(s.log_probs, s.unbroken, c.dpace_alpha, c.reduction),
+        lambda s, c: acceptance_sums(s.log_probs, s.unbroken, c.dpace_alpha, c.reduction, s.stands_for),
         "D-PACE: cross-entropy, weights from the drafter's own prefix probabilities (dpace_alpha)",
         known_before=False,
     ),
     "annealed_kl": Objective(
-        lambda s, c: weighted_sums(s.divergences, c.annealing(s), s.valid, c.reduction),
+        lambda s, c: weighted_sums(s.divergences, c.annealing(s), s.valid, c.reduction, s.stands_for),
         "DART's: KL from the target's law, weights kl_gamma^(k - 1)",
         reads=("divergences",),
     ),
     "forward_kl": Objective(
-        lambda s, c: weighted_sums(s.divergences, c.decay(s), s.valid, c.reduction),
+        lambda s, c: weighted_sums(s.divergences, c.decay(s), s.valid, c.reduction, s.stands_for),
         "KL from the target's law, weights as cross_entropy's (kl_temperature)",
         reads=("divergences",),
     ),
     "cat_cross_entropy": Objective(
-        lambda s, c: weighted_sums(-s.log_probs, s.confidences, s.known, c.reduction),
+        lambda s, c: weighted_sums(-s.log_probs, s.confidences, s.known, c.reduction, s.stands_for),
         "PARD-2's: cross-entropy, weights from the target's confidence in the tokens before",
         reads=("log_probs", "confidences"),
         known_before=False,
     ),
     "cat_kl": Objective(
-        lambda s, c: weighted_sums(s.divergences, s.confidences, s.valid, c.reduction),
+        lambda s, c: weighted_sums(s.divergences, s.confidences, s.valid, c.reduction, s.stands_for),
         "PARD-2's: KL from the target's law, weights as cat_cross_entropy's (kl_temperature)",
         reads=("divergences", "confidences"),
         known_before=False,
     ),
     "streak": Objective(
-        lambda s, c: streak_sums(s.continuations, s.continued, c.reduction),
+        lambda s, c: streak_sums(s.continuations, s.continued, c.reduction, s.stands_for),
         "SpecDiff-2's streak distillation: chain_reward on continuations that the target samples (streak_prefixes)",
         sign=-1,
         reads=("continuations", "continued"),

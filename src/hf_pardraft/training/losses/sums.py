@@ -2,7 +2,7 @@
 
 Both are sums over blocks, so batches and processes add theirs before anything is divided, and the quotient is that of one big
 batch. `log_probs` and the like are `(blocks, positions)`, positions counted from the first drafted token; what stands at an
-invalid position doesn't matter.
+invalid position doesn't matter. Where only some of a text's positions are there, their weights say how many each stands for.
 """
 
 from typing import NamedTuple
@@ -137,25 +137,30 @@ def acceptance_weights(log_probs: torch.Tensor, valid: torch.BoolTensor, alpha: 
     return prefixes.flip(1).cumsum(dim=1).flip(1) * valid
 
 
-def active_blocks(valid: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
-    """How many blocks have a valid position: what the papers' expectations over blocks are averages over."""
-    return valid.any(dim=1).sum().to(dtype)
+def active_blocks(valid: torch.BoolTensor, stands_for: torch.Tensor | float, dtype: torch.dtype) -> torch.Tensor:
+    """How many blocks have a valid position, each as many as its first one stands for: what the papers' expectations over
+    blocks are averages over."""
+    return (stands_for * (valid & (valid.cumsum(dim=1) == 1))).sum().to(dtype)
 
 
 def weighted_sums(
-    values: torch.Tensor, weights: torch.Tensor, valid: torch.BoolTensor, reduction: str = "weight_sum"
+    values: torch.Tensor,
+    weights: torch.Tensor,
+    valid: torch.BoolTensor,
+    reduction: str = "weight_sum",
+    stands_for: torch.Tensor | float = 1.0,
 ) -> Sums:
     """Sum of weight times value, over the sum of the weights, or ("paper") over the blocks that have a valid position.
 
     Args:
         values: `(blocks, positions)`.
-        weights: constants that broadcast against them.
+        weights, stands_for: constants that broadcast against them. The blocks are counted by the latter alone.
         valid: `(blocks, positions)`.
     """
     check_reduction(reduction)
-    weights = weights.to(values.dtype) * valid
+    weights = (weights * stands_for).to(values.dtype) * valid
     total = (torch.where(valid, values, 0) * weights).sum()
-    divisor = weights.sum() if reduction == "weight_sum" else active_blocks(valid, values.dtype)
+    divisor = weights.sum() if reduction == "weight_sum" else active_blocks(valid, stands_for, values.dtype)
     return Sums(total[None], divisor[None])
 
 
@@ -174,7 +179,11 @@ def subtask_sums(log_probs: torch.Tensor, weights: torch.Tensor, valid: torch.Bo
 
 
 def first_error_sums(
-    log_probs: torch.Tensor, is_right: torch.BoolTensor, weights: torch.Tensor, valid: torch.BoolTensor
+    log_probs: torch.Tensor,
+    is_right: torch.BoolTensor,
+    weights: torch.Tensor,
+    valid: torch.BoolTensor,
+    stands_for: torch.Tensor | float = 1.0,
 ) -> Sums:
     """Cross-entropy of each block's first wrong position alone, weighted (arXiv 2606.11552, eq. 10).
 
@@ -183,7 +192,7 @@ def first_error_sums(
             one is a constant.
     """
     wrong = valid & ~is_right
-    return weighted_sums(-log_probs, weights, wrong & (wrong.cumsum(dim=1) == 1))
+    return weighted_sums(-log_probs, weights, wrong & (wrong.cumsum(dim=1) == 1), stands_for=stands_for)
 
 
 def prefix_probabilities(log_probs: torch.Tensor, valid: torch.BoolTensor) -> torch.Tensor:
@@ -191,29 +200,40 @@ def prefix_probabilities(log_probs: torch.Tensor, valid: torch.BoolTensor) -> to
     return torch.where(valid, log_probs, 0).cumsum(dim=1).exp() * valid
 
 
-def chain_sums(log_probs: torch.Tensor, valid: torch.BoolTensor, reduction: str = "weight_sum") -> Sums:
+def chain_sums(
+    log_probs: torch.Tensor,
+    valid: torch.BoolTensor,
+    reduction: str = "weight_sum",
+    stands_for: torch.Tensor | float = 1.0,
+) -> Sums:
     """Sum of the prefix probabilities (arXiv 2606.11552, eq. 12), over the valid positions, or ("paper") over all positions of
     the blocks that have a valid one."""
     check_reduction(reduction)
-    total = prefix_probabilities(log_probs, valid).sum()
-    divisor = valid.sum() if reduction == "weight_sum" else valid.any(dim=1).sum() * valid.shape[1]
-    return Sums(total[None], divisor.to(total.dtype)[None])
+    sums = streak_sums(log_probs, valid, reduction, stands_for)
+    return sums if reduction == "weight_sum" else sums._replace(denominators=sums.denominators * valid.shape[1])
 
 
-def streak_sums(log_probs: torch.Tensor, valid: torch.BoolTensor, reduction: str = "weight_sum") -> Sums:
+def streak_sums(
+    log_probs: torch.Tensor,
+    valid: torch.BoolTensor,
+    reduction: str = "weight_sum",
+    stands_for: torch.Tensor | float = 1.0,
+) -> Sums:
     """Sum of the prefix probabilities of the target's own continuations (SpecDiff-2, arXiv 2606.11552, section 6.5), over the
-    valid positions, or ("paper") over the prefixes: then it is the expected streak in tokens."""
-    check_reduction(reduction)
-    total = prefix_probabilities(log_probs, valid).sum()
-    divisor = valid.sum().to(total.dtype) if reduction == "weight_sum" else active_blocks(valid, total.dtype)
-    return Sums(total[None], divisor[None])
+    valid positions, or ("paper") over the prefixes: then it is the expected streak in tokens, as far as there are positions."""
+    prefixes = prefix_probabilities(log_probs, valid)
+    return weighted_sums(prefixes, torch.ones_like(prefixes), valid, reduction, stands_for)
 
 
 def acceptance_sums(
-    log_probs: torch.Tensor, valid: torch.BoolTensor, alpha: float = 0.5, reduction: str = "weight_sum"
+    log_probs: torch.Tensor,
+    valid: torch.BoolTensor,
+    alpha: float = 0.5,
+    reduction: str = "weight_sum",
+    stands_for: torch.Tensor | float = 1.0,
 ) -> Sums:
     """Cross-entropy with D-PACE's weights; see [`acceptance_weights`]."""
-    return weighted_sums(-log_probs, acceptance_weights(log_probs, valid, alpha), valid, reduction)
+    return weighted_sums(-log_probs, acceptance_weights(log_probs, valid, alpha), valid, reduction, stands_for)
 
 
 def denominators_of(sums: dict[str, Sums]) -> torch.Tensor:
