@@ -51,7 +51,7 @@ WHOLE = [(kind, method) for kind in ("pard", "pard2") for method in METHODS]
 WHOLE += [(kind, method) for kind in ("dflash", "dflare", "dart") for method in [*METHODS][:-2]]
 
 
-@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`", "ignore:Specified to not")
 @pytest.mark.parametrize(("kind", "method"), WHOLE)
 def test_what_peft_saves_is_whole(kind, method, tmp_path):
     AutoDrafter.from_pretrained(adapter(tmp_path, kind, method))
