@@ -27,6 +27,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     Trainer,
     TrainingArguments,
     set_seed,
@@ -355,14 +356,19 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def begin(arguments: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Dataset]:
+    """The target, its tokenizer, and what it wrote for drafters to learn from; one thread, and no bars, from here on."""
     disable_progress_bars()
     torch.set_num_threads(1)
     arguments.work.mkdir(parents=True, exist_ok=True)
     target, tokenizer, evaluated = target_and_prompts(arguments)
     set_seed(0)
-    text = target_text(arguments, target, tokenizer, evaluated)
+    return target, tokenizer, target_text(arguments, target, tokenizer, evaluated)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    target, tokenizer, text = begin(arguments)
     # All settings of a seed, then the next seed: whoever stops early has all comparisons for some seeds.
     runs = [(name, seed) for seed in arguments.seeds for name in arguments.settings]
     reports = {name: [] for name in SETTINGS} | reports_of(

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 import schedule_measure
-from hf_pardraft.evaluation.calls import Run
+from hf_pardraft.evaluation.calls import TimedRun
 from hf_pardraft.generation import plain
 from hf_pardraft.generation.decoder import SpeculativeDecoding
 from hf_pardraft.generation.scheduling.reading import ReadingChoice
@@ -95,7 +95,7 @@ class ModelledClock:
 
         timed = schedule_measure.run
 
-        def run(*arguments: Any) -> Run:
+        def run(*arguments: Any) -> TimedRun:
             """Plain `generate` takes a forward over one token for each."""
             result, entry = timed(*arguments), arguments[1]
             return replace(result, seconds=result.num_tokens * self.costs.one / 1e3) if entry.is_plain else result

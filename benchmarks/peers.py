@@ -32,11 +32,11 @@ from transformers.utils import logging
 from hf_pardraft import NgramModel
 from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
 from hf_pardraft.demo.prompts import built_in_prompts
-from hf_pardraft.evaluation.calls import Condition, call, generation_config, without_padding
+from hf_pardraft.evaluation.calls import Condition, call, generation_config
 from hf_pardraft.evaluation.entries import PLAIN, Entry, plain_entry
 from hf_pardraft.evaluation.measurement import padded_batch
 from hf_pardraft.evaluation.report import markdown_table
-from hf_pardraft.user_input.models import end_of_text_ids
+from hf_pardraft.user_input.models import end_of_text_ids, up_to_end
 from peer_loop_dart import dart_loops
 from peer_loops import PeerLoop, Task, ddtree_loops, pard_loop, zlab_loop
 from result_files import RESULTS, public_command, save, this_machine
@@ -143,7 +143,7 @@ def watch(way: Way, task: Task) -> None:
     hook = way.layer.register_forward_pre_hook(lambda *_: calls.append(None))
     for prompt in task.prompts:
         new_tokens = way.write(prompt)[0, prompt.shape[1] :][: task.max_new_tokens].tolist()
-        way.texts.append(without_padding(new_tokens, ends))
+        way.texts.append(up_to_end(new_tokens, ends))
     hook.remove()
     way.forwards = len(calls)
 

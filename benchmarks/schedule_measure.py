@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hf_pardraft.evaluation.calls import Batch, Condition, Run, run
+from hf_pardraft.evaluation.calls import Batch, Condition, TimedRun, run
 from hf_pardraft.evaluation.entries import COMPILED, PLAIN, Entry, plain_entry
 from hf_pardraft.evaluation.measurement import in_batches, kept_random_state, warm_up
 from hf_pardraft.models.base import ParallelDrafter
@@ -33,7 +33,7 @@ class Way:
     """
 
     entry: Entry
-    turns: list[list[Run]] = field(default_factory=list)
+    turns: list[list[TimedRun]] = field(default_factory=list)
     drafted: Counter[int] = field(default_factory=Counter)
 
     def decode(self, target: PreTrainedModel, batch: Batch, condition: Condition) -> None:

@@ -28,7 +28,7 @@ from hf_pardraft.cli.app import quieten
 from hf_pardraft.cli.eval import ManyValues, read_plan
 from hf_pardraft.evaluation.entries import Entry, drafter_entries
 from hf_pardraft.evaluation.models import load_fitting_drafter, load_target
-from hf_pardraft.evaluation.plan import Plan, read_values
+from hf_pardraft.evaluation.plan import EvaluationPlan, read_values
 from hf_pardraft.evaluation.report import Report
 from hf_pardraft.evaluation.workbench import Workbench, check_settings, encoding_for, ending_tokens, evaluate, lay_out
 from hf_pardraft.models.base import ParallelDrafter
@@ -107,7 +107,7 @@ def make_drafter(
     return drafter.to(device=target.device, dtype=target.dtype).eval()
 
 
-def check_depths(drafters: dict[str, ParallelDrafter], plan: Plan, profile: AcceptanceProfile) -> None:
+def check_depths(drafters: dict[str, ParallelDrafter], plan: EvaluationPlan, profile: AcceptanceProfile) -> None:
     """Raise a `ValueError` if the profile says too little for what is drafted."""
     check_settings(drafters, plan)
     for entry in drafter_entries(drafters, plan.contenders.choices):
@@ -118,7 +118,7 @@ def check_depths(drafters: dict[str, ParallelDrafter], plan: Plan, profile: Acce
 
 
 def prepare(
-    plan: Plan, new: dict[str, NewDrafter], profile: AcceptanceProfile, runner_up: float, notes: Console
+    plan: EvaluationPlan, new: dict[str, NewDrafter], profile: AcceptanceProfile, runner_up: float, notes: Console
 ) -> Workbench:
     """What [`hf_pardraft.evaluation.workbench.prepare`] does, for drafters that may be untrained and are told what to say."""
     encoding = encoding_for(plan)

@@ -8,11 +8,11 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from hf_pardraft.evaluation.calls import Condition, Run, run, watch
+from hf_pardraft.evaluation.calls import Condition, TimedRun, run, watch
 from hf_pardraft.evaluation.entries import compiled_twin, plain_entry
 from hf_pardraft.evaluation.measurement import Measured, in_batches, kept_random_state, take_turns, warm_up
 from hf_pardraft.evaluation.rows import acceptance_length, differences_between, drafting_figures
-from hf_pardraft.evaluation.runner import weigh
+from hf_pardraft.evaluation.runner import judge_near_tie
 from hf_pardraft.generation.settings import DEFAULT_LOOKUP
 from hf_pardraft.user_input.models import end_of_text_ids
 from smollm2_cases import SCHEDULED, Models, Way
@@ -58,8 +58,8 @@ def compared(
     differences = differences_between(measured, plain, condition.batch_size)
     ties = None
     if condition.temperature == 0:
-        weighed = (weigh(target, prompts[each.prompt], texts[each.prompt], each) for each in differences)
-        ties = sum(bool(each.near_tie) for each in weighed)
+        judged = (judge_near_tie(target, prompts[each.prompt], texts[each.prompt], each) for each in differences)
+        ties = sum(bool(each.near_tie) for each in judged)
     return {"texts": len(texts), "different": len(differences), "near_ties": ties}
 
 
@@ -146,7 +146,7 @@ def speed_of(measured: Measured, plain: Measured) -> Row:
     }
 
 
-def ratio(run: Run, plain: Run) -> float:
+def ratio(run: TimedRun, plain: TimedRun) -> float:
     """How many times as many tokens a second: near ties may make a text longer than plain's."""
     return (run.num_tokens / run.seconds) / (plain.num_tokens / plain.seconds)
 

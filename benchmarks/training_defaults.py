@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset, disable_progress_bars
+from datasets import Dataset
 from transformers import PreTrainedModel, TrainerCallback, set_seed
 
-from evidence import COMMON, reports_of, spread, trainer_of
+from evidence import COMMON, begin, reports_of, spread, trainer_of
 from hf_pardraft import DFlareDrafter, DFlashDrafter, DraftTrainer
 from hf_pardraft.evaluation.calls import Condition
 from hf_pardraft.evaluation.calls import run as run_entry
 from hf_pardraft.evaluation.entries import Entry
 from hf_pardraft.training.progress import Tables
 from result_files import RESULTS, save, this_machine
-from stories260k import EVALUATION_TOKENS, story_beginnings, story_parser, target_and_prompts, target_text
+from stories260k import EVALUATION_TOKENS, story_beginnings, story_parser
 
 RESULT = RESULTS / "training_defaults.json"
 NEW_TOKENS = 100
@@ -159,12 +159,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    disable_progress_bars()
-    torch.set_num_threads(1)
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    target, tokenizer, evaluated = target_and_prompts(arguments)
-    set_seed(0)
-    text = target_text(arguments, target, tokenizer, evaluated)
+    target, tokenizer, text = begin(arguments)
     runs = [(name, seed) for seed in arguments.seeds for name in arguments.settings if seed in SETTINGS[name].seeds]
     reports = reports_of(
         runs, arguments, lambda name, seed: run(SETTINGS[name], seed, target, tokenizer, text, arguments)

@@ -39,11 +39,6 @@ def new_projection(config: PardConfig) -> nn.Linear | None:
     return projection
 
 
-def one_place_later(features: torch.Tensor) -> torch.Tensor:
-    """What enters the projection at each token of a text: `(batch, length, dim)`, each token's predecessor's features."""
-    return nn.functional.pad(features, (0, 0, 1, -1))
-
-
 def features_before(inputs: DraftInputs) -> torch.Tensor:
     """What enters the projection at each new token of a round: `(batch, new, dim)`, zero where no features are known.
 

@@ -2,32 +2,38 @@
 
 import importlib.util
 import os
-from pathlib import Path
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from safetensors.torch import load_file
+import torch
 from transformers import AutoModel, PreTrainedConfig
-from transformers.utils import cached_file
 
 from .checkpoints.atomic_folders import finish_interrupted
 from .checkpoints.config_checks import check_config_fields
 from .checkpoints.files import (
     ADAPTER_FILE,
-    check_beside,
+    TensorFacts,
     check_place,
     check_tensors,
+    find_optional,
     find_separate,
     read_config_file,
-    read_json,
+    read_json_object,
 )
 from .checkpoints.published import drafter_class_for, find_drafter_class, native_fields
 from .checkpoints.sources import with_resolved_revision, with_subfolder
+from .checkpoints.vocabulary import vocabulary_in
+from .checkpoints.weights import account_for_weights, check_finite
 from .models.base import PairedConfig, ParallelDrafter, find_file, hub_arguments, load_generation_config
 from .models.modeling_pard import VOCABULARY_FILE, PardDrafter
 
 __all__ = ["AutoDrafter", "drafter_class_for"]
 
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+# What PEFT may save of the base beside an adapter: patterns of names.
+ADAPTERS_EMBEDDINGS = (r"\b(embed_tokens|lm_head)\.((token_adapter\.)?base_layer\.)?weight$",)
 
 
 class AutoDrafter:
@@ -67,7 +73,7 @@ def find_drafter_config(name_or_path: Any, **source: Any) -> dict[str, Any] | No
         check_place(name_or_path)
         source = with_subfolder(name_or_path, with_resolved_revision(name_or_path, source))
         file = find_file(name_or_path, "config.json", **source)
-        fields = {} if file is None else read_json(file)
+        fields = {} if file is None else read_json_object(file)
     except (OSError, TypeError, ValueError):
         return None
     return None if find_drafter_class(fields) is None else fields
@@ -78,7 +84,7 @@ def load_any(name_or_path, trust_remote_code: bool, kwargs: dict[str, Any], adap
     check_place(name_or_path)
     finish_interrupted(name_or_path)
     kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
-    if find_adapter(name_or_path, kwargs):
+    if find_optional(name_or_path, ADAPTER_FILE, **hub_arguments(kwargs)):
         return load_adapted(name_or_path, kwargs, adapters)
     config = kwargs.get("config")
     if isinstance(config, PreTrainedConfig):
@@ -114,12 +120,6 @@ def load_with_its_own_code(name_or_path, **kwargs: Any) -> ParallelDrafter:
     return model
 
 
-def find_adapter(name_or_path, kwargs: dict[str, Any]) -> str | None:
-    """The path of an adapter's config; `None` if a folder or repository holds no adapter."""
-    options = hub_arguments(kwargs)
-    return cached_file(name_or_path, ADAPTER_FILE, _raise_exceptions_for_missing_entries=False, **options)
-
-
 def base_of_adapter(name_or_path, kwargs: dict[str, Any], adapters: tuple) -> str:
     """What an adapter belongs to, by name.
 
@@ -128,10 +128,11 @@ def base_of_adapter(name_or_path, kwargs: dict[str, Any], adapters: tuple) -> st
     """
     from peft import PeftConfig
 
-    file = find_adapter(name_or_path, kwargs)
-    read_json(file)
+    source = hub_arguments(kwargs)
+    file = find_optional(name_or_path, ADAPTER_FILE, **source)
+    read_json_object(file)
     try:
-        base_name = PeftConfig.from_pretrained(name_or_path, **hub_arguments(kwargs)).base_model_name_or_path
+        base_name = PeftConfig.from_pretrained(name_or_path, **source).base_model_name_or_path
     # A foreign file may be wrong in any way.
     except Exception as error:
         raise ValueError(
@@ -148,11 +149,66 @@ def base_of_adapter(name_or_path, kwargs: dict[str, Any], adapters: tuple) -> st
             f"the adapter in {name_or_path} says that it belongs to {base_name}, which is itself or belongs to it: set "
             f"base_model_name_or_path in {ADAPTER_FILE} to the model that it was trained on"
         )
-    for name in ADAPTER_WEIGHTS:
-        path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **hub_arguments(kwargs))
-        if path is not None:
-            check_beside(path, Path(path).parent)
     return base_name
+
+
+def describe_adapter(name_or_path, source: dict[str, Any]) -> dict[str, TensorFacts]:
+    """What the weight file of an adapter holds.
+
+    Raises:
+        OSError: if there is none.
+        ValueError: if it is damaged, holds a program, or is a link that leads out of the folder.
+    """
+    path = find_separate(name_or_path, ADAPTER_WEIGHTS, **source)
+    if path is None:
+        raise OSError(
+            f"the adapter in {name_or_path} has no weights: expected one of {', '.join(ADAPTER_WEIGHTS)}, get it again"
+        )
+    return check_tensors(path)
+
+
+@contextmanager
+def naming_base(name_or_path, base_name: str) -> Iterator[None]:
+    """Say whose base it is that can't be read or reached."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"the adapter in {name_or_path} belongs to {base_name}, which can't be loaded ({error}): get that, or set "
+            f"base_model_name_or_path in {ADAPTER_FILE} to where it is"
+        ) from error
+
+
+def with_adapter(drafter: ParallelDrafter, name_or_path, source: dict[str, Any], facts: dict[str, TensorFacts]) -> Any:
+    """`drafter` inside PEFT's model of it with an adapter, each weight of which is accounted for.
+
+    Args:
+        drafter: whose layers are changed in place.
+        name_or_path, source: of the adapter.
+        facts: what its weight file holds.
+
+    Raises:
+        ValueError: if its weights are not exactly those that its config asks for.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+
+    try:
+        with warnings.catch_warnings():
+            # Told below, as an error.
+            warnings.filterwarnings("ignore", message="Found missing adapter keys")
+            adapted = PeftModel.from_pretrained(drafter, name_or_path, **source)
+        expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        account_for_weights(facts, expected, ignored=ADAPTERS_EMBEDDINGS)
+    except (ImportError, MemoryError, OSError, torch.OutOfMemoryError):
+        raise
+    # An adapter may fail to fit in any way, each with an error of another kind.
+    except Exception as error:
+        reason = " ".join((str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}").split())
+        raise ValueError(
+            f"the weights of the adapter in {name_or_path} do not fit its {ADAPTER_FILE} and its base, a "
+            f"{type(drafter).__name__} ({reason}). No weight is left random: get it again, or correct base_model_name_or_path"
+        ) from error
+    return adapted
 
 
 def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()) -> ParallelDrafter:
@@ -162,38 +218,45 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()
 
     Raises:
         ImportError: without PEFT.
-        ValueError: if the adapter does not say what it belongs to, that is no drafter and can't be made one, or a file is a link
-            that leads out of the folder.
+        OSError: if its weights are not there, or what it belongs to can't be read or reached.
+        ValueError: if the adapter does not say what it belongs to, that is no drafter and can't be made one, a file is damaged or
+            a link that leads out of the folder, or a weight is missing or left over.
     """
     if importlib.util.find_spec("peft") is None:
         raise ImportError(f"{name_or_path} is an adapter, which needs the peft package: pip install peft")
-    from peft import PeftModel
-
     source = hub_arguments(kwargs)
     base_name = base_of_adapter(name_or_path, kwargs, adapters)
     # The base is another repository, so what says where in the adapter's its files are is of no use.
     options = {name: value for name, value in kwargs.items() if name not in ("revision", "subfolder")}
-    base_config, _ = PreTrainedConfig.get_config_dict(base_name, **hub_arguments(options))
+    with naming_base(name_or_path, base_name):
+        base_config, _ = PreTrainedConfig.get_config_dict(base_name, **hub_arguments(options))
     config, _ = PreTrainedConfig.get_config_dict(name_or_path, **source)
+    if find_drafter_class(config) is not None:
+        check_config_fields(config, f"the config of {name_or_path}")
     if config.get("pard_token") is not None and base_config.get("pard_token") is None:
         if config.get("spd_type") == "pard2":
             raise ValueError(
                 f"the adapter in {name_or_path} is of a PARD-2 drafter, and its base {base_name} is an ordinary model without a "
                 "projection: save the drafter before it is trained, and train from there, or train without keep_adapter"
             )
-        drafter = PardDrafter.from_causal_lm(base_name, config.get("pard_tokens") or config["pard_token"], **options)
+        with naming_base(name_or_path, base_name):
+            drafter = PardDrafter.from_causal_lm(
+                base_name, config.get("pard_tokens") or config["pard_token"], **options
+            )
     else:
-        drafter = load_any(base_name, False, options, (*adapters, str(name_or_path)))
+        with naming_base(name_or_path, base_name):
+            drafter = load_any(base_name, False, options, (*adapters, str(name_or_path)))
+    facts = describe_adapter(name_or_path, source)
     # PEFT freezes what an adapter belongs to, and the whole drafter shall be trainable as ever.
     learned = {name for name, weight in drafter.named_parameters() if weight.requires_grad}
-    merged = PeftModel.from_pretrained(drafter, name_or_path, **source).merge_and_unload()
+    merged = with_adapter(drafter, name_or_path, source, facts).merge_and_unload()
+    check_finite(merged, name_or_path)
     for name, weight in merged.named_parameters():
         weight.requires_grad_(name in learned)
     merged.generation_config = load_generation_config(name_or_path, **source)
     vocabulary = find_separate(name_or_path, [VOCABULARY_FILE], **source)
     if vocabulary is not None:
-        check_tensors(vocabulary)
-        merged.set_draft_vocabulary(load_file(vocabulary)["t2d"].nonzero().flatten())
+        merged.set_draft_vocabulary(vocabulary_in(vocabulary, merged.config.vocab_size, config.get("draft_vocab_size")))
     if config.keys() & PairedConfig.__annotations__.keys():
         # What the base was trained with is not what the adapter was; a field without a value is not written.
         for name in PairedConfig.__annotations__:

@@ -34,7 +34,7 @@ def install() -> None:
         auto_class.from_pretrained = drafters_too(_originals[auto_class].__func__)
     _originals[pipelines] = pipelines.load_assistant_model
     pipelines.load_assistant_model = load_assistant_model
-    hooks.load_named = with_drafter
+    hooks.load_named = arguments_with_drafter
 
 
 def uninstall() -> None:
@@ -81,7 +81,7 @@ def load_assistant_model(model, assistant_model, assistant_tokenizer):
     return _originals[pipelines](model, assistant_model, assistant_tokenizer)
 
 
-def with_drafter(target: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
+def arguments_with_drafter(target: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `generate` with the drafter in place of its name.
 
     `custom_generate` with the name of a drafter is how one is used where this package may not be installed. Here the package

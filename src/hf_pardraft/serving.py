@@ -77,12 +77,12 @@ class DraftingModelManager(model_manager.ModelManager):
             model, processor = load()
         # It is another model after a POST to /reset.
         if "generate" not in vars(model):
-            check_pair(model, self.drafter, processor)
+            check_by_writing(model, self.drafter, processor)
             model.generate = with_drafter(model, self.drafter)
         return model, processor
 
 
-def check_pair(
+def check_by_writing(
     target: PreTrainedModel, drafter: ParallelDrafter, processor: ProcessorMixin | PreTrainedTokenizerBase
 ) -> None:
     """Raise a `ValueError` if they don't fit, and warn of what the drafter was not trained for, by writing two tokens.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import schedule
-from hf_pardraft.evaluation.calls import Run
+from hf_pardraft.evaluation.calls import TimedRun
 from hf_pardraft.evaluation.entries import plain_entry
 from in_process import run_main
 from result_files import public_command
@@ -97,7 +97,7 @@ def test_a_modelled_clock_is_for_uncompiled_rounds_of_one_text(capsys, monkeypat
 
 def test_a_speed_is_the_median_of_the_ratios_of_what_ran_in_the_same_turn():
     def way(*turns: tuple[float, float]) -> Way:
-        runs = [[Run(((1, 2),), seconds, (1, 1)) for seconds in turn] for turn in turns]
+        runs = [[TimedRun(((1, 2),), seconds, (1, 1)) for seconds in turn] for turn in turns]
         return Way(plain_entry(), runs)
 
     # The machine is ten times slower in the second turn, and once in the middle of the third.

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import struct
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_pardraft import AutoDrafter, DFlashDrafter
 from hf_pardraft.checkpoints.checksums import METADATA_KEY, add_checksums
+from hf_pardraft.checkpoints.config_checks import NAMES
 from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.checkpoints.files import describe_safetensors
 from hf_pardraft.checkpoints.weights import all_finite
@@ -117,6 +119,16 @@ def test_checksums_change_nothing_else_and_are_replaced(folder):
         assert all(torch.equal(found, weights[name]) for name, found in load_file(file).items())
     assert json.loads(file.read_bytes()[8 : 8 + header_length(file)])["__metadata__"].keys() == {"format", METADATA_KEY}
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("text", ["x", "", "null", "1", "[1]", '"text"', "[" * 5000])
+def test_checksums_that_are_no_object(folder, text):
+    file = folder / "model.safetensors"
+    save_file(load_file(file), file, metadata={"format": "pt", METADATA_KEY: text})
+    with pytest.raises(
+        ValueError, match=r"model.safetensors is damaged: pardraft.crc32 .*should hold a checksum for each"
+    ):
+        AutoDrafter.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -269,6 +281,21 @@ def test_an_index_that_is_none(folder, index):
         AutoDrafter.from_pretrained(folder)
 
 
+@pytest.mark.parametrize("pickled", [False, True])
+@pytest.mark.parametrize("metadata", [{}, {"metadata": None}, {"metadata": []}, {"metadata": "x"}])
+def test_an_index_whose_metadata_is_no_object(folder, metadata, pickled):
+    in_shards(folder, pickled=pickled)
+    file = next(folder.glob("*.index.json"))
+    weight_map = json.loads(file.read_text())["weight_map"]
+    file.write_text(json.dumps({"weight_map": weight_map, **metadata}))
+    with pytest.raises(
+        ValueError, match=r"index.json should hold an object under metadata, got .*: get the file again"
+    ):
+        AutoDrafter.from_pretrained(folder)
+    file.write_text(json.dumps({"weight_map": weight_map, "metadata": {}}))
+    AutoDrafter.from_pretrained(folder)
+
+
 def test_a_shard_that_is_missing_or_repeats_another(folder):
     in_shards(folder)
     shards = sorted(folder.glob("model-*.safetensors"))
@@ -403,6 +430,58 @@ def test_a_field_of_which_nothing_can_be_built(folder, name, value):
     change_config(folder, **{name: value})
     with pytest.raises(ValueError, match=r"no DFlashDrafter can be built of the config of .*mend config.json"):
         AutoDrafter.from_pretrained(folder)
+
+
+CHATS = {"template_hash": "x", "template_kwargs": {}, "prompt_end": "a", "prompt_end_ids": [1]}
+REMEMBERED_OTHERWISE = [
+    *((name, value) for name in NAMES for value in (7, ["x"], {})),
+    ("target_fingerprint", "x"),
+    ("target_fingerprint", [0.5, None]),
+    ("chat_format", "chatml"),
+    ("chat_format", {}),
+    *(("chat_format", {name: value for name, value in CHATS.items() if name != gone}) for gone in CHATS),
+    *(("chat_format", {**CHATS, name: 7}) for name in CHATS),
+    ("chat_format", {**CHATS, "prompt_end_ids": "z"}),
+    ("chat_format", {**CHATS, "prompt_end_ids": ["z"]}),
+]
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart", "adapter"])
+def test_what_is_remembered_of_training_has_a_form(kind, tmp_path, saved_drafters):
+    folder = shutil.copytree(saved_drafters / kind, tmp_path / "drafter")
+    for name, value in REMEMBERED_OTHERWISE:
+        change_config(folder, **{name: value})
+        with pytest.raises(ValueError, match=rf"{name} in the config of .* should be .*mend config.json"):
+            AutoDrafter.from_pretrained(folder)
+        change_config(folder, **{name: None})
+    # And what is as it should be.
+    change_config(folder, **dict.fromkeys(NAMES, "x"), target_fingerprint=[1, 0.5], chat_format=CHATS)
+    assert AutoDrafter.from_pretrained(folder).config.chat_format == CHATS
+
+
+@pytest.fixture
+def saved_drafters(tmp_path):
+    """A folder with a drafter of some kinds, and with an adapter of one of them."""
+    work, target = tmp_path / "saved", tiny_target("qwen3")
+    for kind in ("pard", "dflash", "dart"):
+        tiny_drafter(kind, target).save_pretrained(work / kind, with_code=False)
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(tiny_drafter("pard", target), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    adapted.peft_config["default"].base_model_name_or_path = str(work / "pard")
+    adapted.save_pretrained(work / "adapter")
+    shutil.copy(work / "pard" / "config.json", work / "adapter")
+    return work
+
+
+@pytest.mark.parametrize("layout", ["zlab", "speculators", "muse_glimmer", "angelslim", "dart"])
+@pytest.mark.parametrize("chat_format", ["chatml", {"type": "chatml"}])
+def test_what_others_mean_by_such_a_name_is_not_read(layout, chat_format, tmp_path):
+    folder = LAYOUTS[layout](tmp_path / "checkpoint")
+    change_config(folder, **dict.fromkeys(NAMES, 7), target_fingerprint="x", chat_format=chat_format)
+    drafter = AutoDrafter.from_pretrained(folder)
+    assert {getattr(drafter.config, name) for name in (*NAMES, "target_fingerprint", "chat_format")} == {None}
+    drafter.save_pretrained(tmp_path / "ours")
+    AutoDrafter.from_pretrained(tmp_path / "ours")
 
 
 def test_more_layers_than_weights_are_not_built(folder, monkeypatch):

@@ -169,6 +169,12 @@ def test_a_layout_without_a_place_for_it_is_refused(kind, layout, tmp_path):
         ({"d2t": torch.zeros(40, dtype=torch.long)}, "d2t maps 40 draft tokens and t2d marks 40"),
         ({"d2t": torch.zeros(39, dtype=torch.long)}, "d2t has shape"),
         ({"t2d": torch.ones(96, dtype=torch.bool)}, "t2d marks 96 target tokens"),
+        (
+            {"lm_head.weight": torch.zeros(39, 48)},
+            r"lm_head.weight .*\(39, 48\), expected rows of the 40 .*or of all 96",
+        ),
+        ({"lm_head.weight": torch.zeros(())}, r"lm_head.weight .*\(\), expected rows of the 40 .*or of all 96"),
+        ({"lm_head.weight": torch.zeros(40, 47)}, r"lm_head.weight has shape \(40, 47\)"),
     ],
 )
 def test_damaged_maps_of_a_published_drafter_are_refused(change, message, tmp_path):
@@ -176,6 +182,15 @@ def test_damaged_maps_of_a_published_drafter_are_refused(change, message, tmp_pa
     change_weights(folder, **change)
     with pytest.raises(ValueError, match=message):
         AutoDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (40, 1), (97,)])
+def test_a_map_that_says_no_size_is_refused(shape, tmp_path):
+    convert(LAYOUTS["speculators"](tmp_path / "source"), tmp_path / "out", "zlab")
+    change_config(tmp_path / "out", draft_vocab_size=...)
+    change_weights(tmp_path / "out", d2t=torch.zeros(shape, dtype=torch.long), **{"lm_head.weight": None})
+    with pytest.raises(ValueError, match=r"d2t|draft_vocab_size"):
+        AutoDrafter.from_pretrained(tmp_path / "out")
 
 
 @pytest.mark.parametrize("size", [97, 0, "many"])
@@ -202,3 +217,38 @@ def test_a_pard_drafter_without_its_vocabulary_file_is_refused(tmp_path):
     del config["draft_vocab_size"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert AutoDrafter.from_pretrained(tmp_path).draft_token_ids is None
+
+
+MAPS = {"d2t": torch.tensor(IDS) - torch.arange(len(IDS)), "t2d": torch.isin(torch.arange(64), torch.tensor(IDS))}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # Of tokens that the target doesn't have.
+        (
+            {"d2t": torch.full((8,), 60), "t2d": torch.cat([torch.zeros(60), torch.ones(8)]).bool()},
+            r"t2d.*\(64,\).*\(68,\)",
+        ),
+        ({"t2d": torch.isin(torch.arange(56), torch.tensor(IDS))}, r"t2d.*\(64,\).*\(56,\)"),
+        ({"d2t": MAPS["d2t"].float()}, "d2t.*I64.*float32"),
+        ({"d2t": MAPS["d2t"].int()}, "d2t.*I64.*I32"),
+        ({"t2d": MAPS["t2d"].long()}, "t2d.*BOOL.*I64"),
+        ({"d2t": torch.tensor(1)}, r"d2t.*\(8,\).*\(\)"),
+        ({"d2t": MAPS["d2t"][:7].clone()}, r"d2t.*\(8,\).*\(7,\)"),
+        ({"d2t": torch.zeros(8, dtype=torch.long)}, "d2t in .* maps 8 draft tokens and t2d marks 8"),
+        ({"other": torch.zeros(1)}, "other"),
+        ({"t2d": None}, "expected .*t2d"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pard", "pard2"])
+def test_damaged_maps_of_a_pard_drafter_are_refused(kind, change, message, tmp_path):
+    drafter = tiny_drafter(kind, tiny_target("qwen3"))
+    drafter.set_draft_vocabulary(IDS)
+    drafter.save_pretrained(tmp_path)
+    maps = {name: values for name, values in {**MAPS, **change}.items() if values is not None}
+    save_file(maps, tmp_path / VOCABULARY_FILE)
+    with pytest.raises(ValueError, match=message):
+        AutoDrafter.from_pretrained(tmp_path)
+    save_file(MAPS, tmp_path / VOCABULARY_FILE)
+    assert AutoDrafter.from_pretrained(tmp_path).draft_token_ids.tolist() == IDS

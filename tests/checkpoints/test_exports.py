@@ -51,6 +51,24 @@ def test_every_shape_of_drafter_passes_the_strict_reader(layout, overrides, dtyp
     assert all(torch.equal(weight, drafter.state_dict()[name]) for name, weight in weights.items())
 
 
+@pytest.mark.parametrize(("depth", "expected"), [(None, 5), (1, 1), (5, 5)])
+def test_speculators_are_told_how_many_tokens_the_drafter_drafts(depth, expected, tmp_path):
+    drafter = AutoDrafter.from_pretrained(FIXTURES / "dflash")
+    drafter.generation_config.num_assistant_tokens = depth
+    export_drafter(drafter, tmp_path, "speculators")
+    (proposal,) = config_of(tmp_path)["speculators_config"]["proposal_methods"]
+    assert proposal["speculative_tokens"] == expected
+
+
+@pytest.mark.parametrize("depth", [50, 6, 0, "x", True, 2.5])
+def test_no_other_number_is_told_to_speculators(depth, tmp_path):
+    source = LAYOUTS["zlab"](tmp_path / "source")
+    (source / "generation_config.json").write_text(json.dumps({"num_assistant_tokens": depth}))
+    with pytest.raises(ValueError, match="num_assistant_tokens must be between 1 and 5 for this DFlashDrafter"):
+        convert(source, tmp_path / "out", "speculators")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("base", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_every_base_of_a_pard_drafter_passes_the_strict_reader(base, tied, tmp_path):

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import resource
+import signal
 
 import pytest
 from huggingface_hub import ModelCard
@@ -11,6 +13,7 @@ from safetensors import SafetensorError
 from hf_pardraft.checkpoints import atomic_files as files
 from hf_pardraft.checkpoints.atomic_files import explained, told_size
 from hf_pardraft.hub.cards import save_card
+from tiny_models import tiny_drafter, tiny_target
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
@@ -53,3 +56,19 @@ def test_what_a_killed_writer_left_is_written_over(tmp_path):
     (tmp_path / ".file.json.part").write_text("half")
     files.write_whole(tmp_path / "file.json", "whole")
     assert [each.name for each in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_drafter_that_there_is_no_room_for_leaves_the_one_that_was_there(tmp_path):
+    """The kernel itself stops the writing, as it does at a quota: no file may grow past 20 kB."""
+    out, drafter = tmp_path / "out", tiny_drafter("dflash", tiny_target("qwen3"))
+    drafter.save_pretrained(out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"no room to write .*out \(.* free\): what was there before .* Make room"):
+            drafter.save_pretrained(out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

@@ -1,13 +1,17 @@
 """A folder holds the old checkpoint or the new one, whenever its writer is killed; what else is in it stays."""
 
 import json
+import os
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from hf_pardraft import AutoDrafter, DFlashDrafter
+from hf_pardraft.checkpoints import atomic_folders
 from hf_pardraft.checkpoints.atomic_folders import PLAN, replaced_files
 from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.checkpoints.locks import LOCK
@@ -114,3 +118,88 @@ def test_convert_replaces_a_checkpoint_and_nothing_else(tmp_path):
     assert not (out / "custom_generate").exists()
     assert json.loads((out / "config.json").read_text())["model_type"] == "qwen3"
     assert (out / "merges.txt").exists()
+
+
+def linked(place, outside):
+    place.symlink_to(outside)
+
+
+def linked_with_weights(place, outside):
+    (outside / "model.safetensors").write_text("somebody's")
+    place.symlink_to(outside)
+
+
+# What is in the way, by a name: whose save meets it there, and how it came there.
+OBSTACLES = {
+    "link": ("dflash", "custom_generate", linked),
+    "link that leads nowhere": ("dflash", "custom_generate", lambda place, _: place.symlink_to("nowhere")),
+    "file": ("dflash", "custom_generate", lambda place, _: place.write_text("mine")),
+    "folder for weights": ("dart", "model.safetensors", lambda place, _: place.mkdir()),
+    "folder for a config": ("pard", "config.json", lambda place, _: place.mkdir()),
+    "projection": ("pard2", "target_projection", linked),
+    "draft vocabulary": ("pard", "draft_vocabulary", linked),
+    # Weights of an earlier save, which would have to go.
+    "stale": ("dflash", "target_projection", linked_with_weights),
+}
+
+
+@pytest.mark.parametrize(("kind", "name", "put"), OBSTACLES.values(), ids=OBSTACLES)
+def test_what_is_in_the_way_is_found_before_anything_is_moved(kind, name, put, tmp_path):
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    outside.mkdir()
+    drafter = tiny_drafter(kind, tiny_target("qwen3"))
+    if kind == "pard":
+        drafter.set_draft_vocabulary(range(5, 40))
+    drafter.save_pretrained(out)
+    place = out / name
+    if place.is_dir():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+    put(place, outside)
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    for _ in range(2):
+        with pytest.raises(FileExistsError, match=rf"can't write .*{name}.*Take that away.*nothing was changed there"):
+            drafter.save_pretrained(out)
+        assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+    if name == "custom_generate":
+        # It is no part of what is loaded, and what doesn't write it gets through.
+        AutoDrafter.from_pretrained(out)
+        convert(LAYOUTS["zlab"](tmp_path / "source"), out, "zlab", overwrite=True)
+        drafter.save_pretrained(out, with_code=False)
+        AutoDrafter.from_pretrained(out)
+
+
+def test_a_folder_with_the_name_of_weights_of_an_earlier_save_is_left_alone(tmp_path):
+    (tmp_path / "pytorch_model.bin").mkdir()
+    tiny_drafter("dflash", tiny_target("qwen3")).save_pretrained(tmp_path)
+    AutoDrafter.from_pretrained(tmp_path)
+    assert (tmp_path / "pytorch_model.bin").is_dir()
+
+
+def test_a_folder_below_that_can_not_be_written_is_found_before_anything_is_moved(tmp_path, monkeypatch):
+    drafter = tiny_drafter("dflash", tiny_target("qwen3"))
+    drafter.save_pretrained(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "custom_generate")
+    with pytest.raises(FileExistsError, match=r"no permission to write .*custom_generate.*nothing was changed there"):
+        drafter.save_pretrained(tmp_path)
+    AutoDrafter.from_pretrained(tmp_path)
+
+
+def test_a_save_that_can_not_be_finished_says_what_keeps_it_and_goes_on_when_that_is_gone(tmp_path):
+    drafter = tiny_drafter("dflash", tiny_target("qwen3"))
+
+    def interrupted(saved, folder):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(atomic_folders, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            drafter.save_pretrained(tmp_path)
+    (tmp_path / "custom_generate").write_text("in the way")
+    for act in (AutoDrafter.from_pretrained, drafter.save_pretrained):
+        with pytest.raises(OSError, match=r"not all could be moved to their places .*custom_generate.*mend that"):
+            act(tmp_path)
+    (tmp_path / "custom_generate").unlink()
+    AutoDrafter.from_pretrained(tmp_path)
+    assert (tmp_path / "custom_generate" / "generate.py").is_file()

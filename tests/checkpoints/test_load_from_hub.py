@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig
 from transformers.pipelines import base as pipelines
 
 from hf_pardraft import AutoDrafter, DartDrafter, PardDrafter
@@ -112,6 +112,17 @@ def test_a_repository_loads_from_the_revision_that_was_asked_for_and_from_the_ca
     assert hub.requests == []
     with pytest.raises(OSError, match="someone/other"):
         AutoDrafter.from_pretrained("someone/other", **options(tmp_path))
+
+
+def test_weights_that_are_not_in_the_cache_are_not_said_to_be_nowhere(hub, tmp_path, monkeypatch):
+    hub.repositories["someone/drafter"] = {"main": FIXTURES / "dart"}
+    PreTrainedConfig.get_config_dict("someone/drafter", **options(tmp_path))
+    told = r"someone/drafter holds no weights: expected one of .*Only the cache was looked into .*load it online"
+    with pytest.raises(OSError, match=told):
+        AutoDrafter.from_pretrained("someone/drafter", **options(tmp_path, local_files_only=True))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(OSError, match=told):
+        AutoDrafter.from_pretrained("someone/drafter", **options(tmp_path))
 
 
 def test_a_gated_repository_needs_the_token(hub, tmp_path):

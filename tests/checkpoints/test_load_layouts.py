@@ -1,6 +1,7 @@
 """Every published layout loads, from every kind of file, into the drafter that its weights and config describe."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, ParallelDrafter, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
-from hf_pardraft.checkpoints.published import layer_ids_of
+from hf_pardraft.checkpoints.published import OTHER_COMPUTATIONS, layer_ids_of
 from published_checkpoints import (
     FIXTURES,
     LAYOUTS,
@@ -51,6 +52,18 @@ def test_each_layout_loads_as_its_kind_by_both_doors(layout, tmp_path):
     assert {k: v for k, v in ours.config.to_dict().items() if k not in changing} == {
         k: v for k, v in drafter.config.to_dict().items() if k not in changing
     }
+
+
+@pytest.mark.parametrize("layout", ["pard", "zlab", "speculators", "muse_glimmer", "angelslim", "dart"])
+def test_a_config_may_be_a_file_or_folder_elsewhere(layout, tmp_path):
+    folder = LAYOUTS[layout](tmp_path / "checkpoint")
+    expected = AutoDrafter.from_pretrained(folder)
+    place = shutil.copytree(folder, tmp_path / "elsewhere")
+    for config in (place, place / "config.json", str(place / "config.json")):
+        for load in (AutoDrafter.from_pretrained, class_of(layout).from_pretrained):
+            found = load(folder, config=config)
+            assert same_weights(found, expected)
+            assert found.config.to_dict() == {**expected.config.to_dict(), "_name_or_path": found.config._name_or_path}
 
 
 @pytest.mark.parametrize("layout", ["zlab_nested", "speculators"])
@@ -219,6 +232,36 @@ def test_what_is_said_beside_the_nested_config_counts_too(layout, change, tmp_pa
     place = "transformer_layer_config" if layout == "speculators" else None
     change_config(folder, **({place: {**config_of(folder)[place], **change}} if place else change))
     with pytest.raises(ValueError, match=f"computed in another way .*{next(iter(change))}"):
+        AutoDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("layout", ["zlab", "angelslim", "speculators", "whole_speculators", "muse_glimmer"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_no_layout_hides_that_something_is_computed_otherwise(layout, nested, tmp_path):
+    folder = LAYOUTS[layout](tmp_path / "checkpoint")
+    inner = config_of(folder).get("dflash_config") or {}
+
+    def say(**fields):
+        change_config(folder, **({"dflash_config": {**inner, **fields}} if nested else fields))
+
+    for name, usual in OTHER_COMPUTATIONS.items():
+        say(**{name: {None: "domino", False: True, True: False}.get(usual, 2.0)})
+        for read in (AutoDrafter.from_pretrained, lambda source: convert(source, tmp_path / "out")):
+            with pytest.raises(ValueError, match=f"computed in another way .*{name}"):
+                read(folder)
+        say(**{name: None})
+    say(**OTHER_COMPUTATIONS)
+    convert(folder, tmp_path / "out")
+    # What was written can be read.
+    AutoDrafter.from_pretrained(tmp_path / "out")
+
+
+@pytest.mark.parametrize("layout", ["zlab", "speculators", "muse_glimmer"])
+def test_no_layout_may_contradict_itself(layout, tmp_path):
+    folder = LAYOUTS[layout](tmp_path / "checkpoint")
+    nested = config_of(folder).get("dflash_config") or {}
+    change_config(folder, block_size=5, dflash_config={**nested, "block_size": 4})
+    with pytest.raises(ValueError, match="gives block_size twice"):
         AutoDrafter.from_pretrained(folder)
 
 

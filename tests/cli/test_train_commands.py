@@ -157,6 +157,20 @@ def test_a_drafter_is_trained_further_from_its_last_checkpoint_or_from_where_it_
     assert AutoDrafter.from_pretrained(tmp_path / "onward").config.block_size == 4
 
 
+def test_examples_of_a_test_set_are_not_learned(tiny_family, text, tmp_path, monkeypatch):
+    told, rest = " ".join(f"x{number} = {number}" for number in range(40)), text.read_text().splitlines()
+    text.write_text("\n".join([*rest, *(json.dumps({"text": f"# {number}\n{told}"}) for number in range(3))]))
+    (tmp_path / "test.jsonl").write_text(json.dumps({"prompt": told}))
+    seen = []
+    monkeypatch.setattr(
+        training_run, "split_off", lambda data, *args, **kwargs: seen.append(len(data)) or (data, data.select([0]))
+    )
+    train_drafter(
+        words("dflare", tiny_family, text, tmp_path / "out", "--exclude-overlap", str(tmp_path / "test.jsonl"))
+    )
+    assert seen == [len(rest)]
+
+
 @pytest.mark.parametrize("recipe", ["dflare", "dart"])
 def test_states_are_stored_for_the_same_settings(recipe, tiny_family, text, tmp_path, capsys):
     live = train_drafter(words(recipe, tiny_family, text, tmp_path / "live"))

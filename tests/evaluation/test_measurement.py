@@ -8,12 +8,13 @@ import torch
 
 from compiled_cases import HOUR, compile_slowly
 from hf_pardraft import PardDrafter
-from hf_pardraft.evaluation.calls import Condition, without_padding
+from hf_pardraft.evaluation.calls import Condition
 from hf_pardraft.evaluation.entries import COMPILED, Entry, plain_entry, prompt_lookup_entry
 from hf_pardraft.evaluation.measurement import measure, race
 from hf_pardraft.evaluation.report import Report
 from hf_pardraft.evaluation.rows import compare, summarise
 from hf_pardraft.evaluation.runner import evaluate_conditions
+from hf_pardraft.user_input.models import up_to_end
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 PROMPTS = [random_prompt(4, seed=1), random_prompt(6, seed=2)]
@@ -126,8 +127,8 @@ def test_what_is_sampled_is_another_text_on_each_batch_and_the_same_in_every_rep
 
 
 def test_padding_after_an_end_of_text_is_not_counted():
-    assert without_padding([4, 5, 2, 0, 0], {2}) == [4, 5, 2]
-    assert without_padding([4, 5], {2}) == [4, 5]
+    assert up_to_end([4, 5, 2, 0, 0], {2}) == [4, 5, 2]
+    assert up_to_end([4, 5], {2}) == [4, 5]
 
 
 def test_what_drafts_as_it_pays_is_counted_at_full_depth_too():

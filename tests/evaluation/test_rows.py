@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from hf_pardraft.checkpoints.atomic_files import write_whole
-from hf_pardraft.evaluation.calls import Condition, Run, Watched
+from hf_pardraft.evaluation.calls import Condition, TimedRun, Watched
 from hf_pardraft.evaluation.entries import Entry, drafter_entries, plain_entry, settings_grid, stock_dflash_entries
 from hf_pardraft.evaluation.measurement import Measured
 from hf_pardraft.evaluation.report import (
@@ -22,7 +22,7 @@ from hf_pardraft.evaluation.report import (
     screen_table,
 )
 from hf_pardraft.evaluation.rows import Difference, compare, first_difference, summarise
-from hf_pardraft.evaluation.runner import rounding, weigh
+from hf_pardraft.evaluation.runner import judge_near_tie, rounding
 from hf_pardraft.generation.stats import Proposal
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
@@ -31,7 +31,7 @@ PLAIN_ROUNDS = Watched(TEXTS, 4, (1,) * 6)
 
 
 def plain_measured():
-    return Measured(plain_entry(), [[Run(TEXTS, 3.0), Run(TEXTS, 2.0)]], [PLAIN_ROUNDS])
+    return Measured(plain_entry(), [[TimedRun(TEXTS, 3.0), TimedRun(TEXTS, 2.0)]], [PLAIN_ROUNDS])
 
 
 def drafted_measured(texts=TEXTS):
@@ -43,7 +43,7 @@ def drafted_measured(texts=TEXTS):
     )
     seconds = {"draft": 0.1, "tree": 0.0, "verify": 0.25, "commit": 0.05}
     watched = Watched(TEXTS, 2, (2, 2, 2), proposals, seconds)
-    return Measured(Entry("d", setting={"tree_budget": 0}), [[Run(texts, 1.0), Run(TEXTS, 0.5)]], [watched])
+    return Measured(Entry("d", setting={"tree_budget": 0}), [[TimedRun(texts, 1.0), TimedRun(TEXTS, 0.5)]], [watched])
 
 
 def row(condition=None, texts=TEXTS):
@@ -66,7 +66,7 @@ def test_the_figures_by_hand():
 def test_tau_and_the_time_of_a_round_are_of_the_runs_whose_speed_is_told():
     """A schedule may have drafted more in them than when it was watched, or less."""
     measured = drafted_measured()
-    measured.runs[0][1] = Run(TEXTS, 0.5, (4, 2), 1)
+    measured.runs[0][1] = TimedRun(TEXTS, 0.5, (4, 2), 1)
     figures = summarise(measured, plain_measured(), Condition(batch_size=2))
     assert (figures.tau, figures.milliseconds_per_round) == pytest.approx((3.0, 500.0))
     assert figures.milliseconds_by_part["draft"] == pytest.approx(50.0)
@@ -88,7 +88,9 @@ def test_one_other_token_in_one_run_is_found():
 def timed(name, *runs):
     """An entry on two batches of one prompt, each with as many repeats as are given: new tokens, rounds and seconds."""
     entry = plain_entry() if name == "plain" else Entry(name)
-    return Measured(entry, [[Run((tokens,), seconds, rounds) for tokens, rounds, seconds in each] for each in runs], [])
+    return Measured(
+        entry, [[TimedRun((tokens,), seconds, rounds) for tokens, rounds, seconds in each] for each in runs], []
+    )
 
 
 def test_each_prompt_counts_with_its_fastest_repeat():
@@ -116,14 +118,14 @@ def test_the_target_is_asked_how_near_a_tie_was():
     logits = target(torch.cat([prompt, torch.tensor([[7, 8]])], dim=1)).logits[0, -1].detach()
     best, second = logits.topk(2).indices.tolist()
     plain = (7, 8, best)
-    clear = weigh(target, prompt, plain, Difference(0, 2, best, second))
+    clear = judge_near_tie(target, prompt, plain, Difference(0, 2, best, second))
     assert clear.logit_gap == pytest.approx(float(logits[best] - logits[second]), abs=1e-4)
     assert clear.near_tie is False
     target.lm_head.weight.data[second] = target.lm_head.weight.data[best]
-    assert weigh(target, prompt, plain, Difference(0, 2, best, second)).near_tie is True
+    assert judge_near_tie(target, prompt, plain, Difference(0, 2, best, second)).near_tie is True
     # The same gap is nothing to bfloat16.
     assert rounding(torch.bfloat16, 20.0) > 0.5 > 0.001 > rounding(torch.float32, 20.0)
-    assert weigh(target, prompt, plain, Difference(0, 2, None, 3)).near_tie is None
+    assert judge_near_tie(target, prompt, plain, Difference(0, 2, None, 3)).near_tie is None
 
 
 def test_every_drafter_meets_every_setting():

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_pardraft import PardDrafter
 from hf_pardraft.checkpoints.published import KIND_NAMES
+from hf_pardraft.evaluation.entries import plain_entry
 from hf_pardraft.hub.cards import TEMPLATES, card_gaps, has_measured_numbers
-from hf_pardraft.hub.results import read_results
+from hf_pardraft.hub.results import PLAIN, read_results
 from in_process import pardraft
 from tiny_models import tiny_drafter
 
@@ -227,6 +228,10 @@ def test_what_pardraft_eval_writes_is_understood(tmp_path):
         "drafter, batch size 1",
         "drafter, batch size 8, text not identical to plain's",
     ]
+
+
+def test_cards_and_evaluation_call_plain_generate_the_same():
+    assert plain_entry().name == PLAIN
 
 
 def test_what_is_no_json_is_refused(tmp_path):

@@ -24,8 +24,9 @@ from hf_pardraft.models.cache import GrowingCache
 from hf_pardraft.models.configuration_pard import PardQwen3Config
 from hf_pardraft.models.inputs import DraftInputs, DraftState
 from hf_pardraft.models.modeling_pard import PardQwen3
-from hf_pardraft.models.target_projection import features_before, one_place_later
-from hf_pardraft.pairing.fresh import default_target_layers
+from hf_pardraft.models.target_projection import features_before
+from hf_pardraft.pairing.adapted import default_target_layers
+from hf_pardraft.training.layouts.dropped_masks import one_place_later
 from tiny_models import MASK_TOKEN_ID, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "pard2"

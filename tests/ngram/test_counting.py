@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from conftest import tiny_tokenizer
 from hf_pardraft import NgramModel
 from hf_pardraft.ngram import build as ngram_build
+from hf_pardraft.ngram import merging
 from hf_pardraft.ngram.sources import texts_of_dataset, texts_of_files
 from hf_pardraft.ngram.store import FILE_NAME
 from ngram_cases import assert_counts, counted, random_documents, store_of
@@ -84,7 +85,7 @@ def test_many_small_runs_are_merged_to_the_same_file(tmp_path, monkeypatch, orde
     options = {"vocab_size": vocab_size, "order": order, "max_memory": "1MiB"}
     assert store_of(documents, tmp_path / "runs", **options) == once
     assert len(runs) >= 4
-    monkeypatch.setattr(ngram_build, "MAX_OPEN_RUNS", 2)
+    monkeypatch.setattr(merging, "MAX_OPEN_RUNS", 2)
     monkeypatch.setattr(ngram_build, "BYTES_PER_ENTRY", 1 << 14)
     assert store_of(documents, tmp_path / "passes", **options) == once
 

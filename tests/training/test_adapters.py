@@ -148,14 +148,15 @@ def test_the_best_adapter_by_tau_is_brought_back(target, text, tmp_path):
 def test_a_kept_adapter_knows_what_it_was_trained_with(target, text, tmp_path):
     drafter = saved_drafter("pard", target, tmp_path / "base")
     trainer = adapter_trainer("pard", target, text, tmp_path / "run", drafter=drafter, keep_adapter=True, max_steps=1)
-    known = {"chat_format": {"template_hash": "x"}, "tokenizer_hash": "y", "target_revision": None}
+    chats = {"template_hash": "x", "template_kwargs": {}, "prompt_end": "", "prompt_end_ids": []}
+    known = {"chat_format": chats, "tokenizer_hash": "y", "target_revision": None}
     for name, value in known.items():
         setattr(trainer.drafter.config, name, value)
     trainer.train()
     trainer.save_model()
     base = AutoDrafter.from_pretrained(tmp_path / "base")
     # The base may have been trained with something else.
-    base.config.target_revision, base.config.chat_format = "z", {"template_hash": "other"}
+    base.config.target_revision, base.config.chat_format = "z", {**chats, "template_hash": "other"}
     base.save_pretrained(tmp_path / "base")
     loaded = AutoDrafter.from_pretrained(tmp_path / "run").config
     assert {name: getattr(loaded, name) for name in known} == known

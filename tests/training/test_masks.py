@@ -11,9 +11,9 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from hf_pardraft import AutoDrafter
 from hf_pardraft.models.masks import additive
-from hf_pardraft.models.target_projection import one_place_later
 from hf_pardraft.training.data.documents import PADDING
 from hf_pardraft.training.layouts import AnchoredBlocks, DroppedMasks, SharedPrefixes
+from hf_pardraft.training.layouts.dropped_masks import one_place_later
 from hf_pardraft.training.layouts.masks import BlockQueries, PrefixQueries, dense_mask, flex_mask
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "pard"

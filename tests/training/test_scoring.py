@@ -154,6 +154,20 @@ def test_the_target_is_asked_again_only_if_its_logits_were_dropped(is_frozen):
     assert len(asked) == (7 if is_frozen else 14)
 
 
+def test_a_hit_is_a_label_among_the_ten_likeliest_tokens():
+    """hit@10 of arXiv 2601.19278, table 3; asked for without gradients alone."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(500, 40, generator=generator)
+    labels = torch.randint(-1, 40, (500,), generator=generator)
+    scorer = PositionScorer(labels, chunk_size=99)
+    assert "is_hit" not in scorer(torch.nn.Identity(), logits.clone().requires_grad_())
+    with torch.no_grad():
+        found = scorer(torch.nn.Identity(), logits)["is_hit"]
+    ranked = [sorted(range(40), key=row.__getitem__, reverse=True) for row in logits.tolist()]
+    assert found.tolist() == [label in row[:10] for row, label in zip(ranked, labels.tolist(), strict=True)]
+    assert 0.2 < found.double().mean() < 0.3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_of_several_likeliest_tokens_the_first_one_counts(dtype):
     """As in greedy decoding. Among bfloat16 logits such ties are common."""

@@ -279,6 +279,9 @@ def test_a_drafter_of_some_tokens_learns_the_targets_law_among_them(target, text
     assert scores["eval_loss"] < before / 2
     # What it can't write counts as wrong.
     assert 0.2 < scores["eval_accuracy_1"] < 0.9
+    for position in range(1, drafter.max_draft_depth + 1):
+        assert scores[f"eval_accuracy_{position}"] < scores[f"eval_hit10_{position}"] < 0.9
+    assert not any("hit" in name for logs in trainer.state.log_history if "loss" in logs for name in logs)
     assert torch.equal(drafter.draft_token_ids, torch.tensor(used))
 
 

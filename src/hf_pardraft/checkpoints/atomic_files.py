@@ -67,6 +67,10 @@ def check_folder_to_write(folder: Path) -> None:
     check_place_to_write(folder)
 
 
+class NoRoomError(OSError):
+    """There is no room for a file; raised from what the system or a library says of it."""
+
+
 @contextmanager
 def explained(path: str | Path, kept: str) -> Iterator[None]:
     """Name what there was no room for, and what is left of it: the system's own message has neither.
@@ -76,7 +80,7 @@ def explained(path: str | Path, kept: str) -> Iterator[None]:
         kept: what is left of it and what to do, as the end of a sentence.
 
     Raises:
-        OSError: for a full disk, a quota or a limit on files; all else passes as it is.
+        NoRoomError: for a full disk, a quota or a limit on files; all else passes as it is.
     """
     try:
         yield
@@ -84,9 +88,15 @@ def explained(path: str | Path, kept: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in NO_ROOM:
             raise
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise OSError(
+        raise NoRoomError(
             f"there is no room to write {path} ({reason}; {told_size(free_bytes(path))} free): {kept}"
         ) from error
+
+
+def is_no_room(error: BaseException) -> bool:
+    """Whether an error says that there is no room, in the system's words, a library's or [`explained`]."""
+    is_the_systems = isinstance(error, OSError) and error.errno in NO_ROOM
+    return is_the_systems or isinstance(error, (SafetensorError, NoRoomError))
 
 
 def free_bytes(path: str | Path) -> int:

@@ -48,9 +48,10 @@ Stale = Callable[[Path, set[str]], Iterable[str]]
 
 def stale_weights(folder: Path, files: set[str]) -> list[str]:
     """Weights of an earlier save, see [`stale_among`], in a folder."""
-    return stale_among(
-        (path.relative_to(folder).as_posix() for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern)), files
+    found = (
+        path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern) if path.is_symlink() or path.is_file()
     )
+    return stale_among((path.relative_to(folder).as_posix() for path in found), files)
 
 
 def stale_among(found: Iterable[str], files: set[str]) -> list[str]:
@@ -111,25 +112,59 @@ def replaced_files(folder: str | Path, stale: Stale = stale_weights) -> Iterator
         except BaseException:
             shutil.rmtree(workspace, ignore_errors=True)
             raise
-        try:
-            finish(saved, folder)
-        except OSError as error:
-            raise OSError(
-                f"all files of {folder} are written, and not all could be moved to their places ({error}): mend that, and load "
-                "or save it again, which goes on there"
-            ) from error
+        finish(saved, folder)
 
 
 def commit(workspace: Path, content: Path, folder: Path, stale: Stale) -> Path:
-    """Write down what is to be done, and rename the workspace: from then on, the new files count."""
+    """Write down what is to be done, and rename the workspace: from then on, the new files count.
+
+    Raises:
+        FileExistsError: if something is in the way of one of them, or of its removal.
+    """
     files = {path.relative_to(content).as_posix() for path in content.rglob("*") if path.is_file()}
     plan = {"content": content.name, "files": sorted(files), "stale": sorted(stale(folder, files))}
+    for name in (*plan["files"], *plan["stale"]):
+        reason = obstacle(folder, name)
+        if reason is not None:
+            raise FileExistsError(
+                f"can't write {folder / name}: {reason}. Take that away, or choose another folder; nothing was changed there"
+            )
     (workspace / PLAN).write_text(json.dumps(plan), encoding="utf-8")
     return workspace.rename(folder / workspace.name.replace(SAVING, SAVED, 1))
 
 
+def obstacle(folder: Path, name: str) -> str | None:
+    """What keeps a file from its place in a folder; `None` if nothing does."""
+    place = folder / name
+    for above in (folder / parent for parent in Path(name).parents if parent.name):
+        if not above.resolve().is_relative_to(folder.resolve()):
+            return f"{above} is a link that leads out of the folder"
+        if os.path.lexists(above) and not above.is_dir():
+            return f"{above} is no folder"
+        if above.is_dir() and not os.access(above, os.W_OK):
+            return f"there is no permission to write {above}"
+    # A link is replaced, and not what it shows.
+    return f"{place} is a folder" if place.is_dir() and not place.is_symlink() else None
+
+
 def finish(saved: Path, folder: Path) -> None:
-    """Move the files of a finished save to their places; it may have been begun before."""
+    """Move the files of a finished save to their places; it may have been begun before.
+
+    Raises:
+        OSError: if one of them can't be moved.
+        ValueError: see [`read_plan`].
+    """
+    try:
+        move_to_places(saved, folder)
+    except OSError as error:
+        raise OSError(
+            f"all files of a save into {folder} are written, and not all could be moved to their places ({error}): mend that, "
+            "and load or save it again, which goes on there"
+        ) from error
+
+
+def move_to_places(saved: Path, folder: Path) -> None:
+    """See [`finish`]."""
     try:
         plan = read_plan(saved / PLAN, folder)
     except FileNotFoundError:
@@ -164,8 +199,12 @@ def read_plan(path: Path, folder: Path) -> dict[str, Any]:
     except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not what a save writes there ({error!r}): remove {path.parent}") from error
     # A link may lead elsewhere, too. One that is a file itself is moved or removed, and not what it shows.
-    if not all(place.name != ".." and place.parent.resolve().is_relative_to(folder.resolve()) for place in places):
-        raise ValueError(f"{path} names files outside of its folder: don't use this folder unless you trust it")
+    for place in places:
+        if place.name == ".." or not place.parent.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(
+                f"{path} names files outside of its folder, or a link leads out of it ({place}): take the link away, and don't "
+                "use this folder unless you trust it"
+            )
     return plan
 
 

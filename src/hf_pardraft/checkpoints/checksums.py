@@ -16,6 +16,7 @@ LENGTH = struct.Struct("<Q")
 BLOCK = 1 << 22
 # safetensors refuses longer headers.
 LONGEST_HEADER = 100_000_000
+DAMAGED = "it is damaged or was not downloaded whole: get it again"
 
 
 def read_header(file: BinaryIO) -> dict:
@@ -27,7 +28,7 @@ def read_header(file: BinaryIO) -> dict:
     start = file.read(LENGTH.size)
     length = LENGTH.unpack(start)[0] if len(start) == LENGTH.size else LONGEST_HEADER
     if length >= LONGEST_HEADER:
-        raise ValueError(f"{file.name} has no safetensors header")
+        raise ValueError(f"{file.name} has no safetensors header: {DAMAGED}")
     return json.loads(file.read(length))
 
 
@@ -36,7 +37,7 @@ def blocks(file: BinaryIO, count: int) -> Iterator[bytes]:
     while count > 0:
         block = file.read(min(count, BLOCK))
         if not block:
-            raise ValueError(f"{file.name} ends too soon")
+            raise ValueError(f"{file.name} ends too soon: {DAMAGED}")
         count -= len(block)
         yield block
 
@@ -76,6 +77,20 @@ def add_checksums(path: str | Path) -> None:
         beside.unlink(missing_ok=True)
 
 
+def stored_checksums(path: str | Path, text: str) -> dict[str, int]:
+    """The checksums in a file's metadata; a `ValueError` if they are no object."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"{path} is damaged: {METADATA_KEY} in its metadata should hold a checksum for each tensor, got {text[:40]!r}. Get "
+            "it again"
+        )
+    return found
+
+
 def check_checksums(path: str | Path) -> None:
     """Raise a `ValueError` that names the damaged tensors, if the file has checksums and they don't agree with its bytes.
 
@@ -86,7 +101,7 @@ def check_checksums(path: str | Path) -> None:
         stored = header.get("__metadata__", {}).get(METADATA_KEY)
         if stored is None:
             return
-        expected, found = json.loads(stored), checksums_of(file, header)
+        expected, found = stored_checksums(path, stored), checksums_of(file, header)
     wrong = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
     if wrong:
         raise ValueError(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ..models.base import ParallelDrafter
 from .files import FLOATS
 
 # Whole numbers, and between which bounds they make sense. The upper ones are far above anything published: they keep a damaged
@@ -22,8 +23,8 @@ WHOLE_NUMBERS = {
     "draft_vocab_size": (1, 1 << 24),
     "max_position_embeddings": (1, 1 << 40),
     "sliding_window": (1, 1 << 40),
-    "block_size": (1, 4096),
-    "draft_length": (0, 4096),
+    "block_size": (1, ParallelDrafter.GREATEST_DEPTH),
+    "draft_length": (0, ParallelDrafter.GREATEST_DEPTH),
     "pard2_target_dim": (1, 1 << 22),
     "mask_token_id": (0, 1 << 24),
     "pard_token": (0, 1 << 24),
@@ -72,6 +73,10 @@ IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_imple
 PRECISIONS = ("dtype", "torch_dtype")
 # What any configuration takes, though it is no field of its class.
 FREE_FIELDS = {"attn_implementation", "dtype", "rope_scaling", "rope_theta"}
+# What a drafter's config of our own layout remembers of its training, which others may mean something else by.
+OWN_TYPES = ("dflash", "dflare", "dart")
+NAMES = ("target_name_or_path", "target_revision", "target_model_type", "tokenizer_hash")
+CHAT_FORMAT = {"template_hash": str | None, "template_kwargs": dict, "prompt_end": str, "prompt_end_ids": list}
 # What a rope configuration may hold: numbers above zero, or lists of them.
 ROPES = ("rope_parameters", "rope_scaling")
 ROPE_NUMBERS = (
@@ -118,6 +123,9 @@ def check_config_fields(fields: Any, source: str, advice: str = "mend config.jso
         expect(given, name, is_list, "a list of whole numbers", source, advice)
     for name in BOOLEANS:
         expect(given, name, lambda value: isinstance(value, bool), "true or false", source, advice)
+    if fields.get("model_type") in OWN_TYPES or "pard_token" in fields:
+        for name, (is_right, text) in REMEMBERED.items():
+            expect(given, name, is_right, text, source, advice)
     for name in REDIRECTIONS:
         expect(given, name, lambda value: False, "no such field (the weights have their usual names)", source, advice)
     for name in IMPLEMENTATIONS:
@@ -142,11 +150,46 @@ def check_fresh_fields(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         least, most = WHOLE_NUMBERS.get({"num_layers": "num_hidden_layers"}.get(name, name), (None, None))
         if least is not None and value is not None and not (is_whole(value) and least <= value <= most):
-            raise ValueError(f"{name} of a fresh drafter must be a whole number from {least} to {most}, got {value!r}")
+            raise ValueError(
+                f"{name} of a fresh drafter must be a whole number from {least} to {most}, got {value!r}: choose another value"
+            )
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def is_fingerprint(value: Any) -> bool:
+    """Whether it is a list of finite numbers."""
+    return isinstance(value, list) and all(map(is_number, value))
+
+
+def is_chat_format(value: Any) -> bool:
+    """Whether it is what [`~hf_pardraft.pairing.chat_format.describe_chats`] returns."""
+    is_whole_one = isinstance(value, dict) and all(
+        name in value and isinstance(value[name], kind) for name, kind in CHAT_FORMAT.items()
+    )
+    return is_whole_one and all(map(is_whole, value["prompt_end_ids"]))
+
+
+REMEMBERED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(NAMES, (is_text, "a text")),
+    "target_fingerprint": (is_fingerprint, "a list of numbers"),
+    "chat_format": (is_chat_format, f"an object with {', '.join(CHAT_FORMAT)}, as training writes it, or null"),
+}
+
+
+def without_foreign_notes(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of somebody else's config without those that have the name of what ours remember, and mean something else."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in REMEMBERED or value is None or REMEMBERED[name][0](value)
+    }
 
 
 def is_above_zero(value: Any) -> bool:
@@ -182,8 +225,8 @@ def check_layer_types(fields: dict[str, Any], source: str, advice: str) -> None:
         )
     if "sliding_attention" in types and "sliding_window" in fields and fields["sliding_window"] is None:
         raise ValueError(
-            f"sliding_window in {source} should be a whole number for its sliding_attention layers, got none: set it, and "
-            "use_sliding_window to true"
+            f"sliding_window in {source} should be a whole number for its sliding_attention layers, and use_sliding_window true, "
+            f"got none: {advice}"
         )
 
 
@@ -193,8 +236,7 @@ def check_heads(fields: dict[str, Any], source: str, advice: str) -> None:
     groups, size = fields.get("num_key_value_heads"), fields.get("hidden_size")
     if heads is not None and groups is not None and heads % groups:
         raise ValueError(
-            f"num_attention_heads in {source} should be a multiple of num_key_value_heads, got {heads} and {groups}: mend "
-            "config.json"
+            f"num_attention_heads in {source} should be a multiple of num_key_value_heads, got {heads} and {groups}: {advice}"
         )
     head_dim = fields.get("head_dim")
     if head_dim is not None and head_dim % 2:

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import cached_file
-
 from ..models.base import ParallelDrafter, hub_arguments
 from .atomic_folders import finish_interrupted
 from .config_checks import check_config_fields
 from .export import check_export, export_drafter
-from .files import ADAPTER_FILE, TensorFacts, check_beside, describe_tensors, read_config_file, read_tensors
+from .files import (
+    ADAPTER_FILE,
+    TensorFacts,
+    check_beside,
+    describe_tensors,
+    find_optional,
+    read_config_file,
+    read_tensors,
+)
 from .layouts import LAYOUTS, NATIVE, check_layout
 from .loading import describe_checkpoint, match_weights
 from .projection import find_projection
@@ -116,10 +122,7 @@ def find_companions(source, **hub: Any) -> list[Path]:
     Raises:
         ValueError: if one is a link that leads out of its folder: what it shows might be published with the copy.
     """
-    paths = [
-        cached_file(source, name, _raise_exceptions_for_missing_entries=False, **hub)
-        for name in (*LICENCES, *TOKENIZER_FILES)
-    ]
+    paths = [find_optional(source, name, **hub) for name in (*LICENCES, *TOKENIZER_FILES)]
     found = [Path(path) for path in paths if path is not None]
     for path in found:
         check_beside(str(path), path.parent)
@@ -128,7 +131,7 @@ def find_companions(source, **hub: Any) -> list[Path]:
 
 def check_is_no_adapter(source, **hub: Any) -> None:
     """Raise a `ValueError` for an adapter, whose weights are no drafter's."""
-    if cached_file(source, ADAPTER_FILE, _raise_exceptions_for_missing_entries=False, **hub) is not None:
+    if find_optional(source, ADAPTER_FILE, **hub) is not None:
         raise ValueError(
             f"{source} is an adapter, and a conversion copies whole weights: merge it first, "
             f'AutoDrafter.from_pretrained("{source}").save_pretrained("FOLDER"), and convert that folder'

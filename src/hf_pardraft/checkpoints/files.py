@@ -13,10 +13,12 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
+from huggingface_hub import is_offline_mode
 from safetensors import SafetensorError, safe_open
 from transformers.utils import cached_file
 
-from .checksums import check_checksums
+from ..models.base import hub_arguments
+from .checksums import DAMAGED, check_checksums
 
 # What says that a folder holds an adapter of PEFT's.
 ADAPTER_FILE = "adapter_config.json"
@@ -27,7 +29,6 @@ SAFETENSORS_SUFFIX = ".safetensors"
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # "name" or "owner/name".
 REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-DAMAGED = "it is damaged or was not downloaded whole: get it again"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class TensorFacts:
         return self.dtype in FLOATS.values()
 
 
-def read_json(path: str) -> dict[str, Any]:
+def read_json_object(path: str) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
@@ -76,13 +77,15 @@ def read_config_file(name_or_path, **source: Any) -> dict[str, Any]:
     """The config.json of a folder or repository, as it is.
 
     Args:
-        name_or_path: a folder, or a repository on the Hub.
+        name_or_path: a folder, or a repository on the Hub; or the file itself.
         **source: `revision`, `token`, `subfolder`, ..., as for `from_pretrained`.
 
     Raises:
         OSError: if there is none, or it can't be reached (offline, gated, ...).
         ValueError: if it is no JSON object.
     """
+    if os.path.isfile(name_or_path):
+        return read_json_object(name_or_path)
     try:
         path = cached_file(name_or_path, "config.json", **source)
     except OSError as error:
@@ -92,7 +95,16 @@ def read_config_file(name_or_path, **source: Any) -> dict[str, Any]:
         raise OSError(f"can't load {name_or_path}: {error}") from error
     if path is None:
         raise OSError(f"{name_or_path} holds no config.json: name a folder or a repository with a drafter in it")
-    return read_json(path)
+    return read_json_object(path)
+
+
+def find_optional(folder, name: str, **source: Any) -> str | None:
+    """The path of a file in a folder or repository; `None` if it is not there.
+
+    Raises:
+        OSError: if the repository can't be reached.
+    """
+    return cached_file(folder, name, _raise_exceptions_for_missing_entries=False, **source)
 
 
 def check_generation_config(name_or_path, **source: Any) -> None:
@@ -102,36 +114,46 @@ def check_generation_config(name_or_path, **source: Any) -> None:
         name_or_path: a folder, or a repository on the Hub.
         **source: `revision`, `token`, `subfolder`, ..., as for `from_pretrained`.
     """
-    path = cached_file(name_or_path, "generation_config.json", _raise_exceptions_for_missing_entries=False, **source)
+    path = find_optional(name_or_path, "generation_config.json", **source)
     if path is not None:
-        read_json(path)
+        read_json_object(path)
 
 
-def find_weight_files(
-    name_or_path, use_safetensors: bool | None = None, variant: str | None = None, **source: Any
-) -> list[str]:
+def find_weight_files(name_or_path, kwargs: dict[str, Any]) -> list[str]:
     """Paths of the files that `from_pretrained` reads the weights of a folder or repository from; downloads them if need be.
 
-    Safetensors come before pickles, and one file before several.
+    Safetensors come before pickles, and one file before several. `kwargs` are those of `from_pretrained`, `use_safetensors` and
+    `variant` among them.
 
     Raises:
         OSError: if there are none.
         ValueError: if an index names files that are not beside it, or a file is a link that leads out of the folder.
     """
-    names = {True: SAFETENSORS_FILES, False: PICKLE_FILES, None: SAFETENSORS_FILES + PICKLE_FILES}[use_safetensors]
+    source, variant, choice = hub_arguments(kwargs), kwargs.get("variant"), kwargs.get("use_safetensors")
+    names = {True: SAFETENSORS_FILES, False: PICKLE_FILES, None: SAFETENSORS_FILES + PICKLE_FILES}[choice]
     for name in names:
         if variant is not None:
             # "model.fp16.safetensors", "model.safetensors.index.fp16.json"
             stem, suffix = name.rsplit(".", 1)
             name = f"{stem}.{variant}.{suffix}"
-        path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **source)
+        path = find_optional(name_or_path, name, **source)
         if path is None:
             continue
         check_beside(path, Path(path).parent)
         if not name.endswith(".json"):
             return [path]
         return [shard_path(name_or_path, path, shard, **source) for shard in shard_names(path)]
-    raise OSError(f"{name_or_path} holds no weights: expected one of {', '.join(names)}")
+    raise OSError(
+        f"{name_or_path} holds no weights: expected one of {', '.join(names)}{if_offline(name_or_path, source)}"
+    )
+
+
+def if_offline(name_or_path, source: dict[str, Any]) -> str:
+    """What to add where a file is missing and the repository may have it; nothing for a folder, or where the Hub was asked."""
+    is_asked = not (source.get("local_files_only") or is_offline_mode())
+    if os.path.isdir(name_or_path) or is_asked:
+        return ""
+    return ". Only the cache was looked into (local_files_only or HF_HUB_OFFLINE), and the repository may have it: load it online"
 
 
 def shard_names(index_path: str) -> list[str]:
@@ -140,10 +162,16 @@ def shard_names(index_path: str) -> list[str]:
     Raises:
         ValueError: if it is no index, or names a file that is not beside it.
     """
-    index = read_json(index_path)
+    index = read_json_object(index_path)
     shards = index.get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
         raise ValueError(f"{index_path} should map weights to files under weight_map: get the file again")
+    if not isinstance(index.get("metadata"), dict):
+        # Transformers notes things there.
+        raise ValueError(
+            f"{index_path} should hold an object under metadata, got {index.get('metadata')!r}: get the file again, or write "
+            '"metadata": {} there'
+        )
     for name in sorted(set(shards.values())):
         # Windows takes both kinds of separators, and no plain name has either.
         if (
@@ -166,9 +194,11 @@ def shard_path(name_or_path, index_path: str, name: str, **source: Any) -> str:
         OSError: if it is not there.
         ValueError: if it is a link that leads out of the folder (other than into the Hub's own cache).
     """
-    path = cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False, **source)
+    path = find_optional(name_or_path, name, **source)
     if path is None:
-        raise OSError(f"{index_path} names {name}, which is missing: get the checkpoint again")
+        raise OSError(
+            f"{index_path} names {name}, which is missing: get the checkpoint again{if_offline(name_or_path, source)}"
+        )
     check_beside(path, Path(index_path).parent)
     return path
 
@@ -185,7 +215,7 @@ def find_separate(folder, names: Sequence[str], **source: Any) -> str | None:
         ValueError: if it is a link that leads out of the folder.
     """
     for name in names:
-        found = cached_file(folder, name, _raise_exceptions_for_missing_entries=False, **source)
+        found = find_optional(folder, name, **source)
         if found is not None:
             check_beside(found, Path(found).parents[len(Path(name).parts) - 1])
             return found

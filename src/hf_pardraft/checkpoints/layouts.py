@@ -133,8 +133,12 @@ def speculators_config(drafter: ParallelDrafter, fields: Fields) -> Fields:
     own = without(fields, *layers, *CLASS_FIELDS, "target_layer_ids", "target_name_or_path", "own_head")
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields.get("target_model_type"))
     architectures = [architecture] if isinstance(architecture, str) else []
-    depth = drafter.generation_config.num_assistant_tokens or fields["block_size"] - 1
-    proposal = {"proposal_type": "greedy", "speculative_tokens": depth, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": drafter.draft_depth,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
     return {
         **own,
         "architectures": ["DFlashSpeculator"],

@@ -20,7 +20,6 @@ from .config_checks import check_config_fields
 from .files import (
     TensorFacts,
     check_generation_config,
-    check_tensors,
     describe_tensors,
     find_separate,
     find_weight_files,
@@ -36,6 +35,7 @@ from .projection import (
 )
 from .published import RENAMED_WEIGHTS, find_drafter_class
 from .sources import with_resolved_revision, with_subfolder
+from .vocabulary import vocabulary_in
 from .weights import account_for_weights, check_finite, expected_weights
 
 logger = logging.get_logger(__name__)
@@ -62,9 +62,8 @@ def load_drafter(model_class: type[ParallelDrafter], name_or_path, *model_args: 
     if name_or_path is not None and drafter.config.draft_vocab_size is not None:
         file = find_separate(name_or_path, [VOCABULARY_FILE], **hub_arguments(kwargs))
         if file is not None:
-            check_tensors(file)
+            vocabulary_in(file, drafter.config.vocab_size, drafter.config.draft_vocab_size)
         drafter.load_vocabulary(name_or_path, file)
-        check_vocabulary_maps(drafter)
     return loaded
 
 
@@ -149,15 +148,33 @@ def reduced_head(config: PreTrainedConfig, facts: dict[str, TensorFacts]) -> dic
     Args:
         config: of any drafter.
         facts: what the weight files hold.
+
+    Raises:
+        ValueError: if the map of a draft vocabulary is no list of tokens, or the head has rows of neither it nor all tokens.
     """
     if config.drafter_kind not in ("dflash", "dflare"):
         return {}
-    size = config.draft_vocab_size or (facts["d2t"].shape[0] if "d2t" in facts else config.vocab_size)
+    size = config.draft_vocab_size or (num_mapped(facts["d2t"]) if "d2t" in facts else config.vocab_size)
     if size == config.vocab_size:
         # Speculators' configs say it of a whole vocabulary, too.
         return {"draft_vocab_size": None}
     head = facts.get("lm_head.weight")
+    if head is not None and head.shape[:1] not in ((size,), (config.vocab_size,)):
+        raise ValueError(
+            f"lm_head.weight in {head.path} has shape {head.shape}, expected rows of the {size} tokens of the draft vocabulary, "
+            f"or of all {config.vocab_size}: get the checkpoint again, or mend draft_vocab_size in config.json"
+        )
     return {"draft_vocab_size": size, "own_head": config.own_head or (head is not None and head.shape[:1] == (size,))}
+
+
+def num_mapped(d2t: TensorFacts) -> int:
+    """How many tokens a draft vocabulary has, by its map; a `ValueError` if that is no list of one or more."""
+    if len(d2t.shape) != 1 or d2t.shape[0] == 0:
+        raise ValueError(
+            f"d2t in {d2t.path} has shape {d2t.shape}, expected a place for each token of the draft vocabulary, one or more: get "
+            "the checkpoint again"
+        )
+    return d2t.shape[0]
 
 
 def renamed_weights(model_class: type[ParallelDrafter]) -> dict[str, str]:
@@ -227,8 +244,7 @@ def describe_checkpoint(name_or_path, kwargs: dict[str, Any]) -> dict[str, Tenso
     Raises:
         OSError, ValueError: see [`find_weight_files`], [`describe_tensors`] and [`check_checksums`].
     """
-    choice = {name: kwargs[name] for name in ("use_safetensors", "variant") if name in kwargs}
-    paths = find_weight_files(name_or_path, **choice, **hub_arguments(kwargs))
+    paths = find_weight_files(name_or_path, kwargs)
     facts = describe_tensors(paths)
     for path in filter(is_safetensors, paths):
         check_checksums(path)

@@ -6,7 +6,6 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ..models.base import hub_arguments
 from ..models.target_projection import PROJECTION, PROJECTION_FILES
 from .files import check_tensors, describe_tensors, find_separate, find_weight_files, read_tensors
 from .weights import all_finite
@@ -33,7 +32,8 @@ def is_among_weights(folder, kwargs: dict[str, Any], has_bias: bool) -> bool:
         OSError: if there are no weights.
         ValueError: if a part of the projection is there.
     """
-    names = kwargs["state_dict"].keys() if kwargs.get("state_dict") is not None else names_of_weights(folder, kwargs)
+    weights = kwargs.get("state_dict")
+    names = describe_tensors(find_weight_files(folder, kwargs)) if weights is None else weights
     found = {name for name in names if name.startswith(f"{PROJECTION}.")}
     expected = {f"{PROJECTION}.weight", *([f"{PROJECTION}.bias"] if has_bias else [])}
     if found and found != expected:
@@ -42,13 +42,6 @@ def is_among_weights(folder, kwargs: dict[str, Any], has_bias: bool) -> bool:
             f"{sorted(expected)}, found {sorted(found)}"
         )
     return bool(found)
-
-
-def names_of_weights(folder, kwargs: dict[str, Any]) -> set[str]:
-    """What the weights of a folder or repository are called in its files."""
-    choice = {name: kwargs[name] for name in ("use_safetensors", "variant") if name in kwargs}
-    paths = find_weight_files(folder, **choice, **hub_arguments(kwargs))
-    return set(describe_tensors(paths))
 
 
 def without_projection(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from ..models.modeling_dart import DartDrafter
 from ..models.modeling_dflare import DFlareDrafter
 from ..models.modeling_dflash import DFlashDrafter
 from ..models.modeling_pard import PARD_DRAFTERS, PardDrafter
+from .config_checks import without_foreign_notes
 
 # What people call each kind of drafter; PARD-2 counts as one.
 KIND_NAMES = {"pard": "PARD", "pard2": "PARD-2", "dflash": "DFlash", "dflare": "DFlare", "dart": "DART"}
@@ -27,8 +28,8 @@ RENAMED_WEIGHTS = {
     # The trainer of PARD-2's authors has the base inside a module, with the projection beside it.
     "pard": {r"^base_model\.model\.": "model.", r"^base_model\.lm_head\.": "lm_head."},
 }
-# Fields, nested in dflash_config or beside it, with which a serving stack computes something else, and their values (or null)
-# without it.
+# Fields, in a config of any layout or nested in it, with which a serving stack computes something else, and their values (or
+# null) without it.
 OTHER_COMPUTATIONS = {
     "causal": False,
     "is_causal": False,
@@ -114,23 +115,27 @@ def native_fields(config_class: type[PairedConfig], fields: dict[str, Any]) -> d
         ValueError: if the checkpoint is of another kind, or was trained for attention that ours does not have.
     """
     kind = config_class.drafter_kind
-    if kind == "dart":
+    is_own = fields.get("model_type") == kind
+    if kind == "dart" and not is_own:
         # The published layout calls itself `llama`, and its weights expect the norm twice.
-        return fields if fields.get("model_type") == "dart" else {"double_norm": True, **fields, "model_type": "dart"}
-    return native_dflash_fields(fields, kind) if kind in ("dflash", "dflare") else fields
+        return {"double_norm": True, **without_foreign_notes(fields), "model_type": "dart"}
+    if kind not in ("dflash", "dflare"):
+        return fields
+    native = native_dflash_fields(fields, kind)
+    return native if is_own else without_foreign_notes(native)
 
 
 def native_dflash_fields(fields: dict[str, Any], model_type: str) -> dict[str, Any]:
     """[`native_fields`] of a DFlash config, or a DFlare config, whose layouts are the same (`model_type`)."""
-    if SPECULATORS_TYPE in fields:
-        return from_speculators(fields)
-    if fields.get("model_type") == MUSE_GLIMMER:
-        return from_muse_glimmer(fields)
     nested = fields.get("dflash_config") or {}
-    check_computation(fields, nested)
+    check_computation(fields, nested, fields.get("transformer_layer_config") or {})
     check_agreement(fields, nested)
     # What is as here need not be said.
     own = {name: value for name, value in fields.items() if name not in OTHER_COMPUTATIONS}
+    if SPECULATORS_TYPE in own:
+        return from_speculators(own)
+    if own.get("model_type") == MUSE_GLIMMER:
+        return from_muse_glimmer(own)
     # The published layout names what its layers are.
     return {**own, "model_type": model_type} if own.get("model_type") == "qwen3" else own
 
@@ -172,10 +177,9 @@ def from_speculators(fields: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"the layers of a DFlash drafter are Qwen3's, got transformer_layer_config of model_type {layers['model_type']!r}"
         )
-    check_computation(layers)
     is_sliding = "sliding_attention" in (layers.get("layer_types") or ())
-    if fields.get("sample_from_anchor") or (is_sliding and not fields.get("sliding_window_non_causal", False)):
-        raise another_computation("sample_from_anchor, or sliding layers with sliding_window_non_causal false")
+    if is_sliding and not fields.get("sliding_window_non_causal", False):
+        raise another_computation("sliding layers with sliding_window_non_causal false")
     own = {name: value for name, value in fields.items() if name not in SPECULATORS_FIELDS}
     verifier = (fields.get("speculators_config") or {}).get("verifier") or {}
     return {
@@ -210,7 +214,6 @@ SPECULATORS_FIELDS = (
     "aux_hidden_state_layer_ids",
     "has_no_defaults_at_init",
     "model_type",
-    "sample_from_anchor",
     "sliding_window_non_causal",
     "speculators_config",
     SPECULATORS_TYPE,

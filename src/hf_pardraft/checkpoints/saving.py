@@ -12,6 +12,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from ..models import generate_anywhere
 from ..models.base import CUSTOM_GENERATE, ParallelDrafter
 from ..models.modeling_pard import VOCABULARY_FILE
+from .atomic_files import AS_BEFORE, explained
 from .atomic_folders import CARD, replaced_files
 from .checksums import add_checksums
 
@@ -51,7 +52,7 @@ def save_drafter(
         drafter.save_weights(folder, is_main_process, **kwargs)
         return
     folder = Path(folder)
-    with replaced_files(folder) as workspace:
+    with explained(folder, AS_BEFORE), replaced_files(folder) as workspace:
         # A distributed checkpoint is written by all processes, each to the folder itself.
         weights_folder = folder if kwargs.get("distributed_checkpoint") else workspace
         drafter.save_weights(weights_folder, is_main_process, **kwargs)

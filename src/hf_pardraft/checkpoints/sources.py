@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from transformers.utils import cached_file
 from transformers.utils.hub import resolve_revision
 
 from ..models.base import hub_arguments
-from .files import check_place
+from .files import check_place, find_optional
 
 # Arguments of `from_pretrained` that say which commit is meant.
 RESOLVING_ARGUMENTS = ("cache_dir", "local_files_only", "token", "revision")
@@ -34,6 +33,6 @@ def with_subfolder(folder, kwargs: dict[str, Any]) -> dict[str, Any]:
         return kwargs
     for subfolder in ("", PUBLISHED_FOLDER):
         source["subfolder"] = subfolder
-        if cached_file(folder, "config.json", _raise_exceptions_for_missing_entries=False, **source) is not None:
+        if find_optional(folder, "config.json", **source) is not None:
             return {**kwargs, "subfolder": subfolder}
     return kwargs

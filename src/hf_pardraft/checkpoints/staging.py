@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from ..models.base import CUSTOM_GENERATE
-from .atomic_files import check_no_file
+from .atomic_files import NoRoomError, check_no_file
 from .atomic_folders import finish_interrupted, is_leftover, replaced_files, stale_weights
 
 # What a folder must hold to be taken for a checkpoint, which may be replaced.
@@ -66,10 +66,12 @@ def replaced_checkpoint(destination: str | Path, overwrite: bool = False) -> Ite
         with replaced_files(destination, stale_files) as folder:
             yield folder
     except (OSError, SafetensorError) as error:
-        if isinstance(error, OSError) and error.errno is None:
+        if isinstance(error, OSError) and error.errno is None and not isinstance(error, NoRoomError):
             # No error of the system's, and told already.
             raise
-        raise OSError(f"can't write {destination} ({error}): nothing was changed there") from error
+        # What is told of a full disk names a folder that is gone by now.
+        reason = error.__cause__ if isinstance(error, NoRoomError) else error
+        raise OSError(f"can't write {destination} ({reason}): nothing was changed there") from error
 
 
 def stale_files(folder: Path, files: set[str]) -> list[str]:

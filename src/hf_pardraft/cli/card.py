@@ -10,8 +10,8 @@ from huggingface_hub import ModelCard
 from ..checkpoints.atomic_folders import CARD, finish_interrupted
 from ..demo.family_facts import family_facts
 from ..hub.cards import CardFacts, card_gaps, make_card, save_card, update_card
-from ..hub.push import read_card
 from ..hub.results import read_results
+from ..hub.upload import check_holds_drafter, read_card
 from ..models.base import ParallelDrafter
 from ..user_input.files import check_file_to_write, read_text
 from ..user_input.models import load_drafter
@@ -90,8 +90,5 @@ def load_folder(folder: Path) -> ParallelDrafter:
         OSError, ValueError: if there is none, or it can't be loaded.
     """
     finish_interrupted(folder)
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(
-            f"{folder} holds no drafter: expected a folder with config.json, as save_pretrained writes it"
-        )
+    check_holds_drafter(folder)
     return load_drafter(str(folder), dtype="auto", local_files_only=True)

@@ -108,8 +108,8 @@ def read_plan(
     from ..evaluation.models import Placement
     from ..evaluation.plan import (
         Contenders,
+        EvaluationPlan,
         Outputs,
-        Plan,
         read_baselines,
         read_conditions,
         read_drafters,
@@ -133,7 +133,7 @@ def read_plan(
         depth or [],
         compiled,
     )
-    return Plan(
+    return EvaluationPlan(
         target=target,
         placement=placement,
         contenders=contenders,

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from ..checkpoints.atomic_folders import finish_interrupted
-from ..hub.push import Upload, check_publishable, check_repository, plan_upload
+from ..hub.push import check_repository
 from ..hub.push import push as push_to_hub
+from ..hub.upload import Upload, check_publishable, plan_upload
 from .card import load_folder
 from .options import print_facts
 

@@ -1,4 +1,4 @@
-"""One-token steps of plain `generate` on a CPU, compiled once so much is written that it pays."""
+"""One-token steps of plain `generate` on a CPU, compiled as soon as enough is written for it to pay."""
 
 import functools
 import time

@@ -19,7 +19,7 @@ from transformers import (
 from ..generation.packing.packed_layers import packed_layers
 from ..generation.packing.packing_trials import products_of
 from ..generation.target_side.shared_keys import shared_keys
-from ..user_input.models import context_length, end_of_text_ids
+from ..user_input.models import context_length, end_of_text_ids, up_to_end
 from .compiled_steps import CompiledSteps
 from .draws import ItemDraws, Nucleus
 from .fast_steps import FastSteps
@@ -194,11 +194,7 @@ class LocalWriter:
                 generation_config=self._generation_config(max_new_tokens),
                 **options,
             )
-        return [self.up_to_end(ids) for ids in written[:, length:].tolist()]
-
-    def up_to_end(self, ids: list[int]) -> list[int]:
-        """Tokens up to the one that ends a text, and with it."""
-        return ids[: next((place for place, token in enumerate(ids, start=1) if token in self.end_ids), None)]
+        return [up_to_end(ids, self.end_ids) for ids in written[:, length:].tolist()]
 
     def is_ended(self, item: Item) -> bool:
         """Whether a text is at its end, or may not get longer."""

@@ -86,7 +86,7 @@ class UserTurn:
 
 
 @dataclass(frozen=True)
-class Prompt(Answer):
+class SelfPrompt(Answer):
     """What a user says, and why it is not used; `None` if it is."""
 
     refused: str | None = None
@@ -129,7 +129,7 @@ class PromptWriter(LocalWriter):
         """That of the prompt of this number."""
         return UserTurn(number, self.openings[number % len(self.openings)], "prompt")
 
-    def ask(self, turns: Iterable[UserTurn]) -> Iterator[tuple[UserTurn, Prompt]]:
+    def ask(self, turns: Iterable[UserTurn]) -> Iterator[tuple[UserTurn, SelfPrompt]]:
         """What a user says in each of some turns, in the order in which they get done.
 
         Raises:
@@ -140,7 +140,7 @@ class PromptWriter(LocalWriter):
             batch.refill(waiting)
             yield from self.written(batch)
 
-    def answer_of(self, ids: list[int], prompt: list[int]) -> Prompt:
+    def answer_of(self, ids: list[int], prompt: list[int]) -> SelfPrompt:
         """The message up to what ends it."""
         end = next((place for place, token in enumerate(ids) if token in self.end_ids), None)
         text, ending = self.decode(ids[:end]), self.turns.end.text
@@ -148,10 +148,10 @@ class PromptWriter(LocalWriter):
         if ending is not None and ending in text:
             text, is_whole = text.split(ending, 1)[0], True
         if not is_whole:
-            return Prompt(text.strip(), is_whole=False, refused=CUT_OFF if end is None else "special tokens")
+            return SelfPrompt(text.strip(), is_whole=False, refused=CUT_OFF if end is None else "special tokens")
         text = text.strip()
         written = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Prompt(text, refused=refusal(text, written, list(self.marks.values())))
+        return SelfPrompt(text, refused=refusal(text, written, list(self.marks.values())))
 
     def _chat_ids(self, rewrite: UserTurn) -> list[int]:
         return self.turns.header_ids(rewrite.messages)

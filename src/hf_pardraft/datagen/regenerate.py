@@ -1,7 +1,6 @@
 """Regenerating a data set: the target rewrites the answers, so that a drafter learns what the target itself would write."""
 
 import json
-import logging
 import os
 import time
 import zlib
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tqdm.auto import tqdm
+from transformers.utils import logging
 
 from ..user_input.data import load_data
 from ..user_input.files import check_file_to_write
@@ -19,7 +19,7 @@ from .resumable_jsonl import ResumableJsonl, as_line
 from .rewriting import PassingError, Rewrite
 from .server_writer import ServerWriter
 
-logger = logging.getLogger(__name__)
+logger = logging.get_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.atomic_files import explained, write_whole
+from ..checkpoints.config_checks import is_whole
 from ..checkpoints.locks import locked
 from ..user_input.files import parse_json, read_json
+from ..user_input.wording import told_differences
 
 KEPT = "the rows in it are whole and stay. Make room, and run the same command again, which goes on there"
 
@@ -100,10 +102,9 @@ class ResumableJsonl:
             raise ValueError(
                 f"{file} does not say how {self.path.name} was made, but holds a list or value: choose another output"
             )
-        differing = [name for name in {**begun, **settings} if begun.get(name) != settings.get(name)]
-        if differing:
-            told = ", ".join(f"{name} {begun.get(name)!r} (now {settings.get(name)!r})" for name in differing)
-            raise ValueError(f"{self.path} was begun with {told}: use the same settings, or another output")
+        told = told_differences(begun, settings, {**begun, **settings})
+        if told:
+            raise ValueError(f"{self.path} was begun with {', '.join(told)}: use the same settings, or another output")
 
     def _read_done(self) -> set[int]:
         """Indices in the file, after what a kill left of a last line is cut off."""
@@ -128,6 +129,6 @@ class ResumableJsonl:
             index = parse_json(line, wrong)["index"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(wrong) from error
-        if isinstance(index, bool) or not isinstance(index, int):
+        if not is_whole(index):
             raise ValueError(wrong)
         return index

@@ -6,13 +6,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..training.data.chat import Conversation
+from ..training.data.chat import Conversation, check_messages
 from ..training.data.formats import as_messages, from_sharegpt
 from ..user_input.conversations import template_inputs, without_nones
 from ..user_input.options import check_temperature
 
 SEED_BITS = 0x7FFFFFFF
-# Exit status of a command that wrote all it could, and less than it was asked for.
+# Exit status of a command that wrote all it could, and less than it was asked for; cli and making read it.
 ROWS_MISSING = 3
 
 
@@ -51,8 +51,7 @@ class Answer:
 def checked_messages(turns: list[Any]) -> list[dict[str, Any]]:
     """The messages, without what Arrow added to them; a `ValueError` if they are none."""
     messages = [without_nones(message) for message in turns]
-    if not all(isinstance(message, dict) and "role" in message for message in messages):
-        raise ValueError(f"expected a list of messages, dicts with role and content, got {str(turns)[:200]}")
+    check_messages(messages)
     return messages
 
 

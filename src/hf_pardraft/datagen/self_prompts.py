@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from tqdm.auto import tqdm
 
 from .local_writer import LocalWriter, PromptTooLongError
-from .prompt_writer import Prompt, PromptSampling, PromptWriter, UserTurn, gist
+from .prompt_writer import PromptSampling, PromptWriter, SelfPrompt, UserTurn, gist
 from .regenerate import Regeneration, Shard, check_output, writer_settings
 from .resumable_jsonl import ResumableJsonl
 from .rewriting import ROWS_MISSING, Rewrite
@@ -139,7 +139,7 @@ class PromptPool:
             self.writer.first_turn(self.shard.number + number * self.shard.count)
             for number in range(start, start + count)
         ]
-        written: dict[int, Prompt] = {}
+        written: dict[int, SelfPrompt] = {}
         for turn, prompt in self.writer.ask(turns):
             written[turn.index] = prompt
             # In the file they stand in order, so that which of two alike ones is used doesn't depend on the batch.
@@ -150,7 +150,7 @@ class PromptPool:
                 self._take(row)
             self.after_prompt()
 
-    def _refusal(self, prompt: Prompt) -> str | None:
+    def _refusal(self, prompt: SelfPrompt) -> str | None:
         """Why a prompt is not used, if it is not: of itself, or since it was there before or can't be answered."""
         if prompt.refused is not None:
             return prompt.refused
@@ -284,7 +284,7 @@ def finished(
                 going_on.append(dialogue)
 
 
-def asked_on(dialogues: list[Dialogue], prompter: PromptWriter) -> Iterator[tuple[Dialogue, Prompt | None]]:
+def asked_on(dialogues: list[Dialogue], prompter: PromptWriter) -> Iterator[tuple[Dialogue, SelfPrompt | None]]:
     """Dialogues and what their users say next; `None` of one that leaves no room for it."""
     readable: dict[int, Dialogue] = {}
     turns = []

@@ -9,7 +9,7 @@ from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from ..generation.settings import wants_compiled
-from ..user_input.models import end_of_text_ids
+from ..user_input.models import end_of_text_ids, up_to_end
 from .entries import Entry
 from .utilisation import Proposal
 
@@ -53,7 +53,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Run:
+class TimedRun:
     """One timed `generate` call.
 
     Attributes:
@@ -80,7 +80,7 @@ class Watched:
     Attributes:
         texts: the new tokens of each batch item.
         rounds: forwards of the target.
-        tokens_per_round: as for [`Run`].
+        tokens_per_round: as for [`TimedRun`].
         proposals: what was proposed; empty if a loop does not tell.
         seconds: spent in draft, tree, verify and commit; empty if a loop does not tell.
     """
@@ -112,7 +112,7 @@ def run(
     batch: Batch,
     condition: Condition,
     max_new_tokens: int | None = None,
-) -> Run:
+) -> TimedRun:
     """One `generate` call on a batch, by the clock."""
     config = generation_config(entry, condition, max_new_tokens)
     torch.manual_seed(condition.seed)
@@ -124,10 +124,10 @@ def run(
     texts = new_texts(target, batch, output_ids)
     if entry.is_parallel:
         stats = entry.assistant.last_stats
-        return Run(texts, seconds, tuple(stats.tokens_per_round), stats.rounds)
+        return TimedRun(texts, seconds, tuple(stats.tokens_per_round), stats.rounds)
     if entry.is_plain:
-        return Run(texts, seconds, *plain_rounds(texts))
-    return Run(texts, seconds)
+        return TimedRun(texts, seconds, *plain_rounds(texts))
+    return TimedRun(texts, seconds)
 
 
 def watch(target: PreTrainedModel, entry: Entry, batch: Batch, condition: Condition) -> Watched:
@@ -193,13 +193,7 @@ def new_texts(target: PreTrainedModel, batch: Batch, output_ids: torch.LongTenso
     """What was added to each prompt, without padding."""
     ends = end_of_text_ids(target)
     items = output_ids[:, batch["input_ids"].shape[1] :].tolist()
-    return tuple(tuple(without_padding(item, ends)) for item in items)
-
-
-def without_padding(tokens: list[int], ends: set[int]) -> list[int]:
-    """New tokens up to their end of text."""
-    length = next((index + 1 for index, token in enumerate(tokens) if token in ends), len(tokens))
-    return tokens[:length]
+    return tuple(tuple(up_to_end(item, ends)) for item in items)
 
 
 def wait_for_device(device: torch.device) -> None:

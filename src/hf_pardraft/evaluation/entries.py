@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from ..generation.settings import DEFAULT_LOOKUP
 from ..models.base import ParallelDrafter
 
+# The same in hub/results.py, which reads what evaluation writes, and imports nothing of it.
 PLAIN = "plain"
 # What the shorter names on the command line are called in a generation config.
 SHOWN_AS = {"num_assistant_tokens": "depth", "tree_budget": "tree"}

@@ -15,13 +15,13 @@ from ..generation.settings import settings_in
 from ..models.base import ParallelDrafter
 from ..pairing.remembered import public_name
 from .models import DrafterSource
-from .plan import Plan
+from .plan import EvaluationPlan
 
 DISTRIBUTIONS = ("hf-pardraft", "torch", "transformers", "tokenizers", "accelerate", "datasets")
 
 
 def facts_of(
-    plan: Plan, target: PreTrainedModel, drafters: dict[str, ParallelDrafter], prompt_facts: dict[str, Any]
+    plan: EvaluationPlan, target: PreTrainedModel, drafters: dict[str, ParallelDrafter], prompt_facts: dict[str, Any]
 ) -> dict[str, Any]:
     """The JSON's top level, but for the rows."""
     condition = plan.conditions[0]

@@ -11,7 +11,7 @@ from ..generation.settings import read_settings
 from .calls import (
     Batch,
     Condition,
-    Run,
+    TimedRun,
     Watched,
     generation_config,
     is_compiled,
@@ -36,7 +36,7 @@ class Measured:
     """
 
     entry: Entry
-    runs: list[list[Run]]
+    runs: list[list[TimedRun]]
     watched: list[Watched]
     at_full_depth: list[Watched] = field(default_factory=list)
 
@@ -52,13 +52,9 @@ def measure(
 
     They are watched last: by then a schedule knows what drafts are worth, as it does in the runs that are timed.
     """
+    measured = race(target, entries, prompts, condition, around)
     batches = in_batches(target, prompts, condition.batch_size)
-    measured = [Measured(entry, [[] for _ in batches], []) for entry in entries]
     with kept_random_state(target.device):
-        for each in measured:
-            with around(each.entry):
-                warm_up(target, each.entry, batches, condition)
-        take_turns(target, measured, batches, condition, around)
         for each in measured:
             with around(each.entry):
                 watch_all(target, each, batches, condition)
@@ -80,7 +76,11 @@ def watch_all(target: PreTrainedModel, measured: Measured, batches: list[Batch],
 
 
 def race(
-    target: PreTrainedModel, entries: list[Entry], prompts: list[torch.LongTensor], condition: Condition
+    target: PreTrainedModel,
+    entries: list[Entry],
+    prompts: list[torch.LongTensor],
+    condition: Condition,
+    around: Around = lambda entry: nullcontext(),
 ) -> list[Measured]:
     """Decode every prompt with every entry by the clock.
 
@@ -92,6 +92,7 @@ def race(
         entries: plain `generate` first.
         prompts: token ids, each `(1, length)`.
         condition: batch size, temperature and so on.
+        around: a context for what an entry decodes, say of a simulation.
 
     Returns:
         What was timed, of each entry; nothing was watched.
@@ -100,8 +101,9 @@ def race(
     measured = [Measured(entry, [[] for _ in batches], []) for entry in entries]
     with kept_random_state(target.device):
         for each in measured:
-            warm_up(target, each.entry, batches, condition)
-        take_turns(target, measured, batches, condition)
+            with around(each.entry):
+                warm_up(target, each.entry, batches, condition)
+        take_turns(target, measured, batches, condition, around)
     return measured
 
 
@@ -112,7 +114,7 @@ def take_turns(
     condition: Condition,
     around: Around = lambda entry: nullcontext(),
 ) -> None:
-    """Time every entry on every batch; `around` is a context for each call, say of a simulation."""
+    """Time every entry on every batch; see [`race`]."""
     for _ in range(condition.repeats):
         for index, batch in enumerate(batches):
             for each in measured:

@@ -1,13 +1,13 @@
 """Load what `pardraft eval` compares: a target (or its shape with random weights), drafters, small assistants."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.base import ParallelDrafter, check_vocabulary
+from ..pairing.remembered import public_place
 from ..user_input.models import load_config, load_drafter, load_model, load_tokenizer
 from ..user_input.options import DEVICE_MAPS, checked_device, checked_dtype
 
@@ -46,8 +46,8 @@ class DrafterSource:
 
     @property
     def public_source(self) -> str:
-        """What results call it: of a local folder only its own name."""
-        return Path(self.source).resolve().name if Path(self.source).is_dir() else self.source
+        """What results call it."""
+        return public_place(self.source)
 
 
 def load_fitting_drafter(source: DrafterSource, placement: Placement, vocab_size: int) -> ParallelDrafter:

@@ -9,6 +9,7 @@ from transformers import GenerationConfig
 
 from ..checkpoints.atomic_files import check_folder_to_write
 from ..generation.settings import SETTING_NAMES
+from ..pairing.remembered import public_place
 from ..user_input.files import check_file_to_write, quoted
 from ..user_input.models import check_generation_settings
 from ..user_input.options import check_temperature
@@ -114,7 +115,7 @@ class Outputs:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """A request that was understood.
 
     Attributes:
@@ -168,7 +169,7 @@ def read_drafters(specs: list[str]) -> dict[str, DrafterSource]:
 def read_drafter(spec: str) -> DrafterSource:
     name, has_name, source = spec.partition("=")
     if not has_name or Path(spec).exists():
-        name, source = Path(spec).resolve().name if Path(spec).exists() else spec.rstrip("/").split("/")[-1], spec
+        name, source = public_place(spec).rstrip("/").split("/")[-1], spec
     return DrafterSource(name, source)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .calls import Condition, Run, Watched
+from .calls import Condition, TimedRun, Watched
 from .measurement import Measured
 from .utilisation import Utilisation, acceptance_by_position, correct_by_position, utilisation
 
@@ -96,7 +96,7 @@ class Comparison:
     identical: bool | None
 
 
-def fastest(measured: Measured) -> list[Run]:
+def fastest(measured: Measured) -> list[TimedRun]:
     """The fastest repeat of each batch: other work on the machine can only make a run slower, never faster."""
     return [min(repeats, key=lambda run: run.seconds) for repeats in measured.runs if repeats]
 
@@ -113,7 +113,7 @@ def acceptance_length(measured: Measured) -> float:
     return mean_committed(runs if any(run.tokens_per_round for run in runs) else measured.watched)
 
 
-def mean_committed(seen: Sequence[Watched | Run]) -> float:
+def mean_committed(seen: Sequence[Watched | TimedRun]) -> float:
     """Tokens that a round commits to a text."""
     counts = [count for each in seen for count in each.tokens_per_round]
     return sum(counts) / len(counts)

@@ -16,7 +16,7 @@ from .report import Report
 from .rows import Difference, EvaluationRow, summarise
 
 # A drafter that writes another text everywhere needs no more proof than this.
-MOST_WEIGHED = 20
+MOST_JUDGED = 20
 # Rounding errors of a logit, in units of its last place, that forwards of different shapes differ by.
 TIE_ROUNDINGS = 4
 
@@ -57,7 +57,7 @@ def evaluate_conditions(
             report.skipped += [skipped(entry, condition, "out of memory") for entry in fitting]
             continue
         with around(fitting[0]):
-            report.rows += [weighed(target, prompts, each, measured[0], condition) for each in measured]
+            report.rows += [judged_row(target, prompts, each, measured[0], condition) for each in measured]
     yield "Done."
 
 
@@ -70,7 +70,7 @@ def skipped(entry: Entry, condition: Condition, reason: str) -> dict[str, Any]:
     }
 
 
-def weighed(
+def judged_row(
     target: PreTrainedModel,
     prompts: list[torch.LongTensor],
     measured: Measured,
@@ -81,8 +81,8 @@ def weighed(
     row = summarise(measured, plain, condition)
     texts = [text for repeats in plain.runs for text in repeats[0].texts]
     differences = [
-        weigh(target, prompts[difference.prompt], texts[difference.prompt], difference)
-        if count < MOST_WEIGHED
+        judge_near_tie(target, prompts[difference.prompt], texts[difference.prompt], difference)
+        if count < MOST_JUDGED
         else difference
         for count, difference in enumerate(row.differences)
     ]
@@ -90,7 +90,7 @@ def weighed(
 
 
 @torch.no_grad()
-def weigh(
+def judge_near_tie(
     target: PreTrainedModel, prompt: torch.LongTensor, plain: Sequence[int], difference: Difference
 ) -> Difference:
     """Ask the target how far apart the two tokens are.

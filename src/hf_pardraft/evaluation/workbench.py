@@ -27,7 +27,7 @@ from .entries import (
 from .facts import facts_of
 from .measurement import Around
 from .models import assistant_tokenizers, load_fitting_drafter, load_target
-from .plan import Plan
+from .plan import EvaluationPlan
 from .plots import save_plots
 from .report import (
     LEGEND,
@@ -55,7 +55,7 @@ class Workbench:
         around: the context of each call.
     """
 
-    plan: Plan
+    plan: EvaluationPlan
     target: PreTrainedModel
     drafters: dict[str, ParallelDrafter]
     entries: list[Entry]
@@ -104,7 +104,7 @@ def evaluate(bench: Workbench, screen: Console, notes: Console) -> Report:
     return bench.report
 
 
-def prepare(plan: Plan, notes: Console) -> Workbench:
+def prepare(plan: EvaluationPlan, notes: Console) -> Workbench:
     """Load and check everything.
 
     Raises:
@@ -122,7 +122,7 @@ def prepare(plan: Plan, notes: Console) -> Workbench:
     return lay_out(plan, encoding, target, drafters, small, notes)
 
 
-def encoding_for(plan: Plan) -> Encoding:
+def encoding_for(plan: EvaluationPlan) -> Encoding:
     """How prompts will be encoded, as far as the plan, the configuration and the tokenizer tell."""
     trusts_code = plan.placement.trust_remote_code
     config = load_config(plan.target, trusts_code)
@@ -139,7 +139,7 @@ def encoding_for(plan: Plan) -> Encoding:
 
 
 def lay_out(
-    plan: Plan,
+    plan: EvaluationPlan,
     encoding: Encoding,
     target: PreTrainedModel,
     drafters: dict[str, ParallelDrafter],
@@ -172,7 +172,7 @@ def lay_out(
     return Workbench(plan, target, drafters, entries, prompts, report)
 
 
-def check_settings(drafters: dict[str, ParallelDrafter], plan: Plan) -> None:
+def check_settings(drafters: dict[str, ParallelDrafter], plan: EvaluationPlan) -> None:
     """Raise a `ValueError` if a drafter can't do what a setting asks for."""
     for entry in drafter_entries(drafters, plan.contenders.choices):
         try:
@@ -204,7 +204,9 @@ def baseline_entries(
     return entries
 
 
-def make_prompts(plan: Plan, encoding: Encoding, target: PreTrainedModel) -> tuple[list[torch.LongTensor], int]:
+def make_prompts(
+    plan: EvaluationPlan, encoding: Encoding, target: PreTrainedModel
+) -> tuple[list[torch.LongTensor], int]:
     """Token ids of `(1, length)` each, and how many prompts were left out."""
     asked = plan.prompts
     if asked.questions is None:

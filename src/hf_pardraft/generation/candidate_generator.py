@@ -163,7 +163,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         No logits come back: the drafts are not drawn from them, and a rejection step that believed they were would sample
         another law. Without them that loop draws the target's token and compares, as ours does.
         """
-        self._observe_stock(input_ids, model_kwargs, model_outputs, n_last_matches)
+        self._observe_stock(input_ids, model_kwargs, model_outputs)
         depth = max(0, min(self.depth, self.max_length - input_ids.shape[1] - 1))
         end = num_positions(self.target_config)
         if self.rope.any or (end is not None and input_ids.shape[1] + depth > end):
@@ -178,7 +178,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         self._last_chain = chain if self.settings.record_drafts else None
         return torch.cat([input_ids, chain], dim=1), None
 
-    def _observe_stock(self, input_ids, model_kwargs, model_outputs, num_matches) -> None:
+    def _observe_stock(self, input_ids, model_kwargs, model_outputs) -> None:
         """Work out from the stock loop's arguments what was committed in its last round."""
         attention_mask = model_kwargs.get("attention_mask")
         positions = model_kwargs.get("position_ids")

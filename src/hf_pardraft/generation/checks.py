@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from ..models.inputs import input_device
 from ..models.masks import attention_windows
-from .settings import DraftSettings
+from .settings import DraftSettings, returns_states
 from .target_side.callers_cache import check_cache, is_offloading
 from .target_side.positions import num_positions
 from .target_side.probing import check_reads_alike
@@ -227,9 +227,7 @@ def check_can_reread(
     problem = None
     if settings.decode_loop == "stock":
         problem = "transformers' own loop (decode_loop='stock') can't do"
-    elif generation_config.return_dict_in_generate and (
-        generation_config.output_hidden_states or generation_config.output_attentions
-    ):
+    elif returns_states(generation_config):
         problem = "can't be done while hidden states or attentions are returned"
     elif first_inputs(model_kwargs):
         problem = f"can't be done beside {', '.join(sorted(first_inputs(model_kwargs)))}"

@@ -20,7 +20,7 @@ from .scheduling.fixed import FixedSchedule
 from .scheduling.knowledge import Knowledge
 from .scheduling.plans import COMPILED_NODES, NOTHING, Plan, all_plans, compiled_plans
 from .scheduling.schedule import Schedule
-from .settings import DraftSettings, wants_compiled
+from .settings import DraftSettings, returns_states, wants_compiled
 from .stopping import StopChecks
 from .target_side.prompt import TOKEN_TYPES
 from .target_side.rope import longest_text
@@ -224,9 +224,7 @@ def reason_against(
         return f"target and drafter are on several devices ({', '.join(sorted(map(str, devices)))})"
     if device not in devices:
         return f"the prompt is on {device}, and the target on {', '.join(map(str, devices))}"
-    if generation_config.return_dict_in_generate and (
-        generation_config.output_hidden_states or generation_config.output_attentions
-    ):
+    if returns_states(generation_config):
         return "hidden states or attentions are to be returned"
     if (
         generation_config._eos_token_tensor is None

@@ -11,7 +11,7 @@ from transformers.utils import ModelOutput
 from ..models.base import ParallelDrafter
 from .inference_mode import mode_for
 from .packing.packed_layers import packed_layers
-from .settings import settings_of_call, wants_compiled
+from .settings import returns_states, settings_of_call, wants_compiled
 from .stats import DecodeStats
 from .target_side.prompt import first_inputs
 from .target_side.shared_keys import shared_keys
@@ -72,12 +72,11 @@ class PlainRest:
         self.target, self.generation_config, self.model_kwargs = target, generation_config, model_kwargs
         self.arguments = arguments
         self.end_tokens = generation_config._eos_token_tensor
-        wants_states = generation_config.output_hidden_states or generation_config.output_attentions
         # States come in one piece for each forward, and an image is not read twice. A mask that hides nothing is
         # left out, and its length noted; of a target that takes none plain `generate` can't tell what it has read.
         has_mask = model_kwargs.get("attention_mask") is not None
         self.is_possible = (
-            not (generation_config.return_dict_in_generate and wants_states)
+            not returns_states(generation_config)
             and not first_inputs(model_kwargs)
             and (has_mask or "_mask_length" in vars(generation_config))
         )

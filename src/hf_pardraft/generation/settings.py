@@ -1,11 +1,11 @@
 """The settings of `drafter.generation_config` that the decode loops read, checked; a call's own config overrides them."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import GenerationConfig
 
+from ..checkpoints.config_checks import is_number, is_whole
 from ..models.base import ParallelDrafter
 from ..ngram.lookup import SMOOTHINGS
 from .scheduling.plans import MOST_NODES
@@ -174,6 +174,12 @@ def wants_compiled(generation_config: GenerationConfig) -> bool:
     return not generation_config.disable_compile and generation_config.cache_implementation == "static"
 
 
+def returns_states(generation_config: GenerationConfig) -> bool:
+    """Whether a call of `generate` returns hidden states or attentions."""
+    wanted = generation_config.output_hidden_states or generation_config.output_attentions
+    return bool(generation_config.return_dict_in_generate and wanted)
+
+
 def settings_in(generation_config: GenerationConfig) -> dict[str, Any]:
     """The draft settings among the attributes of a generation config, those that were left at `None` excepted."""
     attributes = vars(generation_config)
@@ -183,8 +189,7 @@ def settings_in(generation_config: GenerationConfig) -> dict[str, Any]:
 def check_ngram(settings: DraftSettings) -> None:
     """Raise a `ValueError` for a weight or a name of a model that can't be honoured."""
     weight, name = settings.ngram_weight, settings.ngram_model
-    is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool) and math.isfinite(weight)
-    if weight is not None and not (is_number and weight >= 0):
+    if weight is not None and not (is_number(weight) and weight >= 0):
         raise ValueError(f"ngram_weight must be a number of at least 0, got {weight!r}: {ADVICE}")
     if name is not None and not isinstance(name, str):
         raise ValueError(
@@ -200,5 +205,5 @@ def check_types(given: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be True or False, got {given[name]!r}: {ADVICE}")
     for name in WHOLE_NUMBERS.keys() & given.keys():
         value, (least, most) = given[name], WHOLE_NUMBERS[name]
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        if not is_whole(value) or not least <= value <= most:
             raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}: {ADVICE}")

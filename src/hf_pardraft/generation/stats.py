@@ -76,7 +76,7 @@ class DecodeStats:
         return rates
 
     def add_round(self, drafted: list[int], accepted: list[int], committed: list[int]) -> None:
-        """Note a round: for each item, the tokens that were proposed (as levels: of a chain), accepted of them, and committed."""
+        """Note a round: how many tokens each item was proposed (for a chain this is its depth), accepted and committed."""
         self.rounds += 1
         self.drafted_per_round += drafted
         self.depths_per_round += drafted

@@ -1,1 +1,1 @@
-"""Between a drafter and the Hub: reading foreign layouts, model cards, publishing."""
+"""Between a drafter and the Hub: model cards, measured results, publishing."""

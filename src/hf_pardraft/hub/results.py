@@ -1,14 +1,15 @@
 """Measured results as `pardraft eval` writes them: read, checked, and narrowed down to one drafter's rows."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.config_checks import is_number
 from ..user_input.files import read_json
 from ..user_input.wording import counted
 
+# The same in evaluation/entries.py.
 PLAIN = "plain"
 ROW_KEYS = ("name", "speedup", "tau")
 FACT_KEYS = ("machine", "command", "date")
@@ -105,7 +106,7 @@ def read_row(row: Any, path: str | Path, varied: list[str]) -> MeasuredRow:
     if row.get("tokens_per_second") is not None:
         figures["tokens_per_second"] = row["tokens_per_second"]
     for key, value in figures.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        if not is_number(value) or value <= 0:
             raise ValueError(
                 f"row {row['name']!r} of {path} has {key} {value!r}: expected a positive number, measure again"
             )

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from ..datagen.user_turns import UserTurns
 from ..models.base import check_vocabulary, text_fact
 from ..models.configuration_pard import config_class_of
 from ..pairing.fresh import default_tapped_hidden_states
+from ..pairing.remembered import public_place
 from ..pairing.target_checks import check_can_be_tapped, num_layer_outputs
 from ..user_input.data import load_data, require_datasets
 from ..user_input.models import load_config, load_tokenizer
@@ -29,7 +29,7 @@ PROMPT_COLUMNS = ("messages", "conversations", "prompt")
 
 def own_name(model: str) -> str:
     """What a model is called: of a folder or a repository the last part."""
-    return Path(model).resolve().name if Path(model).is_dir() else model.rstrip("/").split("/")[-1]
+    return public_place(model).rstrip("/").split("/")[-1]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..checkpoints.atomic_files import check_no_file, write_whole
 from ..user_input.files import read_json
+from ..user_input.wording import told_differences
 from .settings import MakeSettings
 
 FILE = "make.json"
@@ -85,11 +86,10 @@ def read_state(path: Path, settings: MakeSettings) -> MakeState:
     names = set(MakeState.__dataclass_fields__) - {"path"}
     if not isinstance(content, dict) or content.keys() != names:
         raise ValueError(f"{path} is not what pardraft make writes there: choose another --output")
-    begun, asked = content["settings"], settings.as_json()
-    differing = [name for name in asked if begun.get(name) != asked[name]]
-    if differing:
-        told = "; ".join(f"{name} {begun.get(name)!r} (now {asked[name]!r})" for name in differing)
+    asked = settings.as_json()
+    told = told_differences(content["settings"], asked, asked)
+    if told:
         raise ValueError(
-            f"{path.parent} was begun with {told}: use the same settings to go on, or choose another --output"
+            f"{path.parent} was begun with {'; '.join(told)}: use the same settings to go on, or choose another --output"
         )
     return MakeState(path, **content)

@@ -81,8 +81,8 @@ class DartAttention(nn.Module):
 class DartLayer(GradientCheckpointingLayer):
     """The one decoder layer, and the learned representation of a mask (arXiv 2601.19278, section 3.2).
 
-    A position of the prefix is its token's successor's embedding beside the fused hidden states, each normalised; what is added
-    to is the fused states as they are. A mask is `mask_rep`, which is not normalised, and added to is its first half.
+    A position of the prefix is its token's successor's embedding beside the fused hidden states, each normalised; the
+    residual stream is the fused states themselves. A mask is `mask_rep`, not normalised; its residual stream is the first half.
     """
 
     def __init__(self, config: DartConfig) -> None:
@@ -368,8 +368,8 @@ def check_dart_config(config: DartConfig) -> None:
         )
 
 
-def check_vocabulary_maps(drafter: DartDrafter) -> None:
-    """Raise a `ValueError` if `d2t` and `t2d` don't name the same tokens of the target, each once."""
+def check_vocabulary_maps(drafter: PreTrainedModel) -> None:
+    """Raise a `ValueError` if `d2t` and `t2d` of a drafter of any kind don't name the same tokens of the target, each once."""
     if drafter.d2t.is_meta:
         return
     ids = (drafter.d2t + torch.arange(len(drafter.d2t), device=drafter.d2t.device)).cpu()

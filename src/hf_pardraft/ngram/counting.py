@@ -49,7 +49,7 @@ class KeyLayout:
 
 
 @dataclass(frozen=True)
-class Run:
+class SortedRun:
     """Sorted, different n-grams and their counts, on disk."""
 
     path: Path
@@ -90,7 +90,7 @@ def mapped(path: Path, dtype: type) -> np.ndarray:
 
 
 class RunWriter:
-    """Writes a [`Run`], block by block."""
+    """Writes a [`SortedRun`], block by block."""
 
     def __init__(self, path: Path, num_columns: int) -> None:
         self.path = path
@@ -101,10 +101,10 @@ class RunWriter:
         for file, column in zip([*self.files, self.counts], [*columns, counts], strict=True):
             file.append(column)
 
-    def close(self) -> Run:
+    def close(self) -> SortedRun:
         for file in [*self.files, self.counts]:
             file.close()
-        return Run(self.path)
+        return SortedRun(self.path)
 
 
 def first_of_equals(columns: list[np.ndarray]) -> np.ndarray:
@@ -116,7 +116,7 @@ def first_of_equals(columns: list[np.ndarray]) -> np.ndarray:
     return np.flatnonzero(is_new)
 
 
-def count_windows(shifted: np.ndarray, num_windows: int, layout: KeyLayout, path: Path) -> Run:
+def count_windows(shifted: np.ndarray, num_windows: int, layout: KeyLayout, path: Path) -> SortedRun:
     """Count the n-grams that begin at the first `num_windows` places of `shifted` (ids plus 1), and write them as a run."""
     shifted = shifted.astype(np.uint64)
     columns = layout.pack(shifted, num_windows)

@@ -12,7 +12,7 @@ from huggingface_hub import HfApi
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
-from ..pairing.remembered import tokenizer_hash
+from ..pairing.remembered import public_place, tokenizer_hash
 from .build import BuildOptions, build_store, checked_count
 from .dart_trie import convert_trie
 from .lookup import SMOOTHINGS, Lookup, NgramWalk, checked_smoothing
@@ -321,9 +321,7 @@ class NgramModel:
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, str | None]:
-    """What a store remembers of a tokenizer: its name, of a local folder the last part only, and a hash of its vocabulary."""
+    """What a store remembers of a tokenizer: its name, fit to be published, and a hash of its vocabulary."""
     if tokenizer is None:
         return {"tokenizer_name": None, "tokenizer_hash": None}
-    name = tokenizer.name_or_path
-    name = Path(name).name if Path(name).is_dir() else name
-    return {"tokenizer_name": name or None, "tokenizer_hash": tokenizer_hash(tokenizer)}
+    return {"tokenizer_name": public_place(tokenizer.name_or_path) or None, "tokenizer_hash": tokenizer_hash(tokenizer)}

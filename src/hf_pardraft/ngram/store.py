@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..checkpoints.atomic_files import check_no_file, explained
 from ..checkpoints.atomic_folders import writing_folder
+from ..checkpoints.config_checks import is_whole
 from .pairs import Counts, NgramTable, blocks_of, layout_for, write_pairs
 
 FILE_NAME = "ngram.safetensors"
@@ -24,6 +25,7 @@ ORDERS = (2, 5)
 # A checksum of this much takes a fraction of a second, so smaller files are always checked whole.
 CHECKED_BYTES = 1 << 26
 SAFETENSORS_NAMES = {"int32": "I32", "int64": "I64"}
+ADVICE = "copy, download or build it again"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class NgramInfo:
 
 def check_order(order: int) -> None:
     """Raise a `ValueError` unless `order` is one that can be counted."""
-    if isinstance(order, bool) or not isinstance(order, int) or not ORDERS[0] <= order <= ORDERS[1]:
+    if not is_whole(order) or not ORDERS[0] <= order <= ORDERS[1]:
         raise ValueError(
             f"the order of an n-gram model is a whole number from {ORDERS[0]} to {ORDERS[1]}, got {order!r}"
         )
@@ -175,7 +177,7 @@ def read_store(path: str | Path, verify: bool | None = None) -> tuple[NgramInfo,
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): copy, download or build it again") from error
+        raise ValueError(f"{path} is damaged ({error}): {ADVICE}") from error
     if METADATA_KEY not in metadata:
         raise ValueError(f"{path} holds no n-gram model: expected a file that NgramModel.save_pretrained wrote")
     info = _read_info(path, metadata[METADATA_KEY], metadata.get(CHECKSUM_KEY))
@@ -187,7 +189,7 @@ def read_store(path: str | Path, verify: bool | None = None) -> tuple[NgramInfo,
 
 def _read_info(path: str | Path, text: str, checksum: str | None) -> NgramInfo:
     if checksum != f"{zlib.crc32(text.encode()):08x}":
-        raise ValueError(f"{path} is damaged (its description): copy, download or build it again")
+        raise ValueError(f"{path} is damaged (its description): {ADVICE}")
     try:
         facts = json.loads(text)
         if facts.pop("format") != FORMAT:
@@ -197,7 +199,7 @@ def _read_info(path: str | Path, text: str, checksum: str | None) -> NgramInfo:
         facts["checksums"] = {name: int(crc, 16) for name, crc in facts["checksums"].items()}
         info = NgramInfo(**facts)
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged (its description: {error}): copy, download or build it again") from error
+        raise ValueError(f"{path} is damaged (its description: {error}): {ADVICE}") from error
     check_order(info.order)
     return info
 
@@ -215,18 +217,13 @@ def _check_tensors(path: str | Path, info: NgramInfo, tensors: dict[str, torch.T
     }
     if sizes != expected or not num_ngrams / 2 <= num_pairs - 1 <= num_ngrams:
         raise ValueError(
-            f"{path} is damaged: its description speaks of {num_ngrams} n-grams, and it holds tensors of the sizes {sizes}: "
-            "copy, download or build it again"
+            f"{path} is damaged: its description speaks of {num_ngrams} n-grams, and its tensors have the sizes {sizes}: {ADVICE}"
         )
     if not 1 <= len(tensors["values"]) <= (1 << info.code_bits) + 1:
-        raise ValueError(
-            f"{path} is damaged: its codes have not {info.code_bits} bits: copy, download or build it again"
-        )
+        raise ValueError(f"{path} is damaged: its codes have not {info.code_bits} bits: {ADVICE}")
     wrong = {str(tensor.dtype) for tensor in tensors.values()} - {"torch.int32", "torch.int64"}
     if wrong:
-        raise ValueError(
-            f"{path} is damaged: it holds {', '.join(wrong)} and no integers: copy, download or build it again"
-        )
+        raise ValueError(f"{path} is damaged: it holds {', '.join(wrong)} and no integers: {ADVICE}")
 
 
 def check_sums(path: str | Path, info: NgramInfo, tensors: dict[str, torch.Tensor]) -> None:
@@ -236,6 +233,4 @@ def check_sums(path: str | Path, info: NgramInfo, tensors: dict[str, torch.Tenso
         for block in blocks_of(len(tensor)):
             checksum = zlib.crc32(tensor[block].numpy().data, checksum)
         if checksum != info.checksums.get(name):
-            raise ValueError(
-                f"{path} is damaged: {name} has other bytes than were written: copy, download or build it again"
-            )
+            raise ValueError(f"{path} is damaged: {name} has other bytes than were written: {ADVICE}")

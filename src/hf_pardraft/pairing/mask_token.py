@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..checkpoints.config_checks import is_whole
+
 # Placeholders such as <|reserved_special_token_7|> or [unused3]; not the words that only contain one of these, say "leopard".
 PLACEHOLDER = re.compile(r"[<\[].*(reserved|unused|mask|pard).*[>\]]", re.IGNORECASE)
 # Bytes that are in no UTF-8 text, as byte-fallback tokenizers (SentencePiece's) name them.
 BYTE_OF_NO_TEXT = re.compile(r"<0x(C0|C1|F[5-9A-F])>", re.IGNORECASE)
+ADVICE = "choose an unused id (pairing.mask_token.unused_token_ids finds them), or pass None"
 
 
 def find_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
@@ -97,19 +100,16 @@ def check_mask_token_id(
     mask_token_id: int, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None
 ) -> None:
     """Raise a `ValueError` if the id is none, out of range, or, as far as one can tell, in use."""
-    if not isinstance(mask_token_id, int) or isinstance(mask_token_id, bool):
-        raise ValueError(f"mask_token_id must be the id of one token here, got {mask_token_id!r}")
+    if not is_whole(mask_token_id):
+        raise ValueError(f"mask_token_id must be the id of one token here, got {mask_token_id!r}: {ADVICE}")
     if not 0 <= mask_token_id < config.vocab_size:
-        raise ValueError(f"mask_token_id must be in [0, {config.vocab_size}), got {mask_token_id}")
+        raise ValueError(f"mask_token_id must be in [0, {config.vocab_size}), got {mask_token_id}: {ADVICE}")
     special = special_token_ids(config, tokenizer)
     names = {} if tokenizer is None else {i: token for token, i in tokenizer.get_vocab().items()}
     is_ordinary = mask_token_id in names and mask_token_id not in reserved_token_ids(tokenizer, special)
     if mask_token_id in special or is_ordinary:
         name = names.get(mask_token_id, "a special token")
-        raise ValueError(
-            f"mask_token_id {mask_token_id} is in use ({name!r}): choose an unused id (pairing.mask_token.unused_token_ids finds "
-            "them), or pass None"
-        )
+        raise ValueError(f"mask_token_id {mask_token_id} is in use ({name!r}): {ADVICE}")
 
 
 def check_mask_token_ids(

@@ -6,9 +6,9 @@ passes `tokenizer=`. A config without these fields, as published ones are, says 
 """
 
 import hashlib
+import os
 import warnings
 import weakref
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,9 +39,13 @@ def target_fingerprint(target: PreTrainedModel) -> list[float] | None:
 
 
 def public_name(model: PreTrainedModel) -> str | None:
-    """What `model` was loaded from; of a local folder only its own name, since configs are published."""
-    path = Path(model.name_or_path)
-    return path.name if model.name_or_path and path.is_dir() else model.name_or_path or None
+    """What `model` was loaded from, as [`public_place`] has it; `None` if it was made of a config."""
+    return public_place(model.name_or_path) or None
+
+
+def public_place(place: str) -> str:
+    """Where something was loaded from; of a local folder only its own name, since configs and results are published."""
+    return os.path.basename(os.path.abspath(place)) if os.path.isdir(place) else place
 
 
 def commit_of(model: PreTrainedModel) -> str | None:

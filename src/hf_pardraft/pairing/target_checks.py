@@ -15,6 +15,7 @@ READS_TOKENS_ONLY = (
 
 def input_dtype(module: nn.Module) -> torch.dtype | None:
     """In what precision a part of a target takes its input; `None`, any, where its weights are bytes: quantised."""
+    # `DraftState`, which travels with drafters, finds a head's in the same way.
     return next((weight.dtype for weight in module.parameters() if weight.dtype.itemsize > 1), None)
 
 
@@ -94,8 +95,9 @@ def check_taps(kind: str, target: PreTrainedModel, taps: list[int]) -> None:
     wrong = [tap for tap in taps if not -num_layers - 1 <= tap <= num_layers]
     if wrong:
         raise ValueError(
-            f"the drafter taps hidden states {taps}, but a target of {num_layers} layers has indices 0 to {num_layers - 1} "
-            f"(of {wrong} none exists): it was made for a deeper target"
+            f"the drafter taps hidden states {taps}, but a target of {num_layers} layers has indices 0 to {num_layers - 1}, or "
+            f"-1 to {-num_layers - 1} from the end (of {wrong} none exists): it was made for a deeper target: use that one, a "
+            "drafter made for this one, or other indices"
         )
     if num_layers in taps:
         raise ValueError(

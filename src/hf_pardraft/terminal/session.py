@@ -11,7 +11,7 @@ from .pace import summary
 from .runs import RunPrinter, can_shade
 from .safe_text import harmless
 from .sampling import NAMES, Sampling
-from .writer import Answer, Writer
+from .writer import ShownAnswer, Writer
 
 BLOCK = '"""'
 CUT_BY = {
@@ -53,7 +53,7 @@ class Session:
     ) -> None:
         self.conversation, self.writer, self.console, self.read_line = conversation, writer, console, read_line
         self.marks, self.tells = marks, tells
-        self.last: Answer | None = None
+        self.last: ShownAnswer | None = None
         self.is_over = False
         self.commands: dict[str, Callable[[str], None]] = {
             "/help": self.show_help,

@@ -39,7 +39,7 @@ COUNT_FROM_THE_PROMPT = (
 
 
 @dataclass
-class Answer:
+class ShownAnswer:
     """What was written.
 
     Attributes:
@@ -158,7 +158,7 @@ class Writer:
         sampling.check_draws(self.target.generation_config)
         self.sampling = sampling
 
-    def answer(self, ids: list[int], cache: Cache | None, show: Callable[[list[int]], None]) -> Answer:
+    def answer(self, ids: list[int], cache: Cache | None, show: Callable[[list[int]], None]) -> ShownAnswer:
         """Write an answer.
 
         Args:
@@ -185,13 +185,13 @@ class Writer:
         except KeyboardInterrupt:
             cache, self.stop.is_set = None, True
         timing = Timing([len(run) for run in recorder.runs], recorder.times, num_plain, tau)
-        return Answer(recorder.runs, timing, cache, self._cut_by(recorder.ids, room))
+        return ShownAnswer(recorder.runs, timing, cache, self._cut_by(recorder.ids, room))
 
     def _needs_pace(self, length: int) -> bool:
         return self.compares and not (self.pace and self.pace.holds_for(length))
 
     def _cut_by(self, written: list[int], room: int) -> str | None:
-        """See [`Answer`]; `room` is how many tokens there was room for."""
+        """See [`ShownAnswer`]; `room` is how many tokens there was room for."""
         if self.stop.is_set:
             return "user"
         if self._is_over(written) or len(written) < room:

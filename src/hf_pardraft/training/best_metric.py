@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..models.base import ParallelDrafter
+from .losses.scoring import HIT
 
 if TYPE_CHECKING:
     from .arguments import DraftTrainingArguments
@@ -51,7 +52,7 @@ def check_best_metric(
         name = name.removeprefix(f"{own}_")
     objectives, depth = [*objectives], drafter.taught_depth(args.draft_tokens)
     known = [*LOSSES, *(objectives if len(objectives) > 1 else []), *(OF_DRAFTS if drafts else []), *TIMES]
-    by_position = ["accuracy", *(["acceptance"] if drafts else [])]
+    by_position = ["accuracy", f"hit{HIT}", *(["acceptance"] if drafts else [])]
     position = re.fullmatch(rf"({'|'.join(by_position)})_(\d+)", name)
     if name in known or (position and 1 <= int(position[2]) <= depth):
         return

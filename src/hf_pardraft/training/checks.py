@@ -1,4 +1,4 @@
-"""What a training run refuses before any work: settings that can't be, models that don't go together, folders that are taken."""
+"""What a training run refuses before any work: settings that can't be, models that don't go together."""
 
 import warnings
 from collections.abc import Mapping
@@ -22,8 +22,6 @@ from .run_options import DRAFTER_OPTIONS, DrafterOptions, RunOptions
 if TYPE_CHECKING:
     from .arguments import DraftTrainingArguments
 
-# As of a block: far above anything published, and more would be asked of a machine than it has.
-MOST_DRAFT_TOKENS = 4096
 # For `num_anchors`: no limit.
 EVERY = "all"
 # Arguments of a Trainer that need what this one never has: a model's own loss, or the logits of whole batches.
@@ -32,8 +30,9 @@ UNUSED_ARGUMENTS = ("compute_metrics", "preprocess_logits_for_metrics", "compute
 
 def check_settings(args: "DraftTrainingArguments") -> None:
     """Raise a `ValueError` for settings that can't be."""
-    if not 1 <= args.draft_tokens <= MOST_DRAFT_TOKENS:
-        raise ValueError(f"draft_tokens must be from 1 to {MOST_DRAFT_TOKENS}, got {args.draft_tokens}")
+    most = ParallelDrafter.GREATEST_DEPTH
+    if not 1 <= args.draft_tokens <= most:
+        raise ValueError(f"draft_tokens must be from 1 to {most}, got {args.draft_tokens}: choose another value")
     if args.draft_vocab_size is not None and args.draft_vocab_size < 1:
         raise ValueError(f"draft_vocab_size must be at least 1, or None for all tokens, got {args.draft_vocab_size}")
     if not 0 < args.cod_retention <= 1 or not 0 <= args.cod_min_retention <= 1:
@@ -145,10 +144,13 @@ def check_run(options: RunOptions, drafter: DrafterOptions, recipes: list[str]) 
         )
     if wrong := chosen - DRAFTER_OPTIONS[drafter.kind]:
         raise ValueError(
-            f"a {drafter.kind} drafter takes {', '.join(sorted(DRAFTER_OPTIONS[drafter.kind]))}, got {', '.join(sorted(wrong))}"
+            f"a {drafter.kind} drafter takes {', '.join(sorted(DRAFTER_OPTIONS[drafter.kind]))}, got {', '.join(sorted(wrong))}: "
+            "leave them out"
         )
     if len(drafter.mask_token_id or []) > 1 and drafter.kind not in ("pard", "pard2"):
-        raise ValueError(f"a {drafter.kind} drafter has one mask token, got mask_token_id {drafter.mask_token_id}")
+        raise ValueError(
+            f"a {drafter.kind} drafter has one mask token, got mask_token_id {drafter.mask_token_id}: pass one of them"
+        )
     if drafter.kind in ("pard", "pard2") and drafter.base is None:
         raise ValueError(
             f"a {drafter.kind} drafter is made of a causal LM: pass it as --base, or a --drafter to go on with"

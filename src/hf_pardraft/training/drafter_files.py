@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from huggingface_hub import ModelCard
-from safetensors import SafetensorError
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.training_args import HubStrategy
 
-from ..checkpoints.atomic_files import NO_ROOM
+from ..checkpoints.atomic_files import is_no_room
 from ..checkpoints.atomic_folders import CARD, replaced_files
 from ..checkpoints.checksums import check_checksums
 from ..checkpoints.saving import checksummed_files
@@ -165,10 +164,9 @@ class DrafterFilesTrainer(WholeCheckpointTrainer):
 
 def is_of_writing(error: Exception) -> bool:
     """Whether an error says that a file can't be written; each library has a way of its own."""
-    is_full = isinstance(error, OSError) and error.errno in NO_ROOM
     # Of torch.save, and of tokenizers, which raises nothing more particular.
     is_theirs = "PytorchStreamWriter" in str(error) or (type(error) is Exception and "os error" in str(error))
-    return is_full or is_theirs or isinstance(error, SafetensorError)
+    return is_theirs or is_no_room(error)
 
 
 def listed(values: str | list[str] | None) -> list[str]:

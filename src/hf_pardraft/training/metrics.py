@@ -1,10 +1,11 @@
-"""How well a drafter guesses while it trains: objectives and accuracies, counted on the device."""
+"""How well a drafter guesses while it trains: objectives, accuracies and hits, counted on the device."""
 
 from collections.abc import Callable
 
 import torch
 
 from .losses.objectives import OBJECTIVES, BlockScores
+from .losses.scoring import HIT
 from .losses.sums import Sums, added, mean_of
 
 # Processes that have seen fewer positions than others exchange as many counts.
@@ -16,18 +17,19 @@ class DraftMetrics:
 
     def __init__(self) -> None:
         self._sums: dict[str, Sums] = {}
-        self._right: torch.Tensor | None = None
-        self._seen: torch.Tensor | None = None
+        # By position: right drafts, hits, and all.
+        self._counts = torch.zeros(3, MOST_POSITIONS, dtype=torch.float64)
 
     @torch.no_grad()
     def add(self, sums: dict[str, Sums], scores: BlockScores) -> None:
-        """Count a batch: the sums of its objectives, and which drafts are right of those that count."""
+        """Count a batch: the sums of its objectives, and which drafts are right, or hits, of those that count."""
         self._sums = added(self._sums, sums)
-        is_right, valid = scores.is_right, scores.valid
-        counts = torch.stack([(is_right & valid).sum(dim=0), valid.sum(dim=0)]).double()
-        counted, seen = torch.nn.functional.pad(counts, (0, MOST_POSITIONS - counts.shape[1]))
-        self._right = counted if self._right is None else self._right + counted
-        self._seen = seen if self._seen is None else self._seen + seen
+        valid = scores.valid
+        is_hit = torch.zeros_like(valid) if scores.is_hit is None else scores.is_hit
+        counts = torch.stack([(each & valid).sum(dim=0) for each in (scores.is_right, is_hit, valid)]).double()
+        self._counts = self._counts.to(counts.device) + torch.nn.functional.pad(
+            counts, (0, MOST_POSITIONS - counts.shape[1])
+        )
 
     def pop_objectives(self, total: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
         """What each objective was, over all batches and processes as one; starts anew.
@@ -46,26 +48,23 @@ class DraftMetrics:
         return {name: mean_of(*parts, OBJECTIVES[name].epsilon).item() for name, *parts in quotients}
 
     def pop_accuracies(self, total: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
-        """`accuracy_k` for each position seen, and `expected_tau`; starts counting anew.
+        """`accuracy_k` for each position seen, `expected_tau`, and `hit10_k` if there are any hits; starts counting anew.
 
-        `expected_tau` is 1 + the expected length of a chain whose positions are right independently, at these rates.
+        `expected_tau` is 1 + the expected length of a chain whose positions are right independently, at these rates. A hit is a
+        label among the ten likeliest tokens (hit@10 of arXiv 2601.19278, table 3), which a tree may hold.
 
         Args:
             total: see [`pop_objectives`].
         """
-        counts = (
-            torch.zeros(2, MOST_POSITIONS, dtype=torch.float64)
-            if self._seen is None
-            else torch.stack([self._right, self._seen])
-        )
-        right, seen = total(counts).tolist()
-        if not any(seen):
+        *counts, seen = total(self._counts).tolist()
+        self._counts = torch.zeros_like(self._counts)
+        rates, hits = ([found / count for found, count in zip(each, seen, strict=True) if count] for each in counts)
+        if not rates:
             return {}
-        rates = [right / count for right, count in zip(right, seen, strict=True) if count]
-        self._right = self._seen = None
         expected_tau, all_right = 1.0, 1.0
         for rate in rates:
             all_right *= rate
             expected_tau += all_right
         result = {f"accuracy_{k}": round(rate, 4) for k, rate in enumerate(rates, start=1)}
-        return {**result, "expected_tau": round(expected_tau, 3)}
+        of_hits = {f"hit{HIT}_{k}": round(rate, 4) for k, rate in enumerate(hits, start=1)} if any(hits) else {}
+        return {**result, **of_hits, "expected_tau": round(expected_tau, 3)}

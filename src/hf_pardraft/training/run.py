@@ -32,6 +32,7 @@ from ..user_input.options import checked_dtype
 from .adapters import lora_config
 from .arguments import DraftTrainingArguments
 from .checks import check_reporting
+from .data.overlap import load_test_set, without_overlap
 from .data.sources import split_off
 from .data.trainer_data import prepare_for_training
 from .losses.objectives import parse_objective, reads_logits
@@ -71,6 +72,8 @@ def load_run(run: TrainingRun) -> Loaded:
     checked_dtype(options.target_dtype)
     tokenizer = load_tokenizer(options.target, options.trust_remote_code)
     train = load_data(options.dataset, options.dataset_config, options.dataset_split)
+    if options.exclude_overlap:
+        train = without_overlap(train, map(load_test_set, options.exclude_overlap))
     if options.eval_dataset is not None:
         held_out = load_data(options.eval_dataset, split=options.eval_split)
     else:

@@ -10,6 +10,7 @@ import numpy as np
 from transformers import PreTrainedModel, TrainingArguments
 
 from ..pairing.remembered import are_other_weights, target_fingerprint
+from ..user_input.wording import told_differences
 from .arguments import DraftTrainingArguments
 
 FILE = "pardraft_run.json"
@@ -90,8 +91,7 @@ def differences(found: dict[str, Any], now: dict[str, Any]) -> list[str]:
     for part in ("settings", "drafter", "adapter"):
         before, after = found.get(part), now.get(part)
         if isinstance(before, dict) and isinstance(after, dict):
-            names = sorted(name for name in before.keys() & after.keys() if before[name] != after[name])
-            told += [f"{name} {before[name]!r} (now {after[name]!r})" for name in names]
+            told += told_differences(before, after, sorted(before.keys() & after.keys()))
         elif part == "adapter" and before != after:
             told.append("all weights, and no adapter" if before is None else "an adapter")
     before, after = found.get("data"), now.get("data")

@@ -26,6 +26,13 @@ class RunOptions:
     eval_dataset: str | None = option(None, "What to evaluate on; by default a part of the data set, held out.")
     eval_split: str = option("train", "Of the evaluation set.")
     eval_size: int = option(32, "How many examples are held out, and a tenth of all at most; 0: no evaluation.")
+    exclude_overlap: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Test sets: files, folders, or data sets on the Hub (their part called test). Examples that share 32 words "
+            "in a row with any text of theirs are left out."
+        },
+    )
     target_dtype: str = option("auto", "Of the target's weights: auto, float32, bfloat16, ...")
     trust_remote_code: bool = option(False, "Run the code that comes with the target. No drafter's code is run.")
 

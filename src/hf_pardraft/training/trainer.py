@@ -61,11 +61,12 @@ class DraftTrainer(DrafterFilesTrainer):
             see [`~hf_pardraft.training.data.dataset.prepare_data`]. All but the last need the tokenizer as `processing_class`.
         **kwargs: as for `Trainer`.
 
-    Evaluation logs `eval_accuracy_k`, the accuracy of each draft position; `eval_expected_tau`, what tau would be if positions
-    were right independently; and, given a target, what becomes of drafts when it goes on from a few of the evaluation set's
-    prompts with the drafter as it stands (`tau_prompts`): `eval_tau`, mean tokens per target forward, the bonus token counted,
-    `eval_acceptance_k` and `eval_decoded_tokens_per_second`. Reporters get all of it, the terminal a table. With
-    `metric_for_best_model="tau"` and `load_best_model_at_end` the best checkpoint is the one that drafts best.
+    Evaluation logs `eval_accuracy_k`, the accuracy of each draft position; `eval_hit10_k`, how often the right token is among the
+    ten likeliest; `eval_expected_tau`, what tau would be if positions were right independently; and, given a target, what
+    becomes of drafts when it goes on from a few of the evaluation set's prompts with the drafter as it stands (`tau_prompts`):
+    `eval_tau`, mean tokens per target forward, the bonus token counted, `eval_acceptance_k` and
+    `eval_decoded_tokens_per_second`. Reporters get all of it, the terminal a table. With `metric_for_best_model="tau"` and
+    `load_best_model_at_end` the best checkpoint is the one that drafts best.
 
     A checkpoint is written beside its place and moved there when it is complete, so a run that is killed at any time goes on
     from the last complete one. A loss or gradient that is not finite stops the run before any of it is saved.

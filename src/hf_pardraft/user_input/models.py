@@ -76,6 +76,11 @@ def end_of_text_ids(target: PreTrainedModel) -> set[int]:
     return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
 
 
+def up_to_end(tokens: list[int], ends: set[int]) -> list[int]:
+    """New tokens up to the one that ends a text, and with it."""
+    return tokens[: next((place for place, token in enumerate(tokens, start=1) if token in ends), None)]
+
+
 def load_model(name: str, trust_remote_code: bool = False, **options: Any) -> PreTrainedModel:
     """A causal language model; `options` are those of `from_pretrained`."""
     with naming(name):

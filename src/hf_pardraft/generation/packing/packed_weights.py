@@ -119,7 +119,7 @@ def _pack(parameter: torch.nn.Parameter, transposed: bool) -> PackedWeight:
 
 
 def _forget_copy(packed: dict, key: tuple[int, bool], gone: weakref.ref) -> None:
-    """A parameter is gone. At its end the interpreter takes the names of modules away first, so that they are given."""
+    """A parameter is gone. At interpreter exit module globals may be gone already, so everything needed is passed in."""
     packed.pop(key, None)
 
 

@@ -178,7 +178,7 @@ class TreeGain:
     # Tokens of a text, by chains, from which it may be known to be another.
     KNOWN = 48.0
     # How many times as large or small its gain is then, at least.
-    CLEARLY = 1.5
+    OTHER_GAIN = 1.5
     # Share of the weight of earlier texts that is left then.
     AFTER_CHANGE = 0.1
 
@@ -204,7 +204,7 @@ class TreeGain:
         if self.of_chain < self.KNOWN:
             return False
         ratio = (self.of_tree / self.of_chain) / (self.earlier.of_tree / self.earlier.of_chain)
-        return max(ratio, 1 / ratio) > self.CLEARLY
+        return max(ratio, 1 / ratio) > self.OTHER_GAIN
 
     def factor(self, of_tree: float, of_chain: float) -> float:
         """How many times as many tokens are committed with trees as with chains.

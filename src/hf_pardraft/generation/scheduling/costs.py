@@ -1,4 +1,4 @@
-"""What rounds cost, compared with each other. Pure: whoever has a clock tells."""
+"""What rounds cost, compared with each other. Pure: seconds are told, and no clock is read."""
 
 import math
 from collections import deque

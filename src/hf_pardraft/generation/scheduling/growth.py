@@ -24,7 +24,7 @@ class Growth:
     # Rounds after which half is forgotten.
     MEMORY = 1024
     # Standard errors that are taken off what is found: a clock is uneven, and most rounds don't grow.
-    DOUBT = 2.0
+    STANDARD_ERRORS = 2.0
     # Share by which a round takes more or less time than another, before that is known.
     NOISE = 0.15
     # Rounds whose weight that has.
@@ -45,7 +45,7 @@ class Growth:
         slope = self.both / self.lengths
         unexplained = max(self.seconds - slope * self.both, 0.0) + self.PRIOR_WEIGHT * self.NOISE**2
         variance = unexplained / (self.count - 2 + self.PRIOR_WEIGHT)
-        return max(slope - self.DOUBT * math.sqrt(variance / self.lengths), 0.0)
+        return max(slope - self.STANDARD_ERRORS * math.sqrt(variance / self.lengths), 0.0)
 
     def begin_text(self) -> None:
         """What comes is another text, and another hour."""

@@ -1,4 +1,4 @@
-"""Seconds that the target takes to read, and what of a draft is worth them. Pure: whoever has a clock tells."""
+"""Seconds that the target takes to read, and what of a draft is worth them. Pure but for the clock, which is passed in."""
 
 import math
 from collections import deque
@@ -18,7 +18,7 @@ class ReadingCosts:
     # How many times as long as for one slot a forward takes at least that makes it worth the while to look at drafts.
     NOTICEABLE = 1.25
     # Seconds that it takes longer at least: a look itself takes some tenths of a millisecond.
-    LONG = 3e-3
+    LEAST_EXTRA = 3e-3
     # How many times as long a forward may take to learn more.
     MORE = 2.0
     # Looks at drafts that are remembered.
@@ -76,7 +76,7 @@ class ReadingCosts:
     def are_noticeable(self, slots: int) -> bool:
         """Whether so many slots take clearly longer than one."""
         one, all_of_them = self.of(1), self.of(slots)
-        return None not in (one, all_of_them) and all_of_them > max(self.NOTICEABLE * one, one + self.LONG)
+        return None not in (one, all_of_them) and all_of_them > max(self.NOTICEABLE * one, one + self.LEAST_EXTRA)
 
 
 def values_of_reading(

@@ -6,7 +6,7 @@ from .costs import Costs
 from .plans import NOTHING, Plan
 
 # Seconds of a long round: cold caches don't matter in it, nor, of one without a draft and for one item, whose it is.
-LONG = 0.02
+LONG_ROUND = 0.02
 
 
 class RoundKind:
@@ -21,14 +21,14 @@ class RoundKind:
         opens_free: whether what is measured before there is a choice is charged to nobody.
         repeats_tries: whether plans are tried several times even where nothing is drafted otherwise.
         FOLLOWED: how many times as fast a plan becomes when it is followed rather than tried.
-        CLEARLY: how many times as fast as any draft rounds without one have to be, which teach nothing of drafts.
+        LEAD_WITHOUT_DRAFTS: how many times as fast as any draft rounds without one have to be, which teach nothing of drafts.
     """
 
     may_be_left: bool
     opens_free: bool
     repeats_tries: bool
     FOLLOWED: float
-    CLEARLY: float
+    LEAD_WITHOUT_DRAFTS: float
 
     def __init__(self, plans: Sequence[Plan], first: Plan) -> None:
         self.plans, self.first = plans, first
@@ -78,7 +78,7 @@ class UncompiledRounds(RoundKind):
     repeats_tries = False
     # What the rounds of a plan that is followed use is in the processor's caches.
     FOLLOWED = 1.03
-    CLEARLY = 1.0
+    LEAD_WITHOUT_DRAFTS = 1.0
 
     def length_that_matters(self, length: int) -> int:
         return length
@@ -93,7 +93,7 @@ class UncompiledRounds(RoundKind):
         return 0
 
     def of_a_try(self, seconds: float, is_about_cost: bool) -> int:
-        return 1 if seconds >= LONG else 2
+        return 1 if seconds >= LONG_ROUND else 2
 
 
 class CompiledRounds(RoundKind):
@@ -119,12 +119,12 @@ class CompiledRounds(RoundKind):
     # Rounds of a try that is about what is accepted alone.
     JUDGING = 3
     FOLLOWED = 1.0
-    CLEARLY = 1.1
+    LEAD_WITHOUT_DRAFTS = 1.1
 
     def opening(self, costs: Costs) -> Plan | None:
         if costs.guesses:
             return super().opening(costs)
-        count = self.OPENING if (costs.of(NOTHING) or 0.0) < LONG else 2
+        count = self.OPENING if (costs.of(NOTHING) or 0.0) < LONG_ROUND else 2
         return next((plan for plan in self.plans if self.is_there(plan, costs) and costs.count(plan) < count), None)
 
     def length_that_matters(self, length: int) -> int:
@@ -141,11 +141,11 @@ class CompiledRounds(RoundKind):
         return plan in (NOTHING, self.first, self.plans[-1]) or plan in costs.chosen
 
     def num_cold(self, seconds: float) -> int:
-        if seconds >= LONG:
+        if seconds >= LONG_ROUND:
             return 0
         return self.VERY_COLD if seconds < self.VERY_SHORT else self.COLD
 
     def of_a_try(self, seconds: float, is_about_cost: bool) -> int:
-        if seconds >= LONG:
+        if seconds >= LONG_ROUND:
             return 1
         return self.num_cold(seconds) + self.IN_A_TRY if is_about_cost else self.JUDGING

@@ -1,4 +1,7 @@
-"""The choice of each round's plan: the most tokens per second, by what rounds have cost and what was accepted. Pure."""
+"""The choice of each round's plan: the most tokens per second, by what rounds have cost and what was accepted.
+
+Pure but for the clock, which is passed in.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +9,7 @@ from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
 from .reading import ReadingChoice
-from .rounds import LONG, CompiledRounds, UncompiledRounds
+from .rounds import LONG_ROUND, CompiledRounds, UncompiledRounds
 from .tries import Tries
 from .worth import PlanWorth
 
@@ -43,7 +46,7 @@ class Schedule:
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many.
     JUDGED = 3
     # How much faster rounds without a draft, which teach nothing of drafts, have to be where these paid in earlier texts.
-    CLEARLY = 1.1
+    LEAD_WHERE_DRAFTS_PAID = 1.1
     # How much faster than the best plan one has to seem that would have to be compiled. Where rounds are long that takes minutes:
     # there it is left.
     WORTH_COMPILING = 1.1
@@ -245,7 +248,7 @@ class Schedule:
         """Find the best plan by what is known now, and what to try next."""
         self.reconsidered, self.num_surprises = self.num_rounds, self.costs.num_surprises
         self.worth.work_out(self.costs, self.batch)
-        is_long = self.worth.seconds[NOTHING] >= LONG
+        is_long = self.worth.seconds[NOTHING] >= LONG_ROUND
         self.knowledge.note_length(is_long)
         plans = [plan for plan in self.plans if self.rounds.is_there(plan, self.costs)]
         self.best = max(plans, key=self._preference)
@@ -255,7 +258,7 @@ class Schedule:
             self.tries.due = self.tries.due or next(missing, None)
         matters = self.rounds.may_be_left and (self.batch > 1 or not is_long)
         if self.handicap is None:
-            self.handicap = self.CLEARLY if self.best.depth and self.is_informed else 1.0
+            self.handicap = self.LEAD_WHERE_DRAFTS_PAID if self.best.depth and self.is_informed else 1.0
         is_judged = self.knowledge.chain.num_judged >= self.JUDGED
         self.rests_with_plain = is_judged and matters and self.worth.is_surely_plain(self.costs, self.handicap)
         self.reading.know(self.worth.rate(self.best), self.plans[-1].num_nodes)
@@ -264,4 +267,4 @@ class Schedule:
     def _preference(self, plan: Plan) -> float:
         """How good a plan is to follow."""
         preference = self.rounds.preference(self.worth.rate(plan), plan, self.best)
-        return preference if plan.depth else preference / max(self.handicap or 1.0, self.rounds.CLEARLY)
+        return preference if plan.depth else preference / max(self.handicap or 1.0, self.rounds.LEAD_WITHOUT_DRAFTS)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
-from .rounds import LONG, RoundKind
+from .rounds import LONG_ROUND, RoundKind
 from .worth import PlanWorth
 
 
@@ -115,7 +115,7 @@ class Tries:
         The first round after others finds neither its code nor its data in the processor's caches; that matters where rounds are
         short. Where plain `generate` is best, tries are about what is accepted, but for the first.
         """
-        is_short = seconds < min(LONG, (1 + self.CHECK) * (costs.of(best) or math.inf))
+        is_short = seconds < min(LONG_ROUND, (1 + self.CHECK) * (costs.of(best) or math.inf))
         return not is_ordinary or (self._is_about_cost(plan, costs, best) and is_short)
 
     def _is_about_cost(self, plan: Plan, costs: Costs, best: Plan) -> bool:

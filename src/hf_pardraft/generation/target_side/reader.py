@@ -77,7 +77,7 @@ class TargetReader:
                 no node there is ever committed.
 
         Returns:
-            The target's outputs; `logits` are `(batch, slots, vocab)`, one item for the anchor and each node.
+            The target's outputs; `logits` are `(batch, slots, vocab)`, one slot for the anchor and each node.
         """
         ids, positions, num_slots = pending.ids, pending.positions, 1
         if tree is not None:

@@ -14,7 +14,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 # By id, since configs have no hash: a config, what it was like, and what was found then.
 _known: dict[int, tuple[weakref.ref, Any, tuple[list[str], list[dict[str, Any]]]]] = {}
 # Values that say themselves whether they are as before; layers do not follow from others (a tensor, a function).
-PLAIN = (str, int, float, bool, type(None))
+PLAIN_TYPES = (str, int, float, bool, type(None))
 # Lists and dicts in a config are as deep as this at most, if they count.
 DEEPEST = 4
 # Layers with an entry per token, so that what a rejected draft left can be removed.
@@ -91,7 +91,7 @@ def layer_types_of(config: PreTrainedConfig) -> tuple[list[str], list[dict[str, 
 
 
 def _forget(known: dict, key: int, gone: weakref.ref) -> None:
-    """A config is gone. At its end the interpreter takes the names of modules away first, so that they are given."""
+    """A config is gone. At interpreter exit module globals may be gone already, so everything needed is passed in."""
     if known.get(key, (None,))[0] is gone:
         del known[key]
 
@@ -99,7 +99,7 @@ def _forget(known: dict, key: int, gone: weakref.ref) -> None:
 def plain_values(value: Any, depth: int = DEEPEST) -> Any:
     """A copy of a value in which numbers, texts, lists and dicts count, and all else stands for its type."""
     kind = type(value)
-    if kind in PLAIN:
+    if kind in PLAIN_TYPES:
         return value
     if depth and kind in (list, tuple):
         return [plain_values(item, depth - 1) for item in value]

@@ -1,13 +1,12 @@
 """A data set of raw examples as one that can be trained on: tokenised, rid of what teaches nothing, and perhaps packed."""
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from transformers.utils import logging
 
 from ...user_input.data import load_data, require_datasets
 from ..layouts import DroppedMasks, Layout
@@ -26,7 +25,7 @@ from .formats import (
 )
 from .sources import first_row
 
-logger = logging.getLogger(__name__)
+logger = logging.get_logger(__name__)
 
 EXAMPLES_PER_PACKING = 1000
 
@@ -151,7 +150,7 @@ def readable_length(max_length: int | None, context: int | None) -> int | None:
     if context is None or (max_length is not None and max_length <= context):
         return max_length
     if max_length is not None:
-        transformers_logging.get_logger(__name__).warning_once(
+        logger.warning_once(
             f"the target reads {context} tokens: texts are cut off there, and not at max_length={max_length}"
         )
     return context
@@ -195,7 +194,7 @@ def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout,
         options = {"max_length": max_length, "packing": packing, "layout": layout, "context": context}
         return prepare_data(Dataset.from_list(rows), vocab_size=vocab_size, **options)
     encode = ExampleEncoder(tokenizer, kind, readable_length(max_length, context), template_kwargs or {})
-    bar = transformers_logging.tqdm(rows, desc="Tokenizing", disable=len(rows) < EXAMPLES_PER_PACKING)
+    bar = logging.tqdm(rows, desc="Tokenizing", disable=len(rows) < EXAMPLES_PER_PACKING)
     examples = Dataset.from_list(
         [encode(check_kind(row, kind), number) for number, row in enumerate(bar)], features=token_features()
     )

@@ -1,10 +1,11 @@
 """What is looked at in a training set before it is used: its first example, and how many are held out."""
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 
 def first_row(data: Iterable[dict[str, Any]]) -> dict[str, Any]:

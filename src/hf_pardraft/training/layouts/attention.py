@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...models.masks import additive, attention_windows
 from ..losses.scoring import slices
-from .masks import BlockQueries, PrefixQueries, Run, dense_mask, flex_mask, run_mask
+from .masks import BlockQueries, PrefixQueries, QueryRun, dense_mask, flex_mask, run_mask
 
 FLEX, IN_RUNS = "flex_attention", "hf_pardraft_in_runs"
 ATTENTIONS = ("auto", "dense", "flex")
@@ -37,7 +37,7 @@ class LayoutRuns:
         masks: by the window of a layer (`None` if it sees everything), a mask for each run, `(batch, 1, queries, keys)`.
     """
 
-    runs: list[Run]
+    runs: list[QueryRun]
     masks: dict[int | None, list[torch.BoolTensor]]
 
 
@@ -107,7 +107,7 @@ AttentionInterface.register(IN_RUNS, attend_in_runs)
 
 
 def run_by_run(
-    attend: Callable, parts: list[tuple[Run, torch.BoolTensor]], query: torch.Tensor, *keyed: torch.Tensor
+    attend: Callable, parts: list[tuple[QueryRun, torch.BoolTensor]], query: torch.Tensor, *keyed: torch.Tensor
 ) -> torch.Tensor:
     """`attend`, once for each run and its mask; shapes as of [`attend_in_runs`]."""
     found = [attend(query[:, :, run.queries], *map(run.keys_of, keyed), mask)[0] for run, mask in parts]

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...models.target_projection import one_place_later
 from ..data.documents import IGNORED, PADDING, checked, positions_in_documents
 from ..vocabulary import of_own_rows
 from .attention import layout_attention
@@ -14,6 +13,11 @@ from .base import Batch, Layout, Scorer, SupervisedPositions, predicts_supervise
 
 if TYPE_CHECKING:
     from ..arguments import DraftTrainingArguments
+
+
+def one_place_later(features: torch.Tensor) -> torch.Tensor:
+    """What enters a PARD-2 projection at each token of a text: `(batch, length, dim)`, each token's predecessor's features."""
+    return nn.functional.pad(features, (0, 0, 1, -1))
 
 
 def conditional_drop(

@@ -21,7 +21,7 @@ RUN_QUERIES = 256
 
 
 @dataclass(frozen=True)
-class Run:
+class QueryRun:
     """Queries that stand together, and the keys that they could see.
 
     Attributes:
@@ -65,7 +65,7 @@ class PrefixQueries:
     def num_keys(self) -> int:
         return self.block.shape[1]
 
-    def runs(self, size: int = RUN_QUERIES) -> list[Run]:
+    def runs(self, size: int = RUN_QUERIES) -> list[QueryRun]:
         """All queries, about `size` at a time. Each item's real tokens come first, and masks of one anchor stand together."""
         num_queries = self.num_keys
         # The masks before the first query of a run, in its own group.
@@ -73,7 +73,7 @@ class PrefixQueries:
         found = []
         for start, context in zip(range(0, num_queries, size), _ends(self.index - self.block, size), strict=True):
             stop = min(start + size, num_queries)
-            found.append(Run(slice(start, stop), context, slice(max(start - reach, context), stop)))
+            found.append(QueryRun(slice(start, stop), context, slice(max(start - reach, context), stop)))
         return found
 
     def attends(self, window: int | None = None) -> Attends:
@@ -115,7 +115,7 @@ class BlockQueries:
     def num_keys(self) -> int:
         return self.context_document.shape[1] + self.block.shape[1]
 
-    def runs(self, size: int = RUN_QUERIES) -> list[Run]:
+    def runs(self, size: int = RUN_QUERIES) -> list[QueryRun]:
         """All queries, about `size` at a time, no block in two of them. The anchors of an item ascend."""
         num_queries, length = self.block.shape[1], self.context_document.shape[1]
         block_size = num_queries // (int(self.block.max()) + 1)
@@ -124,7 +124,7 @@ class BlockQueries:
         # A block sees what lies before its anchor.
         for start, context in zip(range(0, num_queries, size), _ends(self.anchor - 1, size), strict=True):
             stop = min(start + size, num_queries)
-            found.append(Run(slice(start, stop), context, slice(length + start, length + stop)))
+            found.append(QueryRun(slice(start, stop), context, slice(length + start, length + stop)))
         return found
 
     def attends(self, window: int | None = None) -> Attends:
@@ -186,7 +186,7 @@ def _ends(last_seen: torch.LongTensor, size: int) -> list[int]:
     return torch.stack(ends).clamp(min=0).tolist()
 
 
-def run_mask(queries: PrefixQueries | BlockQueries, run: Run, window: int | None = None) -> torch.BoolTensor:
+def run_mask(queries: PrefixQueries | BlockQueries, run: QueryRun, window: int | None = None) -> torch.BoolTensor:
     """`(batch, queries, keys)`, of those of a run: the predicate of a layout; of a sliding layer, if there is a `window`."""
     (batch, num_queries), device = queries.block.shape, queries.block.device
     item = torch.arange(batch, device=device)[:, None, None]
@@ -197,7 +197,7 @@ def run_mask(queries: PrefixQueries | BlockQueries, run: Run, window: int | None
 
 def dense_mask(queries: PrefixQueries | BlockQueries, window: int | None = None) -> torch.BoolTensor:
     """`(batch, queries, keys)`, of all of them."""
-    every = Run(slice(0, queries.block.shape[1]), queries.num_keys, slice(0, 0))
+    every = QueryRun(slice(0, queries.block.shape[1]), queries.num_keys, slice(0, 0))
     return run_mask(queries, every, window)
 
 

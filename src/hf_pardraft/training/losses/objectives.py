@@ -38,6 +38,7 @@ class BlockScores:
         continued: where the target's own continuation of the prefix has a token.
         continuations: log-probability of that token.
         stands_for: how many positions like it each stands for, where only some of a text's are there.
+        is_hit: whether the label is among the ten likeliest tokens; `None` while training.
     """
 
     valid: torch.BoolTensor
@@ -50,6 +51,7 @@ class BlockScores:
     continued: torch.BoolTensor | None = None
     continuations: torch.Tensor | None = None
     stands_for: torch.Tensor | float = 1.0
+    is_hit: torch.BoolTensor | None = None
 
 
 @dataclass(frozen=True)

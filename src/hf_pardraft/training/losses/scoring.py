@@ -18,6 +18,8 @@ ValuesAndSlopes = tuple[torch.Tensor, torch.Tensor | None]
 CACHED_LOGITS = 2**20
 # How many logits a chunk may have, and stay until the backward pass; and the least rows of a chunk.
 LOGITS_AT_ONCE, LEAST_ROWS = 25_000_000, 512
+# A label among so many likeliest tokens is a hit.
+HIT = 10
 # The bytes and the least rows of a chunk on a CPU. More than 32 MiB malloc asks the system for each time, which zeroes them.
 BYTES_ON_CPU, LEAST_ROWS_ON_CPU = 2**25 - 2**16, 128
 
@@ -53,6 +55,14 @@ def label_log_probs(
     logits = logits.to(wide_dtype(logits))
     losses = functional.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), reduction="none")
     return -losses.view(labels.shape)
+
+
+def are_among(
+    logits: torch.Tensor, labels: torch.LongTensor, valid: torch.BoolTensor, count: int = HIT
+) -> torch.BoolTensor:
+    """Whether each label `(positions,)` is among the `count` likeliest tokens by `(positions, vocab)`; no invalid one is."""
+    of_labels = logits.gather(1, labels.masked_fill(~valid, 0)[:, None])
+    return ((logits > of_labels).sum(dim=1) < count) & valid
 
 
 def kl_divergences(draft_logits: torch.Tensor, target_logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
@@ -142,8 +152,9 @@ class PositionScorer:
         """Scores of positions whose hidden states are `(positions, hidden)`.
 
         Returns:
-            `(positions,)` each: `is_right`, whether the label is the likeliest token; and what was asked for: `log_probs` of the
-            labels, those of the `continuations`, and `divergences` from the target's law.
+            `(positions,)` each: `is_right`, whether the label is the likeliest token; without gradients `is_hit`, whether it is
+            among the ten likeliest; and what was asked for: `log_probs` of the labels, those of the `continuations`, and
+            `divergences` from the target's law.
         """
         learns = torch.is_grad_enabled()
         is_frozen = not any(weight.requires_grad for weight in head.parameters())
@@ -189,6 +200,9 @@ class PositionScorer:
             name: values if slopes is None else WithSlopes.apply(logits, values, slopes)
             for name, (values, slopes) in found.items()
         }
+        if not torch.is_grad_enabled():
+            labels = self.labels[chunk].to(logits.device)
+            scores["is_hit"], _ = few_by_few(are_among, logits, labels, labels >= 0)
         # Last, since what is computed again ends with what the backward pass needs.
         return scores | self._is_right(logits, chunk)
 

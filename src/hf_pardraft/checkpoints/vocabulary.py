@@ -1,0 +1,36 @@
+"""The file in which a drafter keeps its draft vocabulary beside weights that stay as they are, looked at before it is used."""
+
+import torch
+
+from .files import check_tensors, read_tensors
+
+
+def vocabulary_in(path: str, vocab_size: int, size: int | None = None) -> torch.LongTensor:
+    """The target's ids of the tokens that a file of `d2t` and `t2d` names, ascending.
+
+    Args:
+        path: of a safetensors file.
+        vocab_size: of the target.
+        size: how many tokens config.json says there are; `None` if it does not.
+
+    Raises:
+        ValueError: if the file is damaged, its tensors are of another shape or dtype, or name different tokens.
+    """
+    facts = check_tensors(path)
+    found = {name: (tensor.shape, tensor.dtype) for name, tensor in facts.items()}
+    shape = found["d2t"][0] if size is None and "d2t" in found else (size,)
+    # As safetensors calls them: int64 and bool.
+    expected = {"d2t": (shape, "I64"), "t2d": ((vocab_size,), "BOOL")}
+    if found != expected or len(shape) != 1:
+        raise ValueError(
+            f"the draft vocabulary in {path} does not fit config.json: expected {expected} (draft_vocab_size and vocab_size), "
+            f"found {found}: get it again"
+        )
+    maps = read_tensors(facts)
+    mapped, marked = maps["d2t"] + torch.arange(len(maps["d2t"])), maps["t2d"].nonzero().flatten()
+    if not torch.equal(mapped, marked):
+        raise ValueError(
+            f"d2t in {path} maps {len(mapped)} draft tokens and t2d marks {len(marked)} target tokens, and these should be the "
+            "same, in ascending order: the file is damaged, get it again"
+        )
+    return marked
