@@ -132,19 +132,19 @@ class SupervisedPositions:
         draft_positions: `(positions,)`, k of each, counted from 1 for the first drafted token.
         items, places: `(positions,)` each: the batch item, and the place in its text of the token before the drafted one. The
             target's logits there score the same token, and the prefix ends k - 1 tokens before.
-        stands_for: `(positions,)`, how many positions like it each stands for, where only some of the text's are there; `None` if
-            each stands for itself.
         vocabulary: `(columns,)`, the target's id of each column of the drafter's logits, if they are not the same.
         vocab_size: of the target; asked for with `vocabulary` only.
+        stands_for: `(positions,)`, how many positions like it each stands for, where only some of the text's are there; `None` if
+            each stands for itself.
     """
 
     labels: torch.LongTensor
     draft_positions: torch.LongTensor
     items: torch.LongTensor
     places: torch.LongTensor
-    stands_for: torch.Tensor | None = None
     vocabulary: torch.LongTensor | None = None
     vocab_size: int = 0
+    stands_for: torch.Tensor | None = None
 
     @classmethod
     def of_queries(cls, places: torch.LongTensor, batch: Batch, **vocabulary: Any) -> "SupervisedPositions":
