@@ -90,8 +90,9 @@ def tiny_family(tmp_path_factory) -> Path:
 @pytest.fixture
 def own_modules(monkeypatch, tmp_path):
     """Code that is loaded with a checkpoint goes into a folder of the test's, and is forgotten afterwards."""
+    usual = str(dynamic_module_utils.HF_MODULES_CACHE)
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != usual])
 
     def forget():
         for name in [name for name in sys.modules if name.startswith("transformers_modules")]:

@@ -59,6 +59,7 @@ def test_without_the_package_it_is_kept_and_the_text_is_the_targets(folders, tmp
         assert AutoDrafter.from_pretrained(folders / "again" / kind).draft_token_ids.tolist() == IDS
 
 
+@pytest.mark.usefixtures("own_modules")
 @pytest.mark.parametrize("kind", KINDS)
 def test_beside_the_package_the_code_in_the_folder_proposes_these_tokens_alone(kind, folders):
     target, prompt = tiny_target("qwen3"), random_prompt(5)
