@@ -287,6 +287,12 @@ def test_a_batch_is_left_to_plain_generate_where_its_steps_are_known_to_be_no_sl
     assert statistics.mean(speed for speed, _ in calls[5:]) >= 0.97 / min(plain, 1.0)
 
 
+def test_drafts_that_are_better_than_rounds_without_one_are_left_for_plain_steps_that_are_better_still():
+    world = World([0.3] + [0.0] * 6, draft=0.05, slot=0.05, plain=0.8)
+    world.speed(20)
+    assert 1 < world.best_speed() < 0.97 / 0.8 < world.speed(20)
+
+
 def test_a_fixed_schedule_follows_its_plan_as_far_as_there_is_room():
     schedule = FixedSchedule(Plan(4, 16))
     assert [schedule.next_plan(1, room, 64) for room in (9, 4, 2, 0)] == [

@@ -76,6 +76,8 @@ class Costs:
     SETTLED = 24
     # Rounds without a draft from which is known what they cost in the mean of a text.
     ENOUGH = 32
+    # Plain `generate` is believed to be at most so many times as fast as rounds without a draft: forwards are the same.
+    MOST_LEAD = 1.25
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
     OUTLIER = 8.0
     # However short a text is, at least one in so many of a round's seconds is left.
@@ -233,6 +235,13 @@ class Costs:
         return self.plain.count > 0 and (
             self.undrafted.count < self.ENOUGH or self.undrafted.value + self.upkeep < self.plain.value
         )
+
+    @property
+    def lead_of_plain(self) -> float:
+        """How many times as fast plain `generate`'s steps are as rounds without a draft; 1 where that is not known."""
+        if min(self.plain.count, self.undrafted.count) < self.ENOUGH:
+            return 1.0
+        return min((self.undrafted.value + self.upkeep) / self.plain.value, self.MOST_LEAD)
 
     def note_upkeep(self, seconds: float, num_rounds: int) -> None:
         """Learn from a round without a draft in which the drafter read what so many such rounds have written."""

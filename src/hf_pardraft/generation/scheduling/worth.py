@@ -103,7 +103,7 @@ class PlanWorth:
         """
         if costs.plain_is_slower:
             return False
-        rest = self.rate(NOTHING)
+        rest = self.rate(NOTHING) * costs.lead_of_plain
         doubts = {plan: 0.0 if self.batch > 1 else costs.doubt(plan, NOTHING) for plan in self.plans if plan.depth}
         return all(clearly * self.rate(plan) * (1 + doubt) < rest for plan, doubt in doubts.items())
 
