@@ -541,6 +541,24 @@ def test_smollm2_claims(head, columns):
             assert cell == shown, name
 
 
+BEGINNINGS = {
+    "as in the claims above": "DFlash from layers",
+    "a learning rate of 3e-4": "DFlash from layers, learning rate 3e-4",
+    "a learning rate of 3e-3": "DFlash from layers, learning rate 3e-3",
+    "blocks of 4": "DFlash from layers, blocks of 4",
+}
+
+
+def test_smollm2_beginnings():
+    settings = results("smollm2_claims")["settings"]
+    shown = table_of("smollm2.md", "300 steps from the target's layers")
+    assert shown.keys() == BEGINNINGS.keys()
+    for name, cells in shown.items():
+        (run,) = settings[BEGINNINGS[name]]["runs"]
+        right = ", ".join(f"{100 * run[f'accuracy_{position}']:.0f}" for position in (1, 2, 3))
+        assert cells == [f"{run['tau']:.2f}", right, f"{run['chain_tau']:.2f}", f"{run['tree_tau']:.2f}"]
+
+
 def test_smollm2_learned_from_its_own_answers():
     settings = results("smollm2_claims")["settings"]
     shown = table_of("smollm2.md", "learned from")
