@@ -546,6 +546,8 @@ BEGINNINGS = {
     "a learning rate of 3e-4": "DFlash from layers, learning rate 3e-4",
     "a learning rate of 3e-3": "DFlash from layers, learning rate 3e-3",
     "blocks of 4": "DFlash from layers, blocks of 4",
+    "gamma 6 rather than 3": "DFlash from layers, gamma 6",
+    "three taps": "DFlash from layers, 3 taps",
 }
 
 
