@@ -54,7 +54,8 @@ WHOLE += [(kind, method) for kind in ("dflash", "dflare", "dart") for method in 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`", "ignore:Specified to not")
 @pytest.mark.parametrize(("kind", "method"), WHOLE)
 def test_what_peft_saves_is_whole(kind, method, tmp_path):
-    AutoDrafter.from_pretrained(adapter(tmp_path, kind, method))
+    drafter = AutoDrafter.from_pretrained(adapter(tmp_path, kind, method))
+    assert drafter.config.drafter_kind == kind.removesuffix("2")
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
 """Training examples that hold a long run of a test set's words, which would be known by heart there, are left out."""
 
-import logging
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging
+
 from ...user_input.data import file_kind, load_data
 from .sources import first_row
 
-logger = logging.getLogger(__name__)
+logger = logging.get_logger(__name__)
 
 WORD = re.compile(r"\w+")
 # Words in a row (arXiv 2606.02091, section A.5).
