@@ -341,7 +341,8 @@ class DartDrafter(TargetBoundDrafter, PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args: Any, **kwargs: Any):
         """As in `PreTrainedModel`; every weight must be there, and the two vocabulary maps must agree."""
         loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
-        check_vocabulary_maps(loaded[0] if isinstance(loaded, tuple) else loaded)
+        drafter = loaded[0] if isinstance(loaded, tuple) else loaded
+        check_vocabulary_maps(drafter.d2t, drafter.t2d)
         return loaded
 
 
@@ -368,14 +369,14 @@ def check_dart_config(config: DartConfig) -> None:
         )
 
 
-def check_vocabulary_maps(drafter: PreTrainedModel) -> None:
-    """Raise a `ValueError` if `d2t` and `t2d` of a drafter of any kind don't name the same tokens of the target, each once."""
-    if drafter.d2t.is_meta:
+def check_vocabulary_maps(d2t: torch.Tensor, t2d: torch.Tensor, place: str = "") -> None:
+    """Raise a `ValueError` if the maps of a drafter of any kind don't name the same tokens of the target, each once."""
+    if d2t.is_meta:
         return
-    ids = (drafter.d2t + torch.arange(len(drafter.d2t), device=drafter.d2t.device)).cpu()
-    mapped = drafter.t2d.cpu().nonzero().flatten()
+    ids = (d2t + torch.arange(len(d2t), device=d2t.device)).cpu()
+    mapped = t2d.cpu().nonzero().flatten()
     if not torch.equal(ids, mapped):
         raise ValueError(
-            f"d2t maps {len(ids)} draft tokens and t2d marks {len(mapped)} target tokens, and these should be the same, in "
-            "ascending order: the checkpoint is damaged, or its tokens were mapped by other rules"
+            f"d2t{place} maps {len(ids)} draft tokens and t2d marks {len(mapped)} target tokens, and these should be the same, "
+            "in ascending order: the checkpoint is damaged, or its tokens were mapped by other rules"
         )

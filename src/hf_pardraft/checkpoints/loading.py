@@ -134,7 +134,7 @@ def load_checked(model_class: type[ParallelDrafter], name_or_path, *model_args: 
     model._weight_conversions = []
     check_finite(model, name_or_path)
     if "d2t" in model.state_dict():
-        check_vocabulary_maps(model)
+        check_vocabulary_maps(model.d2t, model.t2d)
     if isinstance(model, DFlashDrafter) and model.config.own_head:
         # Rows of the target's head. What is loaded is a parameter like any other.
         model.lm_head.requires_grad_(False)
