@@ -102,16 +102,15 @@ class DraftJudge:
         match = self.lookup.match(room)
         if match is None:
             return None
-        lengths = range(match.length, match.length + len(match.tokens))
-        branch = ClaimedTree(range(len(lengths)), [None] * len(lengths), lengths)
-        count = self.schedule.worth_reading_alone(self.schedule.calibration.probabilities(branch))
+        probabilities = self.schedule.calibration.probabilities_after_match(match.length, len(match.tokens))
+        count = self.schedule.worth_reading_alone(probabilities)
         if count == 0 and plan.budget:
             # The tree will hold it.
             return None
         if count == 0:
             self.suggested = match.length, match.tokens[0]
             return None
-        self.claims = [branch.nodes(range(count), range(count))]
+        self.claims = [ClaimedTree(range(count), [None] * count, range(match.length, match.length + count))]
         return chain_tree(torch.tensor([match.tokens[:count]], device=device))
 
     def note(

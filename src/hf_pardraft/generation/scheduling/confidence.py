@@ -4,7 +4,8 @@ import math
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import accumulate, repeat
+from operator import mul
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,10 @@ class Calibration:
             draft.matches or repeat(0, len(draft.parents)),
             strict=True,
         )
+
+    def probabilities_after_match(self, match: int, count: int) -> list[float]:
+        """How probably each of `count` tokens that come after a match will be accepted, and so all of them before it."""
+        return list(accumulate(map(self.match_probability, range(match, match + count)), mul))
 
     def probability(self, is_later: bool, claim: float) -> float:
         """How probably a token of this log-probability is accepted if all before it are."""

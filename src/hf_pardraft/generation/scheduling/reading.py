@@ -30,7 +30,8 @@ class ReadingCosts:
         self.looking: deque[float] = deque(maxlen=self.REMEMBERED_LOOKS)
         self.saved: deque[float] = deque(maxlen=self.REMEMBERED_LOOKS)
         self.num_notes = 0
-        self._known: dict[int, float | None] = {}
+        # Medians by size, and what they tell of any size. Calls in other threads may learn: both are replaced together.
+        self._known: tuple[list[tuple[int, float]], dict[int, float | None]] = [], {}
 
     def note(self, slots: int, seconds: float) -> None:
         """Learn from a forward."""
@@ -40,14 +41,13 @@ class ReadingCosts:
         self.measured.setdefault(slots, deque(maxlen=self.REMEMBERED)).append(seconds)
         self.num_notes += 1
         if is_new or self.num_notes % self.RENEWED == 0:
-            self._known = {}
+            medians = ((size, lower_median([*seconds])) for size, seconds in [*self.measured.items()])
+            self._known = sorted(medians), {}
 
     def of(self, slots: int) -> float | None:
         """The cost of a forward; `None` of fewer than two sizes."""
-        # Calls in other threads may forget what is known meanwhile.
-        known = self._known
+        points, known = self._known
         if slots not in known:
-            points = sorted((size, lower_median([*seconds])) for size, seconds in [*self.measured.items()])
             # Of two sizes all that is known of more slots is what the first draft took more.
             known[slots] = interpolated(points, slots, since=min(1, len(points) - 2))
         return known[slots]

@@ -144,4 +144,4 @@ def check_takes_masks(target: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
 
 
 def uses_alibi(target: PreTrainedModel) -> bool:
-    return bool(target.config.get_text_config(decoder=True).to_dict().get("alibi"))
+    return bool(vars(target.config.get_text_config(decoder=True)).get("alibi"))
