@@ -16,7 +16,7 @@ from .finished import FinishedItems
 from .inference_mode import mode_for
 from .outputs import ItemRead, OutputRecorder
 from .packing.packed_layers import packed_layers
-from .plain import PlainRest
+from .plain import PlainRest, new_ids_of
 from .scheduling.fixed import FixedSchedule
 from .scheduling.schedule import Schedule
 from .sequences import TokenBuffer, filling_gaps
@@ -292,6 +292,8 @@ class DecodingCall(ABC):
         num_rounds = self.candidates.stats.rounds
         rest = self.rest.write(self.finished.text(self.rest_from), num_new, self.candidates.stats)
         self.schedule.note_plain(self.candidates.stats.rounds - num_rounds)
+        if self.judge.lookup is not None and self.schedule.looks_back:
+            self.judge.look_back(new_ids_of(rest, self.rest_from)[0].tolist())
         if isinstance(rest, torch.Tensor):
             return rest
         self.recorder.add_rest(rest)

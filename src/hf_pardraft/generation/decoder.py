@@ -12,8 +12,7 @@ from .candidate_generator import ParallelCandidateGenerator
 from .choosing.choice import LikeliestToken, PlainDraw, RejectionSampling, TokenChoice, choose_along_the_path
 from .choosing.noise import StepNoise
 from .choosing.processors import DraftColumns, ItemProcessors, is_prefix_free, process_everywhere
-from .draft_judge import DraftJudge
-from .prompt_lookup import MATCHING_NGRAM_SIZE, PromptLookup
+from .draft_judge import DraftJudge, lookup_for
 from .scheduling.plans import NOTHING, Plan
 from .stats import Proposal, Stopwatch, synchronizer
 from .target_side.cache import Snapshot
@@ -54,7 +53,7 @@ class SpeculativeDecoding(DecodingCall):
         self.processes_in_bulk = is_prefix_free(logits_processor)
         # Whether others take as long as this round; and whether it does what no other round does.
         self.plan, self.is_ordinary, self.is_unique = NOTHING, False, False
-        self.judge = DraftJudge(self.schedule, self._prompt_lookup())
+        self.judge = DraftJudge(self.schedule, lookup_for(self.settings, self.reader.is_hybrid))
         self.stopwatch = Stopwatch(candidates.stats, self.settings.time_rounds, synchronizer(target.device))
         # Of rounds with trees: where the statistics have them, the items that they were about, and how many levels each had.
         self.levels: list[tuple[int, list[int], torch.LongTensor]] = []
@@ -142,13 +141,6 @@ class SpeculativeDecoding(DecodingCall):
         deepest = max(self.schedule.deepest, self.judge.deepest)
         noise = StepNoise(self.batch, self.sequences.device, deepest + 1)
         return PlainDraw(warpers, noise, self._chooses_in_plain_order(), columns)
-
-    def _prompt_lookup(self) -> PromptLookup | None:
-        """What looks the text up for the rounds' trees, if the call wants that and has trees."""
-        settings = self.settings
-        if not settings.prompt_lookup_num_tokens or not settings.tree_budget or self.reader.is_hybrid:
-            return None
-        return PromptLookup(settings.prompt_lookup_num_tokens, settings.max_matching_ngram_size or MATCHING_NGRAM_SIZE)
 
     def _chooses_in_plain_order(self) -> bool:
         """Whether tokens are chosen one by one, each for all items: then other users of random numbers may come between."""

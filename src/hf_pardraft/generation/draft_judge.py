@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from ..likeliest import likeliest
-from .prompt_lookup import PromptLookup, with_matches
+from .prompt_lookup import MATCHING_NGRAM_SIZE, PromptLookup, with_matches
 from .scheduling.confidence import ClaimedTree, best_nodes
 from .scheduling.fixed import FixedSchedule
 from .scheduling.plans import Plan
 from .scheduling.schedule import Schedule
+from .settings import DraftSettings
 from .tree.columns import tokens_of
 from .tree.token_tree import TokenTree, chain_tree, node_log_probabilities, nodes_of_tree, tree_of_lists
 
@@ -113,6 +114,32 @@ class DraftJudge:
         self.claims = [ClaimedTree(range(count), [None] * count, range(match.length, match.length + count))]
         return chain_tree(torch.tensor([match.tokens[:count]], device=device))
 
+    def look_back(self, written: Sequence[int]) -> None:
+        """Find out what the text would have suggested to rounds without a draft, where these tokens were written after it.
+
+        For one item.
+        """
+        calibration, counts, at = self.schedule.calibration, {}, 0
+        while at < len(written):
+            match, left = self.lookup.match(len(written) - at), written[at:]
+            count = num_right = 0
+            if match is not None:
+                length, tokens = match
+                if length not in counts:
+                    probabilities = calibration.probabilities_after_match(length, len(tokens))
+                    counts[length] = self.schedule.worth_reading_without_drafts(probabilities)
+                count = min(counts[length], len(tokens))
+                # As in a round, whether the first one is right is known if none is read.
+                num_judged = max(count, 1)
+                pairs = zip(tokens[:num_judged], left, strict=False)
+                num_right = next((number for number, (one, other) in enumerate(pairs) if one != other), num_judged)
+                judged = ClaimedTree(range(num_judged), [None] * num_judged, range(length, length + num_judged))
+                calibration.note([(judged, range(num_right + 1), True)])
+            num_new = min(min(num_right, count) + 1, len(left))
+            self.schedule.note_text(count, num_new)
+            self.lookup.extend([left[:num_new]])
+            at += num_new
+
     def note(
         self,
         was_drafted: bool,
@@ -149,6 +176,18 @@ class DraftJudge:
             is_right = new_tokens[0][:1] == [token]
             self.schedule.calibration.note([(ClaimedTree([0], [None], [length]), [0, 1] if is_right else [0], True)])
             self.suggested = None
+
+
+def lookup_for(settings: DraftSettings, is_hybrid: bool) -> PromptLookup | None:
+    """What looks the text up for the rounds' trees, if the call wants that and has trees.
+
+    Args:
+        settings: of the call.
+        is_hybrid: whether the target has recurrent layers besides attention.
+    """
+    if not settings.prompt_lookup_num_tokens or not settings.tree_budget or is_hybrid:
+        return None
+    return PromptLookup(settings.prompt_lookup_num_tokens, settings.max_matching_ngram_size or MATCHING_NGRAM_SIZE)
 
 
 def of_chain(drafted: Sequence[int], new_tokens: Sequence[int]) -> tuple[int, int]:

@@ -16,9 +16,10 @@ from ..pairing.remembered import tokenizer_of, warn_if_other_text
 from .candidate_generator import ParallelCandidateGenerator
 from .checks import check_mode, check_request, warn_of_dropout
 from .dispatch import decoding_for, does_without_compiling, fit_to, schedule_for
-from .plain import is_compiled_alike, write_plain
+from .draft_judge import DraftJudge, lookup_for
+from .plain import is_compiled_alike, new_ids_of, write_plain
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
-from .target_side.structure import walking_once
+from .target_side.structure import is_hybrid, walking_once
 from .tree_search import check_ngram_model
 
 logger = logging.get_logger(__name__)
@@ -219,10 +220,15 @@ def _decode_or_leave(
     known = {"batch": len(input_ids), "inputs": inputs, "model_kwargs": model_kwargs, **prepared}
     if does_without_compiling(target, drafter, input_ids.device, generation_config, known):
         setattr(generation_config, RESOLVED, fit_to(asked, target, model_kwargs, generation_config))
-    schedule = schedule_for(target, drafter, settings_of_call(drafter, generation_config), generation_config)
+    settings = settings_of_call(drafter, generation_config)
+    schedule = schedule_for(target, drafter, settings, generation_config)
     if is_compiled_alike(target, generation_config) and schedule.leaves_to_plain(*input_ids.shape):
         result = write_plain(target, drafter, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs)
         schedule.note_plain(drafter.last_stats.rounds)
+        lookup = lookup_for(settings, is_hybrid(target.config.get_text_config(decoder=True)))
+        if lookup is not None and schedule.looks_back:
+            lookup.begin(input_ids.tolist())
+            DraftJudge(schedule, lookup).look_back(new_ids_of(result, input_ids.shape[1])[0].tolist())
         return result
     return _decode(target, input_ids, drafter, inputs, model_kwargs, schedule=schedule, **prepared)
 

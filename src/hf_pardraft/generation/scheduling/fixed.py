@@ -18,7 +18,7 @@ class FixedSchedule:
         calibration: what was accepted in this call, so that calls are alike.
     """
 
-    is_pausing = compares = False
+    is_pausing = compares = looks_back = False
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.deepest = plan, plan.depth

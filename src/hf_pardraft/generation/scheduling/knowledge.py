@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from .acceptance import AcceptanceRates, TreeGain
+from .acceptance import AcceptanceRates, TextGain, TreeGain
 from .confidence import Calibration
 from .costs import Costs
 from .spread import Spread
@@ -14,6 +14,8 @@ class Knowledge:
     Attributes:
         earlier, chain: what was accepted of chains in all texts, and in this one; of trees where there are no chains.
         earlier_gains, gains: what trees had over chains in all texts, and have in this one, by their budget.
+        text_gain: what rounds without a draft gain by what the text itself suggests.
+        num_left: calls that plain `generate` was left with, or their rest.
         spreads: how unevenly drafts serve the items of a batch, by batch size (powers of two) and depth.
         costs: what rounds cost, by batch size.
         calibration: what a drafter's own probabilities are worth.
@@ -39,6 +41,7 @@ class Knowledge:
     def __init__(self, is_of_compiled: bool = False) -> None:
         self.earlier = AcceptanceRates()
         self.earlier_gains: dict[int, TreeGain] = {}
+        self.text_gain, self.num_left = TextGain(), 0
         self.spreads: dict[tuple[int, int], Spread] = {}
         self.costs: dict[int, Costs] = {}
         self.begin_text()

@@ -45,6 +45,8 @@ class Schedule:
     AT_ONCE = 4
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many.
     JUDGED = 3
+    # Of so many calls that plain `generate` was left with, or their rest, one is looked at again, see [`looks_back`].
+    LOOKS_BACK = 4
     # How much faster rounds without a draft, which teach nothing of drafts, have to be where these paid in earlier texts.
     LEAD_WHERE_DRAFTS_PAID = 1.1
     # How much faster than the best plan one has to seem that would have to be compiled. Where rounds are long that takes minutes:
@@ -79,6 +81,8 @@ class Schedule:
         # Whether many drafts of earlier texts are known; and what rounds without one have to be faster by, once that is known.
         self.is_informed, self.handicap = knowledge.earlier.num_judged >= Tries.SURE, None
         self.costs = Costs()
+        # Tokens that were accepted in this round of what the text alone suggested.
+        self.num_alone = 0
         # Of rounds from which nothing was learned yet: what was accepted; and lengths and seconds.
         self.outcomes: list[tuple] = []
         self.untold: list[tuple[int, float]] = []
@@ -111,6 +115,25 @@ class Schedule:
             self.costs.note_plain((now - self.started) / num_rounds, num_rounds)
         self.started = now
         self.knowledge.put_in(num_rounds)
+        self.knowledge.num_left += 1
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether to find out what the text would have suggested where plain `generate` has just written it.
+
+        Only our own rounds read what it suggests, and a call that is left to plain `generate` has none.
+        """
+        is_due = self.knowledge.num_left % self.LOOKS_BACK == 1
+        return is_due and self.batch == 1 and bool(self.worth.seconds) and self.costs.reading.of(1) is not None
+
+    def worth_reading_without_drafts(self, probabilities: Sequence[float]) -> int:
+        """As [`worth_reading_alone`], of a round that has no plan otherwise."""
+        return self.worth.count_alone(probabilities, NOTHING, self.costs.reading)
+
+    def note_text(self, num_read: int, num_tokens: int) -> None:
+        """Learn what a round would have committed, the bonus token counted, with so many tokens that the text suggested."""
+        seconds = self.worth.seconds_alone(num_read, self.costs.reading)
+        self.knowledge.text_gain.note(num_tokens, seconds / self.worth.seconds[NOTHING])
 
     def next_plan(self, batch: int, room: int, length: int) -> Plan:
         """What to do in the round that now begins.
@@ -166,6 +189,7 @@ class Schedule:
         items: Sequence[int] | None = None,
     ) -> None:
         """Learn what was accepted in this round; see [`Knowledge.note`]."""
+        self.num_alone = outcomes[0][0] if outcomes and not self.plan.depth else 0
         if self.plan.depth and outcomes:
             self.outcomes.append((outcomes, of_chains, self.reading.is_whole, items))
 
@@ -179,10 +203,13 @@ class Schedule:
         """
         now = self.clock()
         seconds, self.started = now - self.started, now
+        num_alone, self.num_alone = self.num_alone, 0
         self.in_a_row = self.in_a_row + 1 if self.plan == self.last else 1
         self.last = self.plan
         is_cold = self.in_a_row <= self.rounds.num_cold(seconds)
         is_usual, reads_up = not (is_unique or is_cold), stands_for > 1
+        if self.plan == self.best == NOTHING and is_usual and not reads_up and self.worth.seconds:
+            self.knowledge.text_gain.note(1 + num_alone, seconds / self.worth.seconds[NOTHING])
         if is_usual and reads_up:
             self.costs.note_upkeep(seconds, stands_for)
         is_ordinary = is_ordinary and is_usual and not reads_up

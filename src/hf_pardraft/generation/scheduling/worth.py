@@ -9,6 +9,8 @@ from .reading import ReadingCosts, best_count, values_of_reading
 
 # Seconds that a round with more than its own token takes besides the forward, roughly.
 ALONE = 1e-3
+# How much faster than plain `generate` rounds without a draft have to be for what the text suggests, to be stayed with.
+LEAST_TEXT_GAIN = 1.05
 # Share of a round's time that is the same for a batch of any size, before that is known.
 UNKNOWN_SHARE = 0.5
 # The same at least.
@@ -101,11 +103,20 @@ class PlanWorth:
 
         A batch is left to it at once, unless it is known to take longer than ours without a draft.
         """
-        if costs.plain_is_slower:
+        if costs.plain_is_slower or self._text_is_read(costs):
             return False
         rest = self.rate(NOTHING) * costs.lead_of_plain
         doubts = {plan: 0.0 if self.batch > 1 else costs.doubt(plan, NOTHING) for plan in self.plans if plan.depth}
         return all(clearly * self.rate(plan) * (1 + doubt) < rest for plan, doubt in doubts.items())
+
+    def _text_is_read(self, costs: Costs) -> bool:
+        """Whether rounds without a draft are faster than plain `generate` for reading what the text itself suggests."""
+        return self.batch == 1 and self.knowledge.text_gain.factor > LEAST_TEXT_GAIN * costs.lead_of_plain
+
+    def seconds_alone(self, count: int, reading: ReadingCosts) -> float:
+        """Of a round that reads so many tokens instead of a draft."""
+        seconds = self.seconds[NOTHING] + (ALONE if count else 0.0)
+        return seconds + max(reading.of(1 + count) - reading.of(1), 0.0)
 
     def count_alone(self, probabilities: Sequence[float], best: Plan, reading: ReadingCosts) -> int:
         """How many tokens that the text alone suggests to read instead of a draft; 0 where the best plan is better.
@@ -125,10 +136,8 @@ class PlanWorth:
         if count == 0 or best == NOTHING:
             return count
         tokens = 1 + sum(probabilities[:count])
-        seconds = seconds_of(count + 1) + max(self.seconds[NOTHING] - reading.of(1), 0.0)
-        return (
-            count if tokens / seconds > self._tokens_beside(tokens, probabilities[0], best) / self.seconds[best] else 0
-        )
+        rate = tokens / self.seconds_alone(count, reading)
+        return count if rate > self._tokens_beside(tokens, probabilities[0], best) / self.seconds[best] else 0
 
     def _tokens_beside(self, of_text: float, probability: float, best: Plan) -> float:
         """What a round of the best plan commits where the text alone would bring so many tokens, the first so probably.
