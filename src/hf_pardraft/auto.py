@@ -14,9 +14,7 @@ from .checkpoints.atomic_folders import finish_interrupted
 from .checkpoints.config_checks import check_config_fields
 from .checkpoints.files import (
     ADAPTER_FILE,
-    TensorFacts,
     check_place,
-    check_tensors,
     find_optional,
     find_separate,
     read_config_file,
@@ -24,6 +22,7 @@ from .checkpoints.files import (
 )
 from .checkpoints.published import drafter_class_for, find_drafter_class, native_fields
 from .checkpoints.sources import with_resolved_revision, with_subfolder
+from .checkpoints.tensor_files import TensorFacts, check_tensors
 from .checkpoints.vocabulary import vocabulary_in
 from .checkpoints.weights import account_for_weights, check_finite
 from .models.base import PairedConfig, ParallelDrafter, find_file, hub_arguments, load_generation_config

@@ -16,7 +16,7 @@ from hf_pardraft import AutoDrafter, DFlashDrafter
 from hf_pardraft.checkpoints.checksums import METADATA_KEY, add_checksums
 from hf_pardraft.checkpoints.config_checks import NAMES
 from hf_pardraft.checkpoints.convert import convert
-from hf_pardraft.checkpoints.files import describe_safetensors
+from hf_pardraft.checkpoints.tensor_files import describe_safetensors
 from hf_pardraft.checkpoints.weights import all_finite
 from published_checkpoints import LAYOUTS, change_config, config_of, copy_fixture, in_one_pickle, in_shards, pard2
 from tiny_models import tiny_drafter, tiny_target

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..models.base import ParallelDrafter
-from .files import FLOATS
+from .tensor_files import FLOATS
 
 # Whole numbers, and between which bounds they make sense. The upper ones are far above anything published: they keep a damaged
 # or hostile file from asking for a model that no machine holds.

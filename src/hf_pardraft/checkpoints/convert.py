@@ -11,21 +11,14 @@ from ..models.base import ParallelDrafter, hub_arguments
 from .atomic_folders import finish_interrupted
 from .config_checks import check_config_fields
 from .export import check_export, export_drafter
-from .files import (
-    ADAPTER_FILE,
-    TensorFacts,
-    check_beside,
-    describe_tensors,
-    find_optional,
-    read_config_file,
-    read_tensors,
-)
+from .files import ADAPTER_FILE, check_beside, find_optional, read_config_file
 from .layouts import LAYOUTS, NATIVE, check_layout
 from .loading import describe_checkpoint, match_weights
 from .projection import find_projection
 from .published import drafter_class_for
 from .sources import with_resolved_revision, with_subfolder
 from .staging import LICENCES, TOKENIZER_FILES, check_destination, replaced_checkpoint
+from .tensor_files import TensorFacts, describe_tensors, read_tensors
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,7 @@ from ..models.modeling_pard import PARD_DRAFTERS, VOCABULARY_FILE, PardDrafter
 from .atomic_folders import finish_interrupted
 from .checksums import check_checksums
 from .config_checks import check_config_fields
-from .files import (
-    TensorFacts,
-    check_generation_config,
-    describe_tensors,
-    find_separate,
-    find_weight_files,
-    is_safetensors,
-    read_config_file,
-)
+from .files import check_generation_config, find_separate, find_weight_files, read_config_file
 from .projection import (
     PROJECTION_FILES,
     find_projection,
@@ -35,6 +27,7 @@ from .projection import (
 )
 from .published import RENAMED_WEIGHTS, find_drafter_class
 from .sources import with_resolved_revision, with_subfolder
+from .tensor_files import TensorFacts, describe_tensors, is_safetensors
 from .vocabulary import vocabulary_in
 from .weights import account_for_weights, check_finite, expected_weights
 

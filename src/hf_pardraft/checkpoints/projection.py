@@ -7,7 +7,8 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ..models.target_projection import PROJECTION, PROJECTION_FILES
-from .files import check_tensors, describe_tensors, find_separate, find_weight_files, read_tensors
+from .files import find_separate, find_weight_files
+from .tensor_files import check_tensors, describe_tensors, read_tensors
 from .weights import all_finite
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from ..models.modeling_dart import check_vocabulary_maps
-from .files import check_tensors, read_tensors
+from .tensor_files import check_tensors, read_tensors
 
 
 def vocabulary_in(path: str, vocab_size: int, size: int | None = None) -> torch.LongTensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .files import TensorFacts
+from .tensor_files import TensorFacts
 
 # How many wrong weights a message names before it counts the rest.
 NAMED = 8

@@ -18,7 +18,8 @@ from transformers import (
 
 from ..auto import AutoDrafter, drafter_class_for, find_drafter_config
 from ..checkpoints.config_checks import is_number, is_whole
-from ..checkpoints.files import check_generation_config, check_place, describe_safetensors
+from ..checkpoints.files import check_generation_config, check_place
+from ..checkpoints.tensor_files import describe_safetensors
 from ..models.base import ParallelDrafter
 from ..models.modeling_pard import PardDrafter
 from .files import read_json
