@@ -121,8 +121,7 @@ class DraftJudge:
         """
         calibration, counts, at = self.schedule.calibration, {}, 0
         while at < len(written):
-            match, left = self.lookup.match(len(written) - at), written[at:]
-            count = num_right = 0
+            match, count, num_right = self.lookup.match(len(written) - at), 0, 0
             if match is not None:
                 length, tokens = match
                 if length not in counts:
@@ -131,14 +130,14 @@ class DraftJudge:
                 count = min(counts[length], len(tokens))
                 # As in a round, whether the first one is right is known if none is read.
                 num_judged = max(count, 1)
-                pairs = zip(tokens[:num_judged], left, strict=False)
-                num_right = next((number for number, (one, other) in enumerate(pairs) if one != other), num_judged)
+                pairs = enumerate(zip(tokens[:num_judged], written[at : at + num_judged], strict=True))
+                num_right = next((number for number, (one, other) in pairs if one != other), num_judged)
                 judged = ClaimedTree(range(num_judged), [None] * num_judged, range(length, length + num_judged))
                 calibration.note([(judged, range(num_right + 1), True)])
-            num_new = min(min(num_right, count) + 1, len(left))
-            self.schedule.note_text(count, num_new)
-            self.lookup.extend([left[:num_new]])
-            at += num_new
+            new = written[at : at + min(num_right, count) + 1]
+            self.schedule.note_text(count, len(new))
+            self.lookup.extend([new])
+            at += len(new)
 
     def note(
         self,
