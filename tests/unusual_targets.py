@@ -1,9 +1,16 @@
-"""Tiny random targets with recurrent layers, and such whose rotary embeddings change within a text."""
+"""Tiny random targets with recurrent layers, such whose rotary embeddings change within a text, and Llama 4's."""
 
 import copy
 
 import torch
-from transformers import AutoModelForCausalLM, Lfm2Config, PhimoeConfig, Qwen3_5TextConfig, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Lfm2Config,
+    Llama4TextConfig,
+    PhimoeConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
 
 from tiny_models import VOCAB_SIZE, tiny_target
 
@@ -87,6 +94,13 @@ ROPE_TARGETS = {
     ),
     "phimoe": phimoe,
 }
+
+
+def llama4(**fields):
+    """Llama 4's text model, with two experts."""
+    torch.manual_seed(0)
+    config = Llama4TextConfig(**SIZES, intermediate_size_mlp=48, num_local_experts=2, **fields)
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
 def fresh(target):

@@ -4,38 +4,18 @@ import functools
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, Llama4TextConfig, StaticCache
+from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from tiny_models import batch_oracle, ragged_prompts, random_prompt, tiny_target
+from unusual_targets import llama4
 
 WINDOW, REMOVED, NEW = 6, 7, 14
 
 
-def llama4():
-    torch.manual_seed(0)
-    config = Llama4TextConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        intermediate_size_mlp=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_local_experts=2,
-        attention_chunk_size=WINDOW,
-        attn_temperature_tuning=False,
-        initializer_range=0.2,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return AutoModelForCausalLM.from_config(config).eval()
-
-
 TARGETS = {
     **{name: functools.partial(tiny_target, name) for name in ("mistral", "gemma3", "gpt_oss")},
-    "llama4": llama4,
+    "llama4": functools.partial(llama4, attention_chunk_size=WINDOW, attn_temperature_tuning=False),
 }
 
 

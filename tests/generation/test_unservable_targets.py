@@ -9,8 +9,6 @@ from transformers import (
     FalconConfig,
     GenerationMixin,
     GPT2Config,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
     LlamaForCausalLM,
     MoshiConfig,
     OpenAIGPTConfig,
@@ -20,6 +18,7 @@ from transformers import (
 
 from hf_pardraft.generation import hooks
 from tiny_models import batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
+from unusual_targets import llama4
 
 PROMPT = random_prompt(8)
 OPTIONS = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_tokens": 16}
@@ -274,25 +273,13 @@ def test_an_instance_may_be_patched_too():
 
 @pytest.mark.parametrize("floor_scale", [8, 16, 64])
 def test_llama4_scales_by_columns_which_only_chains_of_one_sequence_share(floor_scale):
-    torch.manual_seed(0)
-    config = Llama4TextConfig(
-        **COMMON,
-        hidden_size=32,
-        intermediate_size=48,
-        intermediate_size_mlp=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_local_experts=2,
-        initializer_range=0.2,
+    target = llama4(
         attn_temperature_tuning=True,
         attn_scale=0.5,
         floor_scale=floor_scale,
         no_rope_layers=[1, 0, 1, 0],
         attention_chunk_size=64,
     )
-    target = Llama4ForCausalLM(config).eval()
     for lengths, budget in (((8,), 0), ((8,), 8), ((8, 5, 7), 0)):
         ids, mask = ragged_prompts(lengths)
         options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 20}
