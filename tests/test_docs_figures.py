@@ -40,7 +40,7 @@ def test_the_shipped_family():
     shown = table_of("performance.md", "", "PARD", "DFlash", "DFlare", "DART")
     endings = (
         "",
-        ", chains of full depth (adaptive_depth off)",
+        ", trees of 16",
         ", the prompts in one batch",
         ", a file that the target does not know",
     )
