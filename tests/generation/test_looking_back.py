@@ -105,6 +105,13 @@ def test_a_call_is_not_left_to_plain_generate_where_the_text_gains_more_than_it(
     assert worth.is_surely_plain(costs)
 
 
+def test_rounds_of_a_batch_say_nothing_of_what_one_text_gains():
+    world = World([0.0] * 7)
+    world.knowledge.text_gain.note(100, 50)
+    world.call(batch=4)
+    assert (world.knowledge.text_gain.tokens, world.knowledge.text_gain.rounds) == (100, 50)
+
+
 def test_rounds_without_a_draft_tell_what_the_text_gains_and_calls_are_left_again_where_it_gains_nothing():
     world = World([0.0] * 7)
     world.speed(30)

@@ -208,7 +208,9 @@ class Schedule:
         self.last = self.plan
         is_cold = self.in_a_row <= self.rounds.num_cold(seconds)
         is_usual, reads_up = not (is_unique or is_cold), stands_for > 1
-        if self.plan == self.best == NOTHING and is_usual and not reads_up and self.worth.seconds:
+        # Of a batch no round reads what the texts suggest alone, and compiled ones are not left to plain `generate`.
+        reads_alone = self.plan == self.best == NOTHING and self.batch == 1 and self.rounds.may_be_left
+        if reads_alone and is_usual and not reads_up and self.worth.seconds:
             self.knowledge.text_gain.note(1 + num_alone, seconds / self.worth.seconds[NOTHING])
         if is_usual and reads_up:
             self.costs.note_upkeep(seconds, stands_for)
