@@ -111,7 +111,7 @@ class DraftJudge:
         if count == 0:
             self.suggested = match.length, match.tokens[0]
             return None
-        self.claims = [ClaimedTree(range(count), [None] * count, range(match.length, match.length + count))]
+        self.claims = [ClaimedTree.after_match(match.length, count)]
         return chain_tree(torch.tensor([match.tokens[:count]], device=device))
 
     def look_back(self, written: Sequence[int]) -> None:
@@ -130,10 +130,8 @@ class DraftJudge:
                 count = min(counts[length], len(tokens))
                 # As in a round, whether the first one is right is known if none is read.
                 num_judged = max(count, 1)
-                pairs = enumerate(zip(tokens[:num_judged], written[at : at + num_judged], strict=True))
-                num_right = next((number for number, (one, other) in pairs if one != other), num_judged)
-                judged = ClaimedTree(range(num_judged), [None] * num_judged, range(length, length + num_judged))
-                calibration.note([(judged, range(num_right + 1), True)])
+                num_right, _ = of_chain(tokens[:num_judged], written[at : at + num_judged])
+                calibration.note([(ClaimedTree.after_match(length, num_judged), range(num_right + 1), True)])
             new = written[at : at + min(num_right, count) + 1]
             self.schedule.note_text(count, len(new))
             self.lookup.extend([new])
@@ -173,7 +171,7 @@ class DraftJudge:
         if self.suggested is not None:
             length, token = self.suggested
             is_right = new_tokens[0][:1] == [token]
-            self.schedule.calibration.note([(ClaimedTree([0], [None], [length]), [0, 1] if is_right else [0], True)])
+            self.schedule.calibration.note([(ClaimedTree.after_match(length, 1), [0, 1] if is_right else [0], True)])
             self.suggested = None
 
 

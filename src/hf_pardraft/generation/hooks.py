@@ -225,10 +225,11 @@ def _decode_or_leave(
     if is_compiled_alike(target, generation_config) and schedule.leaves_to_plain(*input_ids.shape):
         result = write_plain(target, drafter, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs)
         schedule.note_plain(drafter.last_stats.rounds)
-        lookup = lookup_for(settings, is_hybrid(target.config.get_text_config(decoder=True)))
-        if lookup is not None and schedule.looks_back:
-            lookup.begin(input_ids.tolist())
-            DraftJudge(schedule, lookup).look_back(new_ids_of(result, input_ids.shape[1])[0].tolist())
+        if schedule.looks_back:
+            lookup = lookup_for(settings, is_hybrid(target.config.get_text_config(decoder=True)))
+            if lookup is not None:
+                lookup.begin(input_ids.tolist())
+                DraftJudge(schedule, lookup).look_back(new_ids_of(result, input_ids.shape[1])[0].tolist())
         return result
     return _decode(target, input_ids, drafter, inputs, model_kwargs, schedule=schedule, **prepared)
 

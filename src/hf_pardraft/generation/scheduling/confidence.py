@@ -23,6 +23,11 @@ class ClaimedTree:
     log_probabilities: Sequence[float | None]
     matches: Sequence[int] = ()
 
+    @classmethod
+    def after_match(cls, length: int, count: int) -> "ClaimedTree":
+        """The chain of so many tokens that come after a match of this length."""
+        return cls(range(count), [None] * count, range(length, length + count))
+
     def nodes(self, kept: Sequence[int], parents: Sequence[int]) -> "ClaimedTree":
         """Some nodes, with their parents' slots among them."""
         claims, matches = ([of[node] for node in kept] if of else () for of in (self.log_probabilities, self.matches))

@@ -17,6 +17,11 @@ UNKNOWN_SHARE = 0.5
 LEAST_SHARE = 0.1
 
 
+def seconds_of_reading(slots: int, reading: ReadingCosts) -> float:
+    """Of the target's forward over so many slots, and of what comes with it if there are others than its own token's."""
+    return reading.of(slots) + (ALONE if slots > 1 else 0.0)
+
+
 class PlanWorth:
     """Tokens and seconds of a round of each plan, as of when they were worked out last.
 
@@ -115,8 +120,7 @@ class PlanWorth:
 
     def seconds_alone(self, count: int, reading: ReadingCosts) -> float:
         """Of a round that reads so many tokens instead of a draft."""
-        seconds = self.seconds[NOTHING] + (ALONE if count else 0.0)
-        return seconds + max(reading.of(1 + count) - reading.of(1), 0.0)
+        return seconds_of_reading(count + 1, reading) + max(self.seconds[NOTHING] - reading.of(1), 0.0)
 
     def count_alone(self, probabilities: Sequence[float], best: Plan, reading: ReadingCosts) -> int:
         """How many tokens that the text alone suggests to read instead of a draft; 0 where the best plan is better.
@@ -128,11 +132,8 @@ class PlanWorth:
         """
         if not self.seconds or reading.of(1) is None:
             return 0
-
-        def seconds_of(slots: int) -> float:
-            return reading.of(slots) + (ALONE if slots > 1 else 0.0)
-
-        count = best_count(values_of_reading([probabilities], seconds_of, self.rate(best)))
+        values = values_of_reading([probabilities], lambda slots: seconds_of_reading(slots, reading), self.rate(best))
+        count = best_count(values)
         if count == 0 or best == NOTHING:
             return count
         tokens = 1 + sum(probabilities[:count])
