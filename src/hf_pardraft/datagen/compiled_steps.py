@@ -15,7 +15,8 @@ from transformers.utils import logging
 
 from ..generation.compiled.compiler import Compiler
 from ..generation.compiled.static_cache import StaticKVLayer
-from ..generation.packing.packed_layers import fit_in_memory, have_replaced_forwards, packable_layers
+from ..generation.packing.packed_layers import fit_in_memory, packable_layers
+from ..generation.packing.replaced_forwards import have_replaced_forwards
 from ..generation.target_side.probing import FORWARD_ERRORS, TOLERANCES, relative_errors
 from ..generation.target_side.servable import check_takes_masks
 from ..generation.target_side.shared_keys import shared_keys

@@ -1,6 +1,7 @@
 """One generate call around its rounds: from the prompt that `generate` was given to what it returns."""
 
 from abc import ABC, abstractmethod
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from .draft_judge import DraftJudge
 from .finished import FinishedItems
 from .inference_mode import mode_for
 from .outputs import ItemRead, OutputRecorder
+from .packing.fused_norms import fused_norms
 from .packing.packed_layers import packed_layers
 from .plain import PlainRest, new_ids_of
 from .scheduling.fixed import FixedSchedule
@@ -95,12 +97,15 @@ class DecodingCall(ABC):
         self.mode = mode_for(target, generation_config, logits_processor, stopping_criteria, cache, candidates.drafter)
         # Whose forwards a round runs.
         self.models = target, candidates.drafter, *candidates.gathered_heads()
-        self.packing = packed_layers(*self.models, wanted=candidates.settings.pack_weights)
+        # How these are computed faster.
+        self.ways = packed_layers(*self.models, wanted=candidates.settings.pack_weights), fused_norms(*self.models)
         self.sharing = shared_keys(target)
 
     def run(self, input_ids: torch.LongTensor) -> Any:
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""
-        with self.packing, self.sharing:
+        with ExitStack() as ways:
+            for way in (*self.ways, self.sharing):
+                ways.enter_context(way)
             return self._run(input_ids)
 
     def _run(self, input_ids: torch.LongTensor) -> Any:

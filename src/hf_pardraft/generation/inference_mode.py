@@ -13,7 +13,7 @@ from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTraine
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .choosing.processors import see_the_batch
-from .packing.packed_layers import is_replaced
+from .packing.replaced_forwards import is_replaced
 from .target_side.callers_cache import is_callers
 from .target_side.probing import KNOWN_PACKAGES, package_of, packages_of
 from .target_side.rope import rope_changes

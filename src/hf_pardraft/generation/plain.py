@@ -10,6 +10,7 @@ from transformers.utils import ModelOutput
 
 from ..models.base import ParallelDrafter
 from .inference_mode import mode_for
+from .packing.fused_norms import fused_norms
 from .packing.packed_layers import packed_layers
 from .settings import returns_states, settings_of_call, wants_compiled
 from .stats import DecodeStats
@@ -36,6 +37,7 @@ def write_plain(
         # What plain `generate` compiles, it would compile anew for ours.
         if not wants_compiled(generation_config):
             ways.enter_context(packed_layers(target, wanted=wanted))
+            ways.enter_context(fused_norms(target))
             ways.enter_context(shared_keys(target))
         result = _continued(target, input_ids, generation_config, **arguments)
     drafter.last_stats = DecodeStats()

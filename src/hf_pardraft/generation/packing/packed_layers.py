@@ -1,11 +1,9 @@
 """Linear layers that multiply by packed weights while a call runs, without compiling anything."""
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import NoneType
 
 import psutil
 import torch
@@ -26,6 +24,13 @@ from .packed_weights import (
     packed_product,
 )
 from .packing_trials import Trial, is_never_faster, trial_of
+from .replaced_forwards import (
+    ReplacedForward,
+    have_replaced_forwards,
+    is_called_here,
+    may_compute_otherwise,
+    replaced_forwards,
+)
 
 # Layers that hold their weights as `(out, in)`, and as `(in, out)`.
 IS_TRANSPOSED = {nn.Linear: False, Conv1D: True}
@@ -34,19 +39,11 @@ MEMORY_SHARE = 0.5
 # What a container may use, and what it uses, in bytes; the first may say "max".
 CONTAINER_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
 
-# In which threads calls are running. Layers are replaced for all threads, since a model is one, but pack for these alone.
-_calls = threading.local()
-_lock = threading.Lock()
 
-
-class PackedForward:
-    """The forward of a linear layer that some call has replaced.
-
-    Args:
-        layer: a linear layer.
+class PackedForward(ReplacedForward):
+    """Of a linear layer.
 
     Attributes:
-        num_calls: how many calls need it; the last one to end puts the usual forward back.
         trials: which way is faster, by how many tokens come at once.
         is_product: as of the layer itself: rows of the weight times the input.
     """
@@ -54,13 +51,13 @@ class PackedForward:
     is_product = True
 
     def __init__(self, layer: nn.Module) -> None:
-        self.layer, self.usual, self.num_calls = layer, layer.forward, 0
+        super().__init__(layer)
         self.is_transposed = _is_transposed(layer)
         self.trials: dict[int, Trial] = {}
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.layer._parameters["weight"]
-        if not packs_here() or input.dtype != weight.dtype:
+        if not is_called_here() or input.dtype != weight.dtype:
             return self.usual(input)
         num_tokens = input.numel() // input.shape[-1]
         trial = self.trials.get(num_tokens)
@@ -92,7 +89,7 @@ class PackedProducts(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         product = None if kwargs else _product_of(function, args)
-        if product is not None and may_pack():
+        if product is not None and may_compute_otherwise():
             tokens, weight, *_ = product
             if id(weight) in self.weights and tokens.dtype == weight.dtype:
                 return multiply(*product)
@@ -107,16 +104,6 @@ def _product_of(function: Callable, args: tuple) -> tuple | None:
         bias, tokens, weight = args
         return tokens, weight, bias, True
     return None
-
-
-def packs_here() -> bool:
-    """Whether to multiply by packed weights at this moment, in this thread, of which others may run a layer, too."""
-    return getattr(_calls, "number", 0) > 0 and may_pack()
-
-
-def may_pack() -> bool:
-    """Whether nobody trains here, such as a caller's criterion, nor wants autocast, which has products of its own."""
-    return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
 
 
 @contextmanager
@@ -135,20 +122,10 @@ def packed_layers(*models: nn.Module, wanted: bool) -> Iterator[None]:
         yield
         return
     forget_changed(parameters_of(*models))
-    with _lock:
-        for layer in layers:
-            vars(layer).setdefault("forward", PackedForward(layer)).num_calls += 1
-    _calls.number = getattr(_calls, "number", 0) + 1
     try:
-        yield
+        with replaced_forwards(layers, PackedForward):
+            yield
     finally:
-        _calls.number -= 1
-        with _lock:
-            for layer in layers:
-                forward = vars(layer)["forward"]
-                forward.num_calls -= 1
-                if not forward.num_calls:
-                    del vars(layer)["forward"]
         forget_slower(layer.weight for layer in layers)
 
 
@@ -174,17 +151,6 @@ def packable_layers(model: nn.Module) -> list[nn.Module]:
     if have_replaced_forwards(modules):
         return []
     return [module for module in modules if type(module) in IS_TRANSPOSED and _can_pack(module)]
-
-
-def have_replaced_forwards(modules: list[nn.Module]) -> bool:
-    """Whether accelerate, or somebody but us, has replaced or compiled the forward of some module."""
-    return any("_hf_hook" in vars(module) or is_replaced(module) for module in modules)
-
-
-def is_replaced(module: nn.Module) -> bool:
-    """Whether somebody but us has replaced or compiled the forward of a module."""
-    own = vars(module)
-    return type(own.get("forward")) not in (NoneType, PackedForward) or own.get("_compiled_call_impl") is not None
 
 
 def _is_transposed(layer: nn.Module) -> bool:
