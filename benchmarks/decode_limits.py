@@ -260,8 +260,12 @@ def bytes_read(target: PreTrainedModel, drafter: ParallelDrafter) -> int:
     total = weight_bytes(target, target.get_input_embeddings()) + weight_bytes(drafter, own_embeddings)
     if not borrows_head:
         return total
-    proposed = drafter.config.draft_vocab_size or target.config.vocab_size
-    return total + weight_bytes(target.get_output_embeddings()) * proposed // target.config.vocab_size
+    head, proposed = target.get_output_embeddings(), drafter.config.draft_vocab_size
+    if not proposed:
+        return total + weight_bytes(head)
+    # Gathered rows are of the drafter's dtype if that is smaller.
+    smaller = min(drafter.dtype.itemsize, target.dtype.itemsize)
+    return total + weight_bytes(head) * proposed * smaller // (target.config.vocab_size * target.dtype.itemsize)
 
 
 def weight_bytes(model: torch.nn.Module, embeddings: torch.nn.Module | None = None) -> int:

@@ -10,10 +10,10 @@ forwards    The target's forward, as a round makes it, over one token and over s
             it has to read (weights and the KV cache's columns) over the bandwidth of one plain read of 512 MiB, measured in the
             same turns.
 generate    Tokens a second with a drafter that is always right (SIMULATED), eight tokens a round, uncompiled and compiled, with
-            and without packed weights, and with a draft vocabulary of 8,192 tokens, beside plain `generate`, uncompiled and
-            compiled. Plain `generate` can't be frozen: inductor takes transformers' static cache, whose tensors are marked as
-            static, for constants, and what it compiles writes out of bounds. How fast it could be is the frozen forward of one
-            token, above.
+            and without packed weights, with a draft vocabulary of 8,192 tokens, and that with a drafter in bfloat16, beside plain
+            `generate`, uncompiled and compiled. Plain `generate` can't be frozen: inductor takes transformers' static cache,
+            whose tensors are marked as static, for constants, and what it compiles writes out of bounds. How fast it could be is
+            the frozen forward of one token, above.
 
 Each part, dtype and number of layers is one entry of the result, and replaces what an earlier command has measured with as many
 threads.
@@ -180,12 +180,13 @@ def target_side(target: PreTrainedModel) -> steps.TargetSide:
 def measure_generate(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[str, Any]:
     """The rows of whole texts."""
     target = smollm2(arguments.layers, dtype, arguments.quick)
-    drafter, narrow = (
-        DFlashDrafter.for_target(target, num_layers=1, block_size=DEPTH + 1, mask_token_id=1).to(dtype).eval()
-        for _ in range(2)
+    drafter, narrow, half = (
+        DFlashDrafter.for_target(target, num_layers=1, block_size=DEPTH + 1, mask_token_id=1).to(own_dtype).eval()
+        for own_dtype in (dtype, dtype, torch.bfloat16)
     )
     num_proposed = min(DRAFT_VOCABULARY, target.config.vocab_size // 2)
-    narrow.set_draft_vocabulary(torch.arange(num_proposed))
+    for each in (narrow, half):
+        each.set_draft_vocabulary(torch.arange(num_proposed))
     prompt = torch.arange(2, 18)[None]
     script = write_script(num_proposed, 18 + NEW_TOKENS + 4 * DEPTH, {0, 1})
     simulation = Simulation(target, script, AcceptanceProfile(rate=1.0))
@@ -200,6 +201,8 @@ def measure_generate(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
         "drafted, compiled, packed": (drafter, {**fixed, **static}),
         "drafted, compiled, packed, draft vocabulary": (narrow, {**fixed, **static}),
     }
+    if dtype != half.dtype:
+        settings["the same, drafter in bfloat16"] = (half, {**fixed, **static})
     texts: dict[str, torch.LongTensor] = {}
 
     def way(name: str) -> Callable[[], None]:

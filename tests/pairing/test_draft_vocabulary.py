@@ -140,6 +140,32 @@ def test_a_head_that_has_changed_is_noticed(kind, change, gathered):
     _, head = head_for(drafter, target)
     CHANGES[change](head)
     scoring, head = head_for(drafter, target)
+    # Rows are kept in the smaller dtype of head and drafter.
+    assert scoring.weight.dtype == torch.float32
+    assert torch.equal(scoring.weight, head.weight[IDS].float())
+    assert len(gathered) == 2
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dflare"])
+@torch.no_grad()
+def test_rows_are_gathered_in_the_smaller_dtype_of_head_and_drafter(kind, gathered):
+    target = tiny_target()
+    drafter = tiny_drafter(kind, target)
+    drafter.set_draft_vocabulary(IDS)
+    prompt = random_prompt(5)
+    text = target.generate(prompt, max_new_tokens=12, do_sample=False)
+    drafter.to(torch.bfloat16)
+    assert torch.equal(target.generate(prompt, assistant_model=drafter, max_new_tokens=12, do_sample=False), text)
+    scoring, head = head_for(drafter, target)
+    assert scoring.weight.dtype == torch.bfloat16
+    assert torch.equal(scoring.weight, head.weight[IDS].bfloat16())
+    assert len(gathered) == 1
+    # A drafter that is larger than its target.
+    target.to(torch.bfloat16)
+    drafter.to(torch.float32)
+    target.generate(prompt, assistant_model=drafter, max_new_tokens=12, do_sample=False)
+    scoring, head = head_for(drafter, target)
+    assert scoring.weight.dtype == head.weight.dtype
     assert torch.equal(scoring.weight, head.weight[IDS])
     assert len(gathered) == 2
 

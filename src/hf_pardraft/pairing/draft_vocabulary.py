@@ -213,12 +213,23 @@ def has_plain_rows(head: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def gathered_rows(head: nn.Linear, token_ids: torch.LongTensor) -> nn.Linear:
-    """A head of some rows of another one, as they are now: a copy, of the same dtype and on the same device, to be read only."""
+def gathered_rows(head: nn.Linear, token_ids: torch.LongTensor, dtype: torch.dtype | None = None) -> nn.Linear:
+    """A head of some rows of another one, as they are now: a copy on the same device, to be read only.
+
+    Args:
+        head: whose rows.
+        token_ids: `(rows,)`.
+        dtype: of the copy; by default the head's.
+    """
     # What a call under inference_mode makes, no later one could use in autograd.
     with torch.inference_mode(False):
         ids = token_ids.to(head.weight.device)
-        return head_of(*(weight.detach().index_select(0, ids) for weight in head.parameters()))
+        return head_of(*(weight.detach().index_select(0, ids).to(dtype) for weight in head.parameters()))
+
+
+def dtype_of_rows(drafter: ParallelDrafter, head: nn.Linear) -> torch.dtype:
+    """Of rows that a drafter gathers from a head: its own where that is smaller, since to read them is most of a draft."""
+    return min(head.weight.dtype, drafter.dtype, key=lambda dtype: dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -237,13 +248,14 @@ class GatheredRows:
     facts: tuple[Any, ...]
     sample: torch.LongTensor
 
-    def are_of(self, head: nn.Linear, token_ids: torch.LongTensor) -> bool:
-        """Whether they still are these rows of this head."""
-        if self.facts != facts_of(head) or not torch.equal(self.token_ids, token_ids):
+    def are_of(self, head: nn.Linear, token_ids: torch.LongTensor, dtype: torch.dtype) -> bool:
+        """Whether they still are these rows of this head, in this dtype."""
+        is_alike = self.facts == facts_of(head) and self.head.weight.dtype == dtype
+        if not (is_alike and torch.equal(self.token_ids, token_ids)):
             return False
         # What is written to `weight.data`, as PEFT does where it merges, no version counts.
         chosen = self.token_ids[self.sample].to(head.weight.device)
-        return torch.equal(self.head.weight[self.sample.to(chosen.device)], head.weight[chosen])
+        return torch.equal(self.head.weight[self.sample.to(chosen.device)], head.weight[chosen].to(dtype))
 
 
 def facts_of(head: nn.Linear) -> tuple[Any, ...]:
@@ -273,13 +285,14 @@ def draft_head(drafter: ParallelDrafter, head: nn.Module) -> nn.Module:
         return drafter.lm_head
     if not has_plain_rows(head):
         return ChosenColumns(head, token_ids)
+    dtype = dtype_of_rows(drafter, head)
     if any(weight.is_inference() for weight in head.parameters()):
         # Nothing tells whether it has changed.
-        return gathered_rows(head, token_ids)
+        return gathered_rows(head, token_ids, dtype)
     known = _gathered.get(drafter)
-    if known is None or not known.are_of(head, token_ids):
+    if known is None or not known.are_of(head, token_ids, dtype):
         last, count = len(token_ids) - 1, min(SAMPLED_ROWS, len(token_ids))
         sample = torch.linspace(0, last, count, device=token_ids.device).long()
-        known = GatheredRows(gathered_rows(head, token_ids), token_ids, facts_of(head), sample)
+        known = GatheredRows(gathered_rows(head, token_ids, dtype), token_ids, facts_of(head), sample)
         _gathered[drafter] = known
     return known.head
