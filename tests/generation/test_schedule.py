@@ -435,6 +435,96 @@ def test_a_run_of_rounds_that_contradicts_what_was_believed_is_believed():
     assert acceptance.rates(1)[0] < 0.5
 
 
+def test_rounds_that_are_told_at_once_teach_what_they_teach_one_by_one():
+    single, several, outcomes = Knowledge(), Knowledge(), [(2, 3), (0, 1), (4, 4), (1, 2)]
+    for number in range(40):
+        # Each item's turn for each outcome comes.
+        rounds = [RoundOutcome([outcomes[(number + place + item) % 4] for item in range(3)]) for place in range(4)]
+        for each in rounds:
+            single.note(0, each)
+        several.note(0, *rounds)
+    for ours, theirs in ((single.chain, several.chain), (single.earlier, several.earlier)):
+        # A part is forgotten after each eighth round, of which four more are known by then.
+        assert ours.rates(4) == pytest.approx(theirs.rates(4), rel=0.01)
+        assert ours.num_judged == pytest.approx(theirs.num_judged, rel=0.02)
+    assert single.spread_of(3).found == several.spread_of(3).found
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_run_of_rounds_is_news_however_many_are_told_at_once(at_once):
+    acceptance = AcceptanceRates(AcceptanceRates())
+    for _ in range(40):
+        acceptance.note([(4, 4)] * at_once, at_once)
+    told = [acceptance.note([(0, 1)] * at_once, at_once) for _ in range(16 // at_once)]
+    assert sum(told) == 1
+    assert told.index(True) * at_once < 8
+
+
+def test_rounds_with_trees_and_without_them_may_be_told_together():
+    knowledge = Knowledge()
+    tree = RoundOutcome([(3, 4)], of_chains=[(1, 2)])
+    part = RoundOutcome([(0, 1)], of_chains=[(1, 2)], is_whole=False)
+    knowledge.note(16, tree, part, RoundOutcome([(2, 3)]))
+    gain = knowledge.gain_of(16)
+    # Of trees that were read whole; and the chains of all.
+    assert (gain.of_tree, gain.of_chain) == (4, 2)
+    assert knowledge.earlier.num_judged == 3
+    assert knowledge.earlier.rates(1)[0] == pytest.approx((3 + 2 * AcceptanceRates.PRIOR) / 5)
+
+
+def test_what_drafts_bring_is_in_doubt_while_few_of_a_text_are_known():
+    earlier = AcceptanceRates()
+    for _ in range(50):
+        earlier.note([(2, 3), (0, 1)])
+    acceptance = AcceptanceRates(earlier)
+    # Nothing says that it is another text.
+    assert acceptance.doubt(4) == 0
+    doubts = []
+    for count in (4, 16, 64):
+        while acceptance.weight < count:
+            acceptance.note([(2, 3), (0, 1)])
+        doubts.append(acceptance.doubt(4))
+    # The standard error of the mean, over the tokens of a round: half of the rounds accept two tokens, the others none.
+    known = acceptance.weight + AcceptanceRates.OF_EARLIER * 2
+    assert doubts[-1] == pytest.approx(1 / math.sqrt(known + 1) / 2, rel=0.15)
+    assert doubts == sorted(doubts, reverse=True)
+
+
+def test_a_batch_is_left_to_plain_generate_where_few_rounds_say_so_only_if_they_do_clearly():
+    costs, plan = Costs(), Plan(4)
+    for _ in range(2 * Costs.ENOUGH):
+        costs.note(NOTHING, 1.0)
+        costs.note(plan, 2.1)
+    costs.note_plain(1.0, 100)
+    cases = {
+        "a tenth worse than no draft": ([(2, 3), (0, 1)], [False, True]),
+        "never right": ([(0, 1)] * 2, [True, True]),
+    }
+    for outcomes, expected in cases.values():
+        is_left = []
+        for num_rounds in (2, 60):
+            knowledge = Knowledge()
+            for number in range(num_rounds):
+                # All items fare alike.
+                knowledge.note(0, RoundOutcome([outcomes[(number + item) % 2] for item in range(4)]))
+            worth = PlanWorth(knowledge, [NOTHING, plan], reads_again=False)
+            worth.work_out(costs, batch=4)
+            is_left.append(worth.is_surely_plain(costs))
+        assert is_left == expected
+
+
+def test_plain_generate_is_thought_to_be_faster_until_it_was_timed():
+    costs = Costs()
+    assert costs.lead_of_plain(is_of_batch=False) == 1.0
+    assert costs.lead_of_plain(is_of_batch=True) == Costs.LIKELY_LEAD_OF_BATCH
+    for _ in range(Costs.ENOUGH):
+        costs.note(NOTHING, 1.0)
+    assert costs.lead_of_plain(is_of_batch=False) == Costs.LIKELY_LEAD
+    costs.note_plain(0.9, 100)
+    for is_of_batch in (True, False):
+        assert costs.lead_of_plain(is_of_batch) == pytest.approx(1 / 0.9)
+
+
 def test_costs_are_compared_with_those_of_the_same_hour():
     costs, chain, tree = Costs(), Plan(8), Plan(8, 16)
     # The tree is first tried in a fast hour, and then followed in a slow one, in which the chain is tried twice.
