@@ -129,10 +129,8 @@ class Knowledge:
         outcomes = [outcome for each in rounds for outcome in (each.of_chains if has_chains else each.of_drafts)]
         whole = [each for each in rounds if each.is_whole] if has_chains else []
         if whole:
-            of_trees, of_chains = (
-                sum(map(num_committed, of)) for of in zip(*(each[:2] for each in whole), strict=True)
-            )
-            self.gain_of(budget).note(of_trees, of_chains)
+            of_trees = sum(num_committed(each.of_drafts) for each in whole)
+            self.gain_of(budget).note(of_trees, sum(num_committed(each.of_chains) for each in whole))
         self.most_items = max(self.most_items, num_items)
         spread = self.spread_of(self.most_items) if self.most_items > 1 else None
         # Of the items that are left in the end the mean is another.
