@@ -290,15 +290,21 @@ class Schedule:
             self.handicap = self.LEAD_WHERE_DRAFTS_PAID if self.best.depth and self.is_informed else 1.0
         may_rest = matters and self.knowledge.chain.num_judged >= self.JUDGED
         self.rests_with_plain = may_rest and self.worth.is_surely_plain(self.costs, self.handicap)
-        is_in_doubt = may_rest and not (self.rests_with_plain or self.costs.plain_is_slower)
-        if self.rests_with_plain:
-            # Of a batch it is to be known first what such rounds take.
-            self.best = NOTHING
-        elif is_in_doubt and self.batch > 1 and self.best == NOTHING:
-            # What would be left to plain `generate` if it were sure is drafted until it is: only drafts teach.
-            self.best = max((plan for plan in plans if plan.depth), key=self.worth.rate)
+        if may_rest and self.batch > 1:
+            self.best = self._before_a_batch_is_left(plans)
         self.reading.know(self.worth.rate(self.best), self.plans[-1].num_nodes)
         self.tries.choose(self.costs, self.best, plans)
+
+    def _before_a_batch_is_left(self, plans: list[Plan]) -> Plan:
+        """What to follow in a batch that plain `generate` may soon be left with: drafts, which alone teach, until that is sure.
+
+        And then rounds without a draft until it is known what they take.
+        """
+        if self.rests_with_plain:
+            return self.best if self._may_leave else NOTHING
+        if self.best.depth or self.costs.plain_is_slower:
+            return self.best
+        return max((plan for plan in plans if plan.depth), key=self.worth.rate)
 
     def _preference(self, plan: Plan) -> float:
         """How good a plan is to follow."""
