@@ -87,6 +87,15 @@ def test_costs_of_forwards_are_interpolated():
     assert costs.are_noticeable(9)
 
 
+def test_a_clock_by_which_large_forwards_took_far_longer_makes_no_other_cost_less_than_nothing():
+    costs = ReadingCosts()
+    for slots, seconds in ((9, 0.003), (17, 0.01)):
+        costs.note(slots, seconds)
+    assert all(costs.of(slots) > 0 for slots in range(1, 40))
+    for slots in range(1, 10):
+        assert slots <= costs.more(slots, 17) <= 17
+
+
 def test_looks_that_save_nothing_become_rare():
     clock, looked = Clock(), []
     choice = dear_reading(clock)

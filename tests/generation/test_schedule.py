@@ -823,6 +823,10 @@ def test_costs_between_measured_sizes_are_interpolated():
     assert interpolated([(0, 1.0), (4, 2.0)], 9) == 2.0
     assert interpolated([(0, 1.0), (4, 2.0), (8, 3.0)], 12) == 4.0
     assert interpolated([(0, 1.0), (4, 2.0), (8, 1.5)], 12) == 1.5
+    # Before the first one, too, but a forward over less takes its share of the time at least.
+    assert interpolated([(4, 2.0), (8, 3.0)], 2) == 1.5
+    assert interpolated([(4, 2.0), (8, 12.0)], 2) == 1.0
+    assert interpolated([(0, 2.0), (8, 12.0)], 0) == 2.0
 
 
 def test_calls_in_several_threads_may_teach_the_same_knowledge():

@@ -22,7 +22,8 @@ def interpolated(points: list[tuple[int, float]], size: int, since: int = 1) -> 
     """The value at `size` on the lines through points of different sizes, sorted; `None` of fewer than two points.
 
     Beyond the last point it goes on as steeply as from the point `since` to the last, but not down; the first one is mostly of no
-    draft at all.
+    draft at all. Before the first point it goes on as from there to the second, but not below that part of the first one's value
+    that its size is of the first one's.
     """
     points = [(at, min(value for place, value in points if place == at)) for at in sorted({at for at, _ in points})]
     if len(points) < 2:
@@ -33,4 +34,7 @@ def interpolated(points: list[tuple[int, float]], size: int, since: int = 1) -> 
         points[-1 if after is None else max(after, 1)],
     )
     slope = (high - low) / (right - left) if right > left else 0.0
-    return low + slope * (size - left) if after is not None else high + max(slope, 0.0) * (size - right)
+    if after is None:
+        return high + max(slope, 0.0) * (size - right)
+    found = low + slope * (size - left)
+    return max(found, low * size / left) if size < left else found
