@@ -78,10 +78,8 @@ class Costs:
     ENOUGH = 32
     # Plain `generate` is believed to be at most so many times as fast as rounds without a draft: forwards are the same.
     MOST_LEAD = 1.25
-    # And thought to be so many times as fast before that was measured, so that it is: of one text, and of a batch, of which more
-    # happens on the host.
+    # And thought to be so many times as fast before that was measured.
     LIKELY_LEAD = 1.1
-    LIKELY_LEAD_OF_BATCH = 1.2
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
     OUTLIER = 8.0
     # However short a text is, at least one in so many of a round's seconds is left.
@@ -240,17 +238,17 @@ class Costs:
             self.undrafted.count < self.ENOUGH or self.undrafted.value + self.upkeep < self.plain.value
         )
 
-    def lead_of_plain(self, is_of_batch: bool) -> float:
+    @property
+    def lead_of_plain(self) -> float:
         """How many times as fast plain `generate`'s steps are as rounds without a draft; 1 where nobody knows.
 
-        Where there are few of its steps, it is thought to be faster, so that it is found out: of one text once its own rounds
-        without a draft are known.
+        Where there are many such rounds and few of its steps, it is thought to be faster, so that it is found out.
         """
-        is_known = self.undrafted.count >= self.ENOUGH
+        if self.undrafted.count < self.ENOUGH:
+            return 1.0
         if self.plain.count < self.ENOUGH:
-            return self.LIKELY_LEAD_OF_BATCH if is_of_batch else self.LIKELY_LEAD if is_known else 1.0
-        lead = (self.undrafted.value + self.upkeep) / self.plain.value if is_known else 1.0
-        return min(lead, self.MOST_LEAD)
+            return self.LIKELY_LEAD
+        return min((self.undrafted.value + self.upkeep) / self.plain.value, self.MOST_LEAD)
 
     def note_upkeep(self, seconds: float, num_rounds: int) -> None:
         """Learn from a round without a draft in which the drafter read what so many such rounds have written."""

@@ -6,7 +6,7 @@ Pure but for the clock, which is passed in.
 from collections.abc import Callable, Sequence
 
 from .costs import Costs
-from .knowledge import Knowledge, RoundOutcome
+from .knowledge import Knowledge
 from .plans import NOTHING, Plan
 from .reading import ReadingChoice
 from .rounds import LONG_ROUND, CompiledRounds, UncompiledRounds
@@ -84,7 +84,7 @@ class Schedule:
         # Tokens that were accepted in this round of what the text alone suggested.
         self.num_alone = 0
         # Of rounds from which nothing was learned yet: what was accepted; and lengths and seconds.
-        self.outcomes: list[RoundOutcome] = []
+        self.outcomes: list[tuple] = []
         self.untold: list[tuple[int, float]] = []
         self.started = clock()
 
@@ -188,10 +188,10 @@ class Schedule:
         of_chains: Sequence[tuple[int, int]] | None = None,
         items: Sequence[int] | None = None,
     ) -> None:
-        """Learn what was accepted in this round; see [`RoundOutcome`]."""
+        """Learn what was accepted in this round; see [`Knowledge.note`]."""
         self.num_alone = outcomes[0][0] if outcomes and not self.plan.depth else 0
         if self.plan.depth and outcomes:
-            self.outcomes.append(RoundOutcome(outcomes, of_chains, self.reading.is_whole, items))
+            self.outcomes.append((outcomes, of_chains, self.reading.is_whole, items))
 
     def end_round(self, is_ordinary: bool, is_unique: bool = False, stands_for: int = 1) -> None:
         """Learn how long the round took.
@@ -233,8 +233,8 @@ class Schedule:
     def learn(self) -> None:
         """Learn from the last rounds, all of one plan: to be called when there are no more."""
         outcomes, self.outcomes = self.outcomes, []
-        if outcomes:
-            self.knowledge.note(self.plan.budget, *outcomes)
+        for of_round in outcomes:
+            self.knowledge.note(self.plan.budget, *of_round)
         if self.untold:
             self.knowledge.put_in(len(self.untold))
             untold, self.untold = self.untold, []
@@ -250,7 +250,7 @@ class Schedule:
         charged = expected or best if is_unique else self.costs.charged(self.plan, seconds)
         self.knowledge.put_in(charged / best)
         if self.is_a_try:
-            accepted = [count for outcome in self.outcomes for count, _ in outcome.of_drafts]
+            accepted = [count for outcomes, *_ in self.outcomes for count, _ in outcomes]
             self.tries.pay(self.plan, self.best, (expected if is_ordinary else None) or charged, best, accepted)
 
     def _choice(self) -> Plan:
@@ -288,23 +288,10 @@ class Schedule:
         matters = self.rounds.may_be_left and (self.batch > 1 or not is_long)
         if self.handicap is None:
             self.handicap = self.LEAD_WHERE_DRAFTS_PAID if self.best.depth and self.is_informed else 1.0
-        may_rest = matters and self.knowledge.chain.num_judged >= self.JUDGED
-        self.rests_with_plain = may_rest and self.worth.is_surely_plain(self.costs, self.handicap)
-        if may_rest and self.batch > 1:
-            self.best = self._before_a_batch_is_left(plans)
+        is_judged = self.knowledge.chain.num_judged >= self.JUDGED
+        self.rests_with_plain = is_judged and matters and self.worth.is_surely_plain(self.costs, self.handicap)
         self.reading.know(self.worth.rate(self.best), self.plans[-1].num_nodes)
         self.tries.choose(self.costs, self.best, plans)
-
-    def _before_a_batch_is_left(self, plans: list[Plan]) -> Plan:
-        """What to follow in a batch that plain `generate` may soon be left with: drafts, which alone teach, until that is sure.
-
-        And then rounds without a draft until it is known what they take.
-        """
-        if self.rests_with_plain:
-            return self.best if self._may_leave else NOTHING
-        if self.best.depth or self.costs.plain_is_slower:
-            return self.best
-        return max((plan for plan in plans if plan.depth), key=self.worth.rate)
 
     def _preference(self, plan: Plan) -> float:
         """How good a plan is to follow."""

@@ -6,7 +6,6 @@ from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
 from .reading import ReadingCosts, best_count, values_of_reading
-from .spread import worth_to_a_batch
 
 # Seconds that a round with more than its own token takes besides the forward, roughly.
 ALONE = 1e-3
@@ -52,14 +51,11 @@ class PlanWorth:
     def _of_fewer_items(self, plan: Plan) -> tuple[int, float] | None:
         """Of the size at which rounds of a plan were measured most, among batches half as large and less: that, and seconds."""
         known = [
-            (count, size)
+            (costs.count(plan), size, costs.of(plan))
             for size, costs in [*self.knowledge.costs.items()]
-            if 2 * size <= self.batch and (count := costs.count(plan)) >= Costs.BELIEVED
+            if 2 * size <= self.batch and costs.count(plan) >= Costs.BELIEVED
         ]
-        if not known:
-            return None
-        _, size = max(known)
-        return size, self.knowledge.costs[size].of(plan)
+        return max(known)[1:] if known else None
 
     def expect(self, batch: int) -> None:
         """Go by what is known of drafts now, and leave the seconds as they were."""
@@ -75,12 +71,8 @@ class PlanWorth:
             gains = self.knowledge.tree_gains(depth, [plan.budget for plan in trees])
             tokens |= {plan: tokens[plan] * gains[plan.budget] for plan in trees}
         if batch > 1:
-            shares = self.knowledge.spread_of(batch).shares(self.knowledge.chain.rates(depth))
-            of_batch = {
-                plan: worth_to_a_batch(tokens[plan], self.fixed_share(plan), shares[plan.depth - 1])
-                for plan in tokens
-                if plan.depth
-            }
+            spreads = {plan: self.knowledge.spread_of(batch, plan.depth) for plan in tokens if plan.depth}
+            of_batch = {plan: each.worth(tokens[plan], self.fixed_share(plan)) for plan, each in spreads.items()}
             tokens |= of_batch
         self.tokens = tokens
 
@@ -113,28 +105,18 @@ class PlanWorth:
         """Whether no draft pays, by more than costs may be wrong: what is left to plain `generate` teaches nothing.
 
         It has to be so many times as fast, `clearly`.
+
+        A batch is left to it at once, unless it is known to take longer than ours without a draft.
         """
         if costs.plain_is_slower or self._text_is_read(costs):
             return False
-        rest = self.rate(NOTHING) * costs.lead_of_plain(self.batch > 1)
-        rates = {plan: clearly * self.rate(plan) for plan in self.plans if plan.depth}
-        # Most are told by the best plan alone.
-        return max(rates.values()) < rest and all(
-            rate * (1 + self._doubt(plan, costs)) < rest for plan, rate in rates.items()
-        )
-
-    def _doubt(self, plan: Plan, costs: Costs) -> float:
-        """The share by which a plan may well be better than is believed: of one text for its costs, of a batch for its tokens.
-
-        Costs of a batch's plans are known from long rounds.
-        """
-        return costs.doubt(plan, NOTHING) if self.batch == 1 else self.knowledge.chain.doubt(plan.depth)
+        rest = self.rate(NOTHING) * costs.lead_of_plain
+        doubts = {plan: 0.0 if self.batch > 1 else costs.doubt(plan, NOTHING) for plan in self.plans if plan.depth}
+        return all(clearly * self.rate(plan) * (1 + doubt) < rest for plan, doubt in doubts.items())
 
     def _text_is_read(self, costs: Costs) -> bool:
         """Whether rounds without a draft are faster than plain `generate` for reading what the text itself suggests."""
-        return self.batch == 1 and self.knowledge.text_gain.factor > LEAST_TEXT_GAIN * costs.lead_of_plain(
-            is_of_batch=False
-        )
+        return self.batch == 1 and self.knowledge.text_gain.factor > LEAST_TEXT_GAIN * costs.lead_of_plain
 
     def seconds_alone(self, count: int, reading: ReadingCosts) -> float:
         """Of a round that reads so many tokens instead of a draft."""
