@@ -69,11 +69,11 @@ def _is_rms_norm(module: nn.Module) -> bool:
         return False
     weight = module._parameters.get("weight")
     is_plain = type(weight) is nn.Parameter and weight.ndim == 1 and weight.device.type == "cpu"
-    return is_plain and hasattr(module, _name_of_epsilon(module))
+    return is_plain and _name_of_epsilon(module) is not None
 
 
-def _name_of_epsilon(module: nn.Module) -> str:
-    return next((name for name in EPSILONS if hasattr(module, name)), EPSILONS[0])
+def _name_of_epsilon(module: nn.Module) -> str | None:
+    return next((name for name in EPSILONS if hasattr(module, name)), None)
 
 
 def _comes_to_the_same(norm: nn.Module) -> bool:
