@@ -19,6 +19,7 @@ from hf_pardraft.generation.compiled import steps as steps
 from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.tree.token_tree import TokenTree
 from hf_pardraft.models.base import ParallelDrafter
+from hf_pardraft.pairing.draft_vocabulary import dtype_of_rows
 
 # CUDA graphs are recorded in a function's first calls.
 WARM_UP = 4
@@ -263,9 +264,8 @@ def bytes_read(target: PreTrainedModel, drafter: ParallelDrafter) -> int:
     head, proposed = target.get_output_embeddings(), drafter.config.draft_vocab_size
     if not proposed:
         return total + weight_bytes(head)
-    # Gathered rows are of the drafter's dtype if that is smaller.
-    smaller = min(drafter.dtype.itemsize, target.dtype.itemsize)
-    return total + weight_bytes(head) * proposed * smaller // (target.config.vocab_size * target.dtype.itemsize)
+    whole = target.config.vocab_size * head.weight.dtype.itemsize
+    return total + weight_bytes(head) * proposed * dtype_of_rows(drafter, head).itemsize // whole
 
 
 def weight_bytes(model: torch.nn.Module, embeddings: torch.nn.Module | None = None) -> int:

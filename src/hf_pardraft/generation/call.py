@@ -1,7 +1,6 @@
 """One generate call around its rounds: from the prompt that `generate` was given to what it returns."""
 
 from abc import ABC, abstractmethod
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -97,15 +96,12 @@ class DecodingCall(ABC):
         self.mode = mode_for(target, generation_config, logits_processor, stopping_criteria, cache, candidates.drafter)
         # Whose forwards a round runs.
         self.models = target, candidates.drafter, *candidates.gathered_heads()
-        # How these are computed faster.
-        self.ways = packed_layers(*self.models, wanted=candidates.settings.pack_weights), fused_norms(*self.models)
-        self.sharing = shared_keys(target)
+        self.packing = packed_layers(*self.models, wanted=candidates.settings.pack_weights)
+        self.fusing, self.sharing = fused_norms(*self.models), shared_keys(target)
 
     def run(self, input_ids: torch.LongTensor) -> Any:
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""
-        with ExitStack() as ways:
-            for way in (*self.ways, self.sharing):
-                ways.enter_context(way)
+        with self.packing, self.fusing, self.sharing:
             return self._run(input_ids)
 
     def _run(self, input_ids: torch.LongTensor) -> Any:

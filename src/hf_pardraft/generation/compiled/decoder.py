@@ -50,7 +50,7 @@ class CompiledDecoding(SpeculativeDecoding):
         if target.device.type != "cpu":
             self.judge.lookup = None
         # What is compiled is guarded by the mode and the layers that it was compiled with.
-        self.mode, self.ways = nullcontext(), ()
+        self.mode = self.packing = self.fusing = nullcontext()
         self.packs = packs_weights(target.device, self.settings)
         # The first forwards are not compiled.
         self.first_products = PackedProducts(*self.models) if self.packs else nullcontext()

@@ -56,32 +56,37 @@ def fusable_norms(model: nn.Module) -> list[nn.Module]:
 
     None of a model that accelerate hooks, or in which somebody has replaced a forward.
     """
-    norms = [module for module in modules_of(model) if _is_rms_norm(module)]
-    if not norms or have_replaced_forwards(modules_of(model)):
+    modules = modules_of(model)
+    kinds = {kind for kind in {*map(type, modules)} if _is_rms_norm(kind)}
+    norms = [module for module in modules if type(module) in kinds and _has_plain_weight(module)]
+    if not norms or have_replaced_forwards(modules):
         return []
     return [norm for norm in norms if _comes_to_the_same(norm)]
 
 
-def _is_rms_norm(module: nn.Module) -> bool:
-    """Whether this may be one, with a plain weight on a CPU."""
-    kind = type(module)
-    if not (kind.__name__.endswith("RMSNorm") and kind.__module__.startswith("transformers.")):
-        return False
-    weight = module._parameters.get("weight")
+def _is_rms_norm(kind: type) -> bool:
+    """Whether modules of this kind may be norms of transformers."""
+    return kind.__name__.endswith("RMSNorm") and kind.__module__.startswith("transformers.")
+
+
+def _has_plain_weight(norm: nn.Module) -> bool:
+    """Whether a norm has a plain weight on a CPU, and a number that is added to the mean of squares."""
+    weight = norm._parameters.get("weight")
     is_plain = type(weight) is nn.Parameter and weight.ndim == 1 and weight.device.type == "cpu"
-    return is_plain and _name_of_epsilon(module) is not None
+    return is_plain and _name_of_epsilon(norm) is not None
 
 
-def _name_of_epsilon(module: nn.Module) -> str | None:
-    return next((name for name in EPSILONS if hasattr(module, name)), None)
+def _name_of_epsilon(norm: nn.Module) -> str | None:
+    own = vars(norm)
+    return next((name for name in EPSILONS if name in own), None)
 
 
 def _comes_to_the_same(norm: nn.Module) -> bool:
     """Whether a norm's own forward and one operation agree to the last bit, as was found when it was first asked for."""
-    tried = _tried.setdefault(norm, {})
-    if norm.weight.dtype not in tried:
-        tried[norm.weight.dtype] = _agrees(norm)
-    return tried[norm.weight.dtype]
+    tried, dtype = _tried.setdefault(norm, {}), norm._parameters["weight"].dtype
+    if dtype not in tried:
+        tried[dtype] = _agrees(norm)
+    return tried[dtype]
 
 
 @torch.no_grad()
