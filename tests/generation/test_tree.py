@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import operator
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from hf_pardraft import NgramModel
+from hf_pardraft.generation.tree import token_tree
+from hf_pardraft.generation.tree.prefix_table import prefix_table
 from hf_pardraft.generation.tree.scoring import DART_SCORING, TreeScoring
 from hf_pardraft.generation.tree.token_tree import ancestors_of, build_tree
 
@@ -64,6 +67,72 @@ def test_the_tree_holds_the_most_probable_prefixes(seed):
         assert_well_formed(tree, depth)
         for row in range(2):
             assert set(paths_of(tree, row)) == best_prefixes(logits[row], budget)
+
+
+def best_numbers(budget, depth, top_k):
+    """The prefixes of a table by their definition: numbers whose products, one by one, sum to `budget` at most."""
+    numbers = (path for length in range(depth) for path in itertools.product(range(1, top_k + 1), repeat=length + 1))
+    return [path for path in numbers if sum(itertools.accumulate(path, operator.mul)) <= budget]
+
+
+@pytest.mark.parametrize(
+    ("budget", "depth", "top_k"), [(1, 3, 2), (7, 1, 5), (9, 4, 9), (6, 6, 3), (16, 3, 16), (40, 2, 4)]
+)
+def test_a_table_holds_the_prefixes_that_few_others_are_better_than(budget, depth, top_k):
+    table = prefix_table(budget, depth, top_k, torch.device("cpu"))
+    expected = best_numbers(budget, depth, top_k)
+    tokens, nothing = table.tokens.view(-1, depth).tolist(), depth * top_k
+    numbers = [tuple(place % top_k + 1 for place in places if place != nothing) for places in tokens]
+    assert numbers == expected
+    assert [[place // top_k for place in places if place != nothing] for places in tokens] == [
+        [*range(len(path))] for path in numbers
+    ]
+    parents = [expected.index(path[:-1]) if len(path) > 1 else -1 for path in numbers]
+    assert table.parents.tolist() == parents
+    assert table.depths.tolist() == [*map(len, numbers)]
+
+
+@pytest.mark.parametrize("scoring", [{}, {"scoring": DART_SCORING}], ids=["probability", "dart"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_look_at_a_table_finds_the_tree_of_a_search_by_levels(dtype, scoring, monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    for depth, vocab, budget in [
+        (1, 9, 4),
+        (3, 50, 16),
+        (7, 300, 16),
+        (15, 300, 24),
+        (7, 300, 60),
+        (5, 4, 30),
+        (2, 3, 50),
+    ]:
+        logits = (3 * torch.randn(3, depth, vocab, generator=generator)).to(dtype)
+        assert prefix_table(budget, depth, min(budget, vocab), logits.device) is not None
+        trees = [build_tree(logits, budget, **scoring)]
+        with monkeypatch.context() as patch:
+            patch.setattr(token_tree, "prefix_table", lambda *sizes: None)
+            trees.append(build_tree(logits, budget, **scoring))
+        assert_well_formed(trees[0], depth)
+        if dtype != torch.bfloat16:  # There scores are equal.
+            for row in range(3):
+                assert set(paths_of(trees[0], row)) == set(paths_of(trees[1], row))
+        assert trees[0].tokens.shape == trees[1].tokens.shape
+
+
+def test_a_search_in_a_table_takes_as_many_operations_for_more_levels():
+    counts = []
+    for depth in (4, 4, 15):
+        logits = torch.randn(1, depth, 50)
+        with torch.profiler.profile() as profiler:
+            build_tree(logits, 16)
+        counts.append(sum(each.count for each in profiler.key_averages()))
+    assert counts[1] == counts[2]
+
+
+def test_a_table_that_would_be_large_is_not_made():
+    assert prefix_table(256, 15, 256, torch.device("cpu")) is None
+    tree = build_tree(torch.randn(1, 15, 300), 256)
+    assert tree.num_nodes == 256
+    assert_well_formed(tree, 15)
 
 
 @pytest.mark.parametrize("ends", [{}, {"end_token_id": torch.tensor([2, 5])}])

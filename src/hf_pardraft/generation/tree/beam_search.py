@@ -51,7 +51,7 @@ class Beam:
 def search_prefixes(
     gains: torch.Tensor, tokens: torch.LongTensor, beam: Beam, walk: Walk | None, scoring: TreeScoring
 ) -> tuple[list[torch.Tensor], torch.LongTensor, torch.LongTensor]:
-    """The search of [`build_tree`] where a prefix itself decides what a token adds after it, or whether it is extended.
+    """The search of [`build_tree`].
 
     An extension is a number, `prefix * top_k + token`; what it stands for is worked out for all levels at once. Takes gains
     and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
@@ -116,82 +116,6 @@ def _levels_of_pool(
         ]
         firsts = torch.tensor([0, *itertools.accumulate(map(len, prefixes))][: len(sizes)], device=device)
         return levels * top_k, firsts[levels], torch.tensor([*itertools.chain(*prefixes)], device=device)
-
-
-def search_marginals(
-    gains: torch.Tensor, tokens: torch.LongTensor, beam_width: int, budget: int
-) -> tuple[list[torch.Tensor], torch.LongTensor, torch.LongTensor]:
-    """The search of [`build_tree`] where a token adds the same after every prefix.
-
-    Then a level needs nothing from the one above but its scores; which tokens and prefixes they belong to is worked out for
-    all levels at once. Takes gains and tokens of [`candidate_gains`]; returns what [`_best_of_pool`] takes.
-    """
-    depth, top_k = gains.shape[1:]
-    level_scores, level_orders, widths = [], [], []
-    paired_gains: dict[int, torch.Tensor] = {}
-    beam_scores = None
-    for level in range(depth):
-        width = 1 if beam_scores is None else beam_scores.shape[1]
-        prefixes, choices = _worthwhile_pairs(width, top_k, budget, gains.device)
-        if width not in paired_gains:
-            paired_gains[width] = gains.index_select(2, choices)
-        extended = paired_gains[width][:, level]
-        if beam_scores is not None:
-            extended = extended + beam_scores.index_select(1, prefixes)
-        scores, order = extended.topk(min(budget, extended.shape[1]), dim=1)
-        level_scores.append(scores)
-        level_orders.append(order)
-        widths.append(width)
-        beam_scores = scores[:, :beam_width]
-    sizes = tuple(map(width_of, level_scores))
-    first_pairs, parents_of, tokens_of = _pairs_of_levels(tuple(widths), sizes, top_k, budget, gains.device)
-    pairs = torch.cat(level_orders, dim=1) + first_pairs
-    return level_scores, tokens.flatten(1).gather(1, tokens_of.take(pairs)), parents_of.take(pairs)
-
-
-@lru_cache(maxsize=64)
-def _worthwhile_pairs(
-    num_prefixes: int, top_k: int, budget: int, device: torch.device
-) -> tuple[torch.LongTensor, torch.LongTensor]:
-    """Which prefixes to extend by which tokens, both sorted from the best down: `(pairs,)` each.
-
-    The i-th best prefix with the j-th best token is no better than i * j - 1 other extensions, so beyond i * j = budget
-    there is nothing to find: of 60 x 60 extensions, 261 are left.
-    """
-    pairs = [
-        (prefix, token)
-        for prefix in range(min(num_prefixes, budget))
-        for token in range(min(top_k, budget // (prefix + 1)))
-    ]
-    with torch.inference_mode(False):
-        prefixes, tokens = torch.tensor(pairs, device=device).T.contiguous()
-        return prefixes, tokens
-
-
-@lru_cache(maxsize=64)
-def _pairs_of_levels(
-    widths: tuple[int, ...], sizes: tuple[int, ...], top_k: int, budget: int, device: torch.device
-) -> tuple[torch.LongTensor, ...]:
-    """What the pairs of [`_worthwhile_pairs`], those of all levels in an item, stand for.
-
-    Args:
-        widths: number of prefixes that each level extended.
-        sizes: number of pool entries that each level left.
-        top_k, budget, device: as there.
-
-    Returns:
-        `(pool,)`, for every pool entry the first pair of its level; `(pairs,)`, the pool entry of each pair's prefix (-1 for
-        the anchor); `(pairs,)`, the place of each pair's token among the `top_k`s of all levels.
-    """
-    first_entries = [-1, 0, *itertools.accumulate(sizes)]
-    with torch.inference_mode(False):
-        pairs = [_worthwhile_pairs(width, top_k, budget, device) for width in widths]
-        first_pairs = [0, *itertools.accumulate(len(prefixes) for prefixes, _ in pairs)]
-        first_of_entries = [first for first, size in zip(first_pairs, sizes, strict=False) for _ in range(size)]
-        starts = torch.tensor(first_of_entries, device=device)
-        parents = torch.cat([prefixes + first_entries[level] for level, (prefixes, _) in enumerate(pairs)])
-        tokens = torch.cat([choices + level * top_k for level, (_, choices) in enumerate(pairs)])
-        return starts, parents, tokens
 
 
 def width_of(level: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -51,13 +52,18 @@ def candidate_gains(
         log_probabilities, columns = draft_logits.log_softmax(dim=-1).topk(top_k, dim=-1)
     if scoring.epsilon:
         log_probabilities = (log_probabilities.exp() + scoring.epsilon).log().clamp(max=0)
-    depth = draft_logits.shape[1]
     log_probabilities = log_probabilities.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
     if scoring.logit_decay == 1.0 and scoring.level_exponent == 0.0:
         return log_probabilities, columns
-    levels = torch.arange(depth, device=draft_logits.device, dtype=log_probabilities.dtype)
-    weights = scoring.logit_decay**levels * (levels + 1) ** -scoring.level_exponent
-    return log_probabilities * weights[:, None], columns
+    return log_probabilities * _level_weights(scoring, draft_logits.shape[1], draft_logits.device), columns
+
+
+@lru_cache(maxsize=64)
+def _level_weights(scoring: TreeScoring, depth: int, device: torch.device) -> torch.Tensor:
+    """What the drafter's share is multiplied by at each level, `(depth, 1)`; made once and never to be written to."""
+    with torch.inference_mode(False):
+        levels = torch.arange(depth, device=device, dtype=torch.float32)
+        return (scoring.logit_decay**levels * (levels + 1) ** -scoring.level_exponent)[:, None]
 
 
 # Continuation probabilities `(batch, prefixes, candidates)`, from contexts `(batch, prefixes, context)` (the anchor and what

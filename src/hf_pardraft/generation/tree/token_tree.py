@@ -7,14 +7,9 @@ from functools import lru_cache
 import torch
 
 from ...likeliest import likeliest
-from .beam_search import (
-    Beam,
-    level_of_entries,
-    search_marginals,
-    search_prefixes,
-    width_of,
-)
+from .beam_search import Beam, level_of_entries, search_prefixes, width_of
 from .columns import columns_of, tokens_of
+from .prefix_table import all_numbers, prefix_table
 from .scoring import LOG_PROBABILITY, ContinuityModel, TreeScoring, WalkingModel, candidate_gains, walk_of
 
 # Levels of a tree in which paths may be counted: there are 70 at most between two nodes 8 levels apart, 12,870 with 16, and with
@@ -50,7 +45,7 @@ class TokenTree:
     def slot_depths(self) -> torch.LongTensor:
         """Distance of each slot from the anchor, `(batch, nodes + 1)`; `(nodes + 1,)` for chains, which are all alike."""
         if self.is_chain:
-            return all_slots(self.num_nodes, self.tokens.device)
+            return all_numbers(self.num_nodes + 1, self.tokens.device)
         return torch.nn.functional.pad(self.depths, (1, 0))
 
 
@@ -192,10 +187,13 @@ def build_tree(
     # All that follows is about these few tokens.
     tokens = tokens_of(columns, token_ids)
     if deepest is not None:
-        is_beyond = all_slots(draft_logits.shape[1] - 1, draft_logits.device) >= deepest
+        is_beyond = all_numbers(draft_logits.shape[1], draft_logits.device) >= deepest
         gains = gains.masked_fill(is_beyond[:, None], -torch.inf)
-    if ngram is None and ends is None:
-        return _best_of_pool(*search_marginals(gains, tokens, beam_width, budget), budget)
+    # A compiled search costs no more than its arithmetic, and less to trace than a table.
+    if ngram is None and ends is None and beam_width == budget and not torch.compiler.is_compiling():
+        table = prefix_table(budget, *gains.shape[1:], gains.device)
+        if table is not None:
+            return TokenTree(*table.best(gains, tokens, budget))
     beam = Beam(beam_width, kept_per_level, ends, ends is not None and end_rule == "stop")
     walk = None if ngram is None else walk_of(ngram, ngram_context, tokens)
     return _best_of_pool(*search_prefixes(gains, tokens, beam, walk, scoring), budget)
@@ -262,16 +260,9 @@ def ancestors_of(parents: torch.LongTensor, depth: int) -> torch.BoolTensor:
 
 
 @lru_cache(maxsize=64)
-def all_slots(num_nodes: int, device: torch.device) -> torch.LongTensor:
-    """The slots of a tree, the anchor's first, `(nodes + 1,)`, made once and never to be written to."""
-    with torch.inference_mode(False):
-        return torch.arange(num_nodes + 1, device=device)
-
-
-@lru_cache(maxsize=64)
 def node_slots(num_nodes: int, device: torch.device) -> torch.LongTensor:
-    """The slots of a tree's nodes, `(nodes,)`, as [`all_slots`]."""
-    return all_slots(num_nodes, device)[1:]
+    """The slots of a tree's nodes, `(nodes,)`; the anchor's is 0."""
+    return all_numbers(num_nodes + 1, device)[1:]
 
 
 @lru_cache(maxsize=64)
