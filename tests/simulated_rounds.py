@@ -46,7 +46,7 @@ class World:
     cold: float = 1.0
 
     def __post_init__(self) -> None:
-        self.random, self.now, self.num_rounds = random.Random(self.seed), 0.0, 0
+        self.random, self.now, self.num_rounds, self.written = random.Random(self.seed), 0.0, 0, 0
         self.knowledge, self.depth = Knowledge(self.is_compiled), len(self.rates)
         self.plans = compiled_plans(self.depth, 16) if self.is_compiled else all_plans(self.depth, 32)
         self.compiled: set[Plan] = set()
@@ -90,7 +90,8 @@ class World:
                 self.now += self.plain * left * self.pace(self.num_rounds)
                 schedule.note_plain(left)
                 return TOKENS / (cost + self.plain * left), followed
-            plan = schedule.next_plan(batch, left - 1, PROMPT + TOKENS - left)
+            self.written = TOKENS - left
+            plan = schedule.next_plan(batch, left - 1, PROMPT + self.written)
             accepted = [self.accepted(plan) for _ in range(batch)]
             price, is_ordinary = self.cost(plan), not plan.depth or pending <= self.depth + 1
             if plan.depth:
@@ -113,6 +114,7 @@ class World:
             left, pending = left - tokens, pending + tokens
             followed.append(plan)
         schedule.learn()
+        schedule.end_call(TOKENS)
         return (TOKENS - left) / cost, followed
 
     def speed(self, calls: int) -> float:

@@ -9,7 +9,7 @@ from hf_pardraft.generation.prompt_lookup import PromptLookup
 from hf_pardraft.generation.scheduling.acceptance import TextGain
 from hf_pardraft.generation.scheduling.confidence import Calibration
 from hf_pardraft.generation.scheduling.costs import Costs
-from hf_pardraft.generation.scheduling.knowledge import Knowledge
+from hf_pardraft.generation.scheduling.knowledge import Knowledge, RoundOutcome
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.scheduling.worth import LEAST_TEXT_GAIN, PlanWorth
@@ -94,7 +94,7 @@ def test_a_call_is_not_left_to_plain_generate_where_the_text_gains_more_than_it(
     knowledge, costs = Knowledge(), known_costs()
     costs.note_plain(2e-3 / lead, 100)
     for _ in range(50):
-        knowledge.note(0, [(0, 1)])
+        knowledge.note(0, RoundOutcome([(0, 1)]))
     worth = PlanWorth(knowledge, [NOTHING, Plan(4)], reads_again=False)
     worth.work_out(costs, batch=1)
     assert worth.is_surely_plain(costs)

@@ -10,15 +10,15 @@ from itertools import groupby
 import pytest
 
 from hf_pardraft.generation.scheduling.acceptance import AcceptanceRates
-from hf_pardraft.generation.scheduling.costs import Costs
+from hf_pardraft.generation.scheduling.costs import Costs, Mean
 from hf_pardraft.generation.scheduling.estimates import interpolated
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.growth import Growth
-from hf_pardraft.generation.scheduling.knowledge import Knowledge
+from hf_pardraft.generation.scheduling.knowledge import Knowledge, RoundOutcome
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans, compiled_plans
 from hf_pardraft.generation.scheduling.rounds import CompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
-from hf_pardraft.generation.scheduling.spread import MANY, Spread, smoothed
+from hf_pardraft.generation.scheduling.spread import MANY, Spread, smoothed, worth_to_a_batch
 from hf_pardraft.generation.scheduling.worth import LEAST_SHARE, PlanWorth
 from simulated_rounds import World, random_world
 from threads import in_threads
@@ -167,52 +167,87 @@ def test_the_rest_is_drafted_where_our_loop_costs_nothing_that_matters():
 
 
 def test_a_batch_is_judged_by_what_each_of_its_items_gets():
-    spread = Spread(4)
-    assert spread.worth(3.0, fixed=0.0) > spread.worth(3.0, fixed=1.0) > 1
-    for _ in range(400):
-        spread.note({0: 3, 1: 1, 2: 2, 3: 2})
-    assert spread.shares == pytest.approx([0.5, 1, 1, 1.5], abs=0.02)
-    assert spread.worth(1.0, fixed=0.5) == 1.0
+    shares = [0.5, 1, 1, 1.5]
+    assert worth_to_a_batch(1.0, 0.5, shares) == 1.0
     # Rounds as long as the slowest item needs; rounds that cost in proportion to who is left.
-    assert spread.worth(3.0, fixed=1.0) == pytest.approx(2.0, abs=0.05)
-    assert spread.worth(3.0, fixed=0.0) == pytest.approx(4 / (1 / 2 + 2 / 3 + 1 / 4), abs=0.05)
-    # The next call has other items, of which some are over before others.
-    spread.begin()
-    spread.note({0: 1, 1: 1, 2: 1})
-    assert spread.shares == pytest.approx([0.5, 1, 1.5], abs=0.1)
+    assert worth_to_a_batch(3.0, 1.0, shares) == pytest.approx(2.0)
+    assert worth_to_a_batch(3.0, 0.0, shares) == pytest.approx(4 / (1 / 2 + 2 / 3 + 1 / 4))
 
 
-def test_how_unevenly_longer_and_shorter_drafts_serve_a_batch_is_known_from_the_same_rounds():
-    knowledge = Knowledge()
-    for depth in (2, 8):
-        # Of many items the slowest is thought to be slower than of few.
-        believed = [knowledge.spread_of(batch, depth).shares for batch in (64, 3)]
-        assert 0 < believed[0][0] < believed[1][0] < 1 < believed[1][-1] < believed[0][-1]
-        assert statistics.mean(believed[1]) == pytest.approx(1)
-    for _ in range(200):
-        knowledge.note(0, [(8, 8), (8, 8), (2, 3)])
-    assert knowledge.spread_of(3, 8).shares == pytest.approx([1 / 3, 4 / 3, 4 / 3], abs=0.05)
-    assert knowledge.spread_of(3, 2).shares == pytest.approx([1, 1, 1], abs=0.05)
-    # Of longer drafts than were made, what these say is believed.
-    assert knowledge.spread_of(3, 16) is knowledge.spread_of(3, 8)
-    # Drafts of two tokens that were all accepted say nothing of longer ones.
-    before = knowledge.spread_of(3, 8).shares
-    knowledge.note(0, [(2, 2), (2, 2), (2, 2)])
-    assert knowledge.spread_of(3, 8).shares == before
+def drafted(rates: list[float], drawn: random.Random) -> tuple[int, int]:
+    """What becomes of a draft whose tokens are accepted at these rates, see `AcceptanceRates.note`."""
+    accepted = next((place for place, rate in enumerate(rates) if drawn.random() >= rate), len(rates))
+    return accepted, min(accepted + 1, len(rates))
+
+
+@pytest.mark.parametrize("depth", [2, 8])
+def test_drafts_of_one_depth_tell_how_unevenly_those_of_any_other_serve_a_batch(depth):
+    drawn, spread, known = random.Random(0), Spread(4), AcceptanceRates()
+    rates, exponents = [0.8] + [0.65] * 7, [2.0, 1.2, 0.8, 0.5]
+    for _ in range(2000):
+        outcomes = [drafted([rate**exponent for rate in rates[:depth]], drawn) for exponent in exponents]
+        spread.note(range(4), outcomes)
+        known.note(outcomes)
+    slowest = []
+    for longest in (2, 4, 8):
+        items = [[rate**exponent for rate in rates[:longest]] for exponent in exponents]
+        accepted = [sum(math.prod(item[:place]) for place in range(1, longest + 1)) for item in items]
+        expected = [4 * each / sum(accepted) for each in accepted]
+        found = spread.shares(known.rates(longest))[longest - 1]
+        assert sum(found) == pytest.approx(4)
+        assert found == pytest.approx(expected, abs=0.08)
+        slowest.append(found[0])
+    # It gains the least by longer drafts.
+    assert slowest == sorted(slowest, reverse=True)
+
+
+def test_items_are_thought_to_be_less_uneven_than_a_few_rounds_made_them():
+    spread = Spread(4)
+    before = spread.exponents
+    assert before == sorted(before, reverse=True)
+    assert math.prod(before) == pytest.approx(1)
+    # Of many items the slowest is thought to be slower than of few.
+    assert Spread(64).exponents[0] > before[0] > 1 > before[-1] > Spread(64).exponents[-1]
+    for _ in range(3):
+        spread.note(range(4), [(0, 1), (2, 3), (2, 3), (4, 4)])
+    # By itself the slowest item would get nothing.
+    assert 0.4 < spread.shares([0.6] * 4)[3][0] < Spread(4).shares([0.6] * 4)[3][0]
+
+
+def test_the_next_batch_is_thought_to_be_as_uneven_the_more_was_drafted():
+    few, many = Spread(4), Spread(4)
+    outcomes = [(0, 1), (2, 3), (2, 3), (4, 4)]
+    for spread, num_rounds in ((few, 3), (many, 400)):
+        for _ in range(num_rounds):
+            spread.note(range(4), outcomes)
+        spread.begin()
+    assert many.exponents[0] > 1.2 * few.exponents[0] > 1.2 * Spread(4).exponents[0]
+    # Of fewer items, as uneven.
+    many.note(range(3), [(1, 2)] * 3)
+    assert len(many.exponents) == 3
+    assert many.exponents[0] > 1.5 > 1 > many.exponents[-1]
+
+
+@pytest.mark.parametrize("outcome", [(0, 1), (4, 4)])
+def test_items_of_which_each_gets_all_or_nothing_are_alike(outcome):
+    spread = Spread(3)
+    spread.note(range(3), [outcome] * 3)
+    rate = outcome[0] / outcome[1]
+    shares = spread.shares([rate] * 4)
+    assert len(shares) == 4
+    assert all(of_depth == pytest.approx([1.0] * 3, abs=0.01) for of_depth in shares)
 
 
 def test_the_last_items_of_a_batch_say_nothing_of_the_next():
     knowledge = Knowledge()
-    knowledge.spread_of(8, 4)
     for _ in range(60):
-        knowledge.note(0, [(4, 4)] * 7 + [(0, 1)])
-    before = knowledge.earlier.rates(4), knowledge.spread_of(8, 4).shares
+        knowledge.note(0, RoundOutcome([(4, 4)] * 7 + [(0, 1)]))
+    before = knowledge.earlier.rates(4), knowledge.spread_of(8).found
     for _ in range(200):
-        knowledge.note(0, [(0, 1)], items=[7])
+        knowledge.note(0, RoundOutcome([(0, 1)], items=[7]))
     assert knowledge.earlier.rates(4) == before[0]
     # Of this item it is known better now how little it gets.
-    assert knowledge.spread_of(8, 4).shares[1:] == pytest.approx(before[1][1:], abs=0.02)
-    assert knowledge.spread_of(8, 4).shares[0] < before[1][0]
+    assert knowledge.spread_of(8).found == {**before[1], 7: (0, 260)}
     assert knowledge.chain.rates(4)[0] < 0.1
 
 
@@ -227,13 +262,14 @@ def test_how_much_of_a_round_is_the_same_for_fewer_items_follows_from_what_a_tok
         costs.note(NOTHING, 1.0)
         costs.note(Plan(8), seconds)
     for _ in range(100):
-        knowledge.note(0, [(8, 8)] * 15 + [(0, 1)])
+        knowledge.note(0, RoundOutcome([(8, 8)] * 15 + [(0, 1)]))
     worth.work_out(costs, 16)
     assert worth.fixed_share(Plan(8)) == pytest.approx(fixed, rel=1e-6)
     assert worth.tokens[NOTHING] == 1
     # The item that gets nothing takes as many rounds as tokens, whoever else is over.
-    items = [1 / (1 + share * (knowledge.expected_tokens(8)[8] - 1)) for share in knowledge.spread_of(16, 8).shares]
-    assert worth.tokens[Plan(8)] == pytest.approx(1 / (fixed * items[0] + (1 - fixed) * sum(items) / 16), rel=1e-6)
+    shares = knowledge.spread_of(16).shares(knowledge.chain.rates(8))[7]
+    items = [1 / (1 + share * (knowledge.expected_tokens(8)[8] - 1)) for share in shares]
+    assert worth.tokens[Plan(8)] == pytest.approx(1 / (fixed * max(items) + (1 - fixed) * sum(items) / 16), rel=1e-6)
 
 
 def test_how_much_of_a_round_is_the_same_for_fewer_items_is_known_once_such_were_measured():
@@ -261,7 +297,7 @@ def test_how_much_of_a_round_is_the_same_for_fewer_items_is_known_once_such_were
     assert worth.fixed_share(Plan(8)) == guessed
 
 
-def test_of_many_items_the_extreme_ones_are_less_so_than_luck_made_them():
+def test_of_many_items_the_extreme_ones_are_less_so_than_luck_made_them(monkeypatch):
     assert smoothed([0.1, 0.2, 0.9]) == [0.1, 0.2, 0.9]
     values = [float(place**2) for place in range(MANY)]
     expected = [sum(values[max(place - 1, 0) :][:3]) / 3 for place in range(MANY - 1)] + [sum(values[-3:]) / 3]
@@ -269,11 +305,10 @@ def test_of_many_items_the_extreme_ones_are_less_so_than_luck_made_them():
     # Items that are all alike: the slowest of 16 seems to be so by less than without, after as many rounds as a text has.
     drawn, spread = random.Random(0), Spread(16)
     for _ in range(30):
-        spread.note({item: sum(drawn.random() < 0.5 for _ in range(2)) for item in range(16)})
-    rates = [accepted / num_rounds for accepted, num_rounds in spread.found.values()]
-    believed, weight = spread.before[0], Spread.PRIOR_WEIGHT
-    by_itself = (30 * min(rates) / statistics.mean(rates) + weight * believed) / (30 + weight)
-    assert by_itself < spread.shares[0] < 1
+        spread.note(range(16), [drafted([0.5, 0.5], drawn) for _ in range(16)])
+    believed = spread.exponents
+    monkeypatch.setattr("hf_pardraft.generation.scheduling.spread.smoothed", list)
+    assert spread.exponents[0] > believed[0] > 1
 
 
 @pytest.mark.parametrize(("plain", "is_left"), [(0.7, True), (1.5, False)])
@@ -315,10 +350,10 @@ def test_a_tree_is_compared_with_the_chain_of_the_same_rounds():
     knowledge = Knowledge()
     for _ in range(30):
         # Hard stretches are drafted with chains, easy ones with trees: in all rounds chains would commit two tokens.
-        knowledge.note(0, [(0, 1)])
-        knowledge.note(16, [(3, 4)], of_chains=[(2, 3)])
+        knowledge.note(0, RoundOutcome([(0, 1)]))
+        knowledge.note(16, RoundOutcome([(3, 4)], of_chains=[(2, 3)]))
         # Of a tree that is read in part nobody knows what all of it would have brought.
-        knowledge.note(16, [(0, 1)], of_chains=[(1, 2)], is_whole=False)
+        knowledge.note(16, RoundOutcome([(0, 1)], of_chains=[(1, 2)], is_whole=False))
     assert knowledge.tree_gains(4, [16])[16] == pytest.approx(4 / 3, abs=0.05)
     assert knowledge.expected_tokens(4)[4] == pytest.approx(2, abs=0.2)
 
@@ -329,7 +364,7 @@ def test_trees_are_believed_to_gain_little_where_chains_are_nearly_always_right_
     knowledge = Knowledge()
     for number in range(300):
         count = accepted[number % len(accepted)]
-        knowledge.note(0, [(count, min(count + 1, 8))])
+        knowledge.note(0, RoundOutcome([(count, min(count + 1, 8))]))
     assert knowledge.tree_gains(8, [16, 32]) == pytest.approx({16: gain, 32: gain}, abs=0.03)
 
 
@@ -337,17 +372,17 @@ def test_what_trees_gain_in_texts_that_repeat_themselves_is_soon_forgotten_in_ot
     """There trees hold what the text suggests, and a drafter's chains none of it."""
     knowledge = Knowledge()
     for _ in range(300):
-        knowledge.note(16, [(4, 5)], of_chains=[(0, 1)])
+        knowledge.note(16, RoundOutcome([(4, 5)], of_chains=[(0, 1)]))
     assert knowledge.tree_gains(4, [16])[16] > 4.5
     for _ in range(3):
         knowledge.begin_text()
         for _ in range(40):
-            knowledge.note(16, [(1, 2)], of_chains=[(1, 2)])
+            knowledge.note(16, RoundOutcome([(1, 2)], of_chains=[(1, 2)]))
         assert knowledge.tree_gains(4, [16])[16] < 1.2
     # And the other way round.
     knowledge.begin_text()
     for _ in range(40):
-        knowledge.note(16, [(4, 5)], of_chains=[(1, 2)])
+        knowledge.note(16, RoundOutcome([(4, 5)], of_chains=[(1, 2)]))
     assert knowledge.tree_gains(4, [16])[16] > 2.2
 
 
@@ -373,11 +408,11 @@ def test_long_compiled_rounds_lose_little_once_texts_no_longer_repeat_themselves
 def test_a_call_begins_with_what_earlier_texts_taught_and_follows_its_own():
     knowledge = Knowledge()
     for _ in range(100):
-        knowledge.note(0, [(4, 4)])
+        knowledge.note(0, RoundOutcome([(4, 4)]))
     knowledge.begin_text()
     assert knowledge.chain.rates(1)[0] > 0.9
     for _ in range(10):
-        knowledge.note(0, [(0, 1)])
+        knowledge.note(0, RoundOutcome([(0, 1)]))
     assert knowledge.chain.rates(1)[0] < 0.5
     knowledge.begin_text()
     assert knowledge.chain.rates(1)[0] > 0.8
@@ -398,6 +433,140 @@ def test_a_run_of_rounds_that_contradicts_what_was_believed_is_believed():
     for _ in range(12):
         acceptance.note([(0, 1)])
     assert acceptance.rates(1)[0] < 0.5
+
+
+def test_rounds_that_are_told_at_once_teach_what_they_teach_one_by_one():
+    single, several, outcomes = Knowledge(), Knowledge(), [(2, 3), (0, 1), (4, 4), (1, 2)]
+    for number in range(40):
+        # Each item's turn for each outcome comes.
+        rounds = [RoundOutcome([outcomes[(number + place + item) % 4] for item in range(3)]) for place in range(4)]
+        for each in rounds:
+            single.note(0, each)
+        several.note(0, *rounds)
+    for ours, theirs in ((single.chain, several.chain), (single.earlier, several.earlier)):
+        # A part is forgotten after each eighth round, of which four more are known by then.
+        assert ours.rates(4) == pytest.approx(theirs.rates(4), rel=0.01)
+        assert ours.num_judged == pytest.approx(theirs.num_judged, rel=0.02)
+    assert single.spread_of(3).found == several.spread_of(3).found
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_run_of_rounds_is_news_however_many_are_told_at_once(at_once):
+    acceptance = AcceptanceRates(AcceptanceRates())
+    for _ in range(40):
+        acceptance.note([(4, 4)] * at_once, at_once)
+    told = [acceptance.note([(0, 1)] * at_once, at_once) for _ in range(16 // at_once)]
+    assert sum(told) == 1
+    assert told.index(True) * at_once < 8
+
+
+def test_rounds_with_trees_and_without_them_may_be_told_together():
+    knowledge = Knowledge()
+    tree = RoundOutcome([(3, 4)], of_chains=[(1, 2)])
+    part = RoundOutcome([(0, 1)], of_chains=[(1, 2)], is_whole=False)
+    knowledge.note(16, tree, part, RoundOutcome([(2, 3)]))
+    gain = knowledge.gain_of(16)
+    # Of trees that were read whole; and the chains of all.
+    assert (gain.of_tree, gain.of_chain) == (4, 2)
+    assert knowledge.earlier.num_judged == 3
+    assert knowledge.earlier.rates(1)[0] == pytest.approx((3 + 2 * AcceptanceRates.PRIOR) / 5)
+
+
+class ChangingTexts(World):
+    """Texts whose first tokens are drafted with one rate, and all later ones with another."""
+
+    def rate(self, plan, position):
+        return self.rates[0] if self.written < 24 else self.rates[1]
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_a_batch_whose_texts_begin_badly_is_drafted_all_the_same(seed):
+    world = ChangingTexts([0.45, 0.8] + [0.0] * 5, draft=0.5, plain=0.8, seed=seed)
+    calls = [world.call(batch=4) for _ in range(12)]
+    speeds = [speed for speed, _ in calls[1:]]
+    assert statistics.median(speeds) > 1.05 / world.plain
+    # By drafts all the time.
+    assert sum(sum(plan.depth > 0 for plan in plans) > 0.8 * max(len(plans), 1) for _, plans in calls[1:]) >= 9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_batch_whose_texts_begin_well_is_left_to_plain_generate_if_whole_calls_are_slower(seed):
+    world = ChangingTexts([0.8, 0.3] + [0.0] * 5, draft=0.5, plain=0.8, seed=seed)
+    speeds = [world.call(batch=4)[0] for _ in range(12)]
+    assert statistics.median(speeds[2:]) >= 0.97 / world.plain
+
+
+def test_whole_calls_tell_whether_a_batch_is_drafted():
+    costs = Costs()
+    for plan, seconds in ((NOTHING, 1.0), (Plan(4), 1.6)):
+        costs.note(plan, seconds)
+    assert costs.drafted_calls_are_slower is None
+    for drafted, is_slower in ((1 / Costs.LIKELY_LEAD_OF_BATCH + 0.01, True), (0.6, False)):
+        costs.drafted_calls = Mean()
+        costs.note_call(100 * drafted, 100, is_plain=False)
+        # Plain `generate` is thought to be faster than rounds without a draft, as long as nobody has seen it.
+        assert costs.drafted_calls_are_slower is is_slower
+    costs.note_call(50.0, 100, is_plain=True)
+    assert costs.drafted_calls_are_slower
+
+
+def test_only_calls_that_mostly_draft_tell_what_whole_calls_take():
+    for num_undrafted, tells in ((2, True), (20, False)):
+        knowledge, now = Knowledge(), [0.0]
+        schedule = Schedule(knowledge, PLANS, Plan(8), lambda now=now: now[0])
+        for number in range(30):
+            schedule.next_plan(4, 8, 64)
+            schedule.plan = NOTHING if number < num_undrafted else Plan(8)
+            now[0] += 1.0
+            schedule.note([(1, 2)] * 4)
+            schedule.end_round(is_ordinary=True)
+        # The items that are left in the end are not what the call began with.
+        schedule.next_plan(2, 8, 64)
+        schedule.end_call(60)
+        assert knowledge.costs_for(2).drafted_calls.count == 0
+        assert knowledge.costs_for(4).drafted_calls.count == (60 if tells else 0)
+        if tells:
+            assert knowledge.costs_for(4).drafted_calls.value == pytest.approx(30 / 60)
+
+
+def test_one_call_in_a_slow_hour_does_not_tell_that_plain_generate_is_slower_with_a_batch():
+    costs = Costs()
+    for _ in range(Costs.ENOUGH):
+        costs.note(NOTHING, 1.0)
+    costs.note_plain(1.5, 128)
+    assert not costs.plain_is_slower(is_of_batch=True)
+    assert costs.lead_of_plain(is_of_batch=True) == 1.0
+    costs.note_plain(1.5, 128)
+    assert costs.plain_is_slower(is_of_batch=True)
+
+
+def test_a_batch_is_left_to_plain_generate_in_the_middle_of_a_text_if_that_is_clearly_better():
+    costs, plan = Costs(), Plan(4)
+    for _ in range(2 * Costs.ENOUGH):
+        costs.note(NOTHING, 1.0)
+        costs.note(plan, 2.1)
+    costs.note_plain(1.0, 100)
+    for outcomes, is_left in (([(2, 3), (0, 1)], False), ([(1, 2), (0, 1)], True), ([(0, 1)] * 2, True)):
+        knowledge = Knowledge()
+        for number in range(60):
+            # All items fare alike.
+            knowledge.note(0, RoundOutcome([outcomes[(number + item) % 2] for item in range(4)]))
+        worth = PlanWorth(knowledge, [NOTHING, plan], reads_again=False)
+        worth.work_out(costs, batch=4)
+        assert worth.rate(plan) < worth.rate(NOTHING)
+        assert worth.is_surely_plain(costs) is is_left
+
+
+def test_plain_generate_is_thought_to_be_faster_until_it_was_timed():
+    costs = Costs()
+    assert costs.lead_of_plain(is_of_batch=False) == 1.0
+    assert costs.lead_of_plain(is_of_batch=True) == Costs.LIKELY_LEAD_OF_BATCH
+    for _ in range(Costs.ENOUGH):
+        costs.note(NOTHING, 1.0)
+    assert costs.lead_of_plain(is_of_batch=False) == Costs.LIKELY_LEAD
+    costs.note_plain(0.9, 100)
+    for is_of_batch in (True, False):
+        assert costs.lead_of_plain(is_of_batch) == pytest.approx(1 / 0.9)
 
 
 def test_costs_are_compared_with_those_of_the_same_hour():
@@ -713,8 +882,8 @@ def test_calls_in_several_threads_may_teach_the_same_knowledge():
             depth = generator.choice((2, 5, 9))
             counts = [generator.randint(0, depth) for _ in range(batch)]
             outcomes = [(count, min(count + 1, depth)) for count in counts]
-            knowledge.note(0, outcomes)
-            knowledge.note(16, outcomes, of_chains=[(0, 1)] * batch)
+            knowledge.note(0, RoundOutcome(outcomes))
+            knowledge.note(16, RoundOutcome(outcomes, of_chains=[(0, 1)] * batch))
             knowledge.tree_gains(9, [16, 32])
             knowledge.expected_tokens(9)
             knowledge.costs_for(batch).note(Plan(depth), 1e-3 * depth)

@@ -119,8 +119,10 @@ class DecodingCall(ABC):
         if self.items:
             return self._leave_rest()
         text = self.finished.text(self.stop.common_length())
+        num_steps = text.shape[1] - self.prompt_length
+        self.schedule.end_call(num_steps)
         # Before whoever waits for the end of the stream seeds the generator for something else.
-        self.choice.finish(text.shape[1] - self.prompt_length)
+        self.choice.finish(num_steps)
         if self.streamer is not None:
             self.streamer.end()
         return self._result(text)

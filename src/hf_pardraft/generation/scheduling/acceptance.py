@@ -51,25 +51,32 @@ class AcceptanceRates:
         self.believed: dict[int, tuple[float, float]] = {}
         self.num_notes = 0
         self.too_many = self.too_few = 0.0
+        # How often something has changed; and the rates that were worked out last, of these and the earlier texts' changes.
+        self.num_changes = 0
+        self.known_rates: tuple[tuple[int, int], list[float]] = (0, 0), []
 
-    def note(self, outcomes: Sequence[tuple[int, int]]) -> bool:
-        """Learn from a round; returns whether it says that the text has become another.
+    def note(self, outcomes: Sequence[tuple[int, int]], num_rounds: int = 1) -> bool:
+        """Learn from a round, or from several that are alike; returns whether they say that the text has become another.
 
         Args:
             outcomes: for each batch item the number of accepted tokens, and of positions of which that says something: one more,
-                unless all were accepted or the text ended there.
+                unless all were accepted or the text ended there. Of several rounds, one after the other.
+            num_rounds: how many they are, of as many items each.
         """
-        is_another = self.earlier is not None and self._is_another_text(outcomes)
+        is_another = self.earlier is not None and self._is_another_text(outcomes, num_rounds)
         if is_another:
             self.weaken(self.AFTER_CHANGE / max(self.weight, self.AFTER_CHANGE))
             self.earlier = AcceptanceRates()
-        self.num_notes += 1
-        if self.num_notes % self.RENEWED == 0:
-            self.weaken((1 - 1 / self.MEMORY) ** self.RENEWED)
+        self.num_changes += 1
+        times_renewed = self.num_notes // self.RENEWED
+        self.num_notes += num_rounds
+        times_renewed = self.num_notes // self.RENEWED - times_renewed
+        if times_renewed:
+            self.weaken((1 - 1 / self.MEMORY) ** (self.RENEWED * times_renewed))
             self.believed = {}
         self.uncounted.extend(outcomes)
         self.weight += len(outcomes)
-        self.num_items = max(self.num_items, len(outcomes))
+        self.num_items = max(self.num_items, len(outcomes) // num_rounds)
         return is_another
 
     def _count(self) -> None:
@@ -86,11 +93,20 @@ class AcceptanceRates:
     def weaken(self, keep: float) -> None:
         """Believe what was found with this share of its weight."""
         self._count()
+        self.num_changes += 1
         self.counts = [(keep * accepted, keep * tried) for accepted, tried in self.counts]
         self.weight *= keep
 
     def rates(self, depth: int) -> list[float]:
         """For each of the first `depth` positions, how probably a token is accepted if all before it were."""
+        changes = self.num_changes, self.earlier.num_changes if self.earlier else 0
+        known, rates = self.known_rates
+        if known != changes or len(rates) < depth:
+            rates = self._rates(depth)
+            self.known_rates = changes, rates
+        return rates[:depth]
+
+    def _rates(self, depth: int) -> list[float]:
         rates, rate = [], self.PRIOR
         for position in range(depth):
             weight = self.PRIOR_WEIGHT
@@ -115,24 +131,30 @@ class AcceptanceRates:
         """Drafts that these rates are judged by."""
         return self.weight + (self.earlier.num_judged if self.earlier else 0.0)
 
-    def _is_another_text(self, outcomes: Sequence[tuple[int, int]]) -> bool:
+    def _is_another_text(self, outcomes: Sequence[tuple[int, int]], num_rounds: int) -> bool:
         """Whether the last rounds were better, or worse, than what is believed can explain."""
         if self.weight < self.KNOWN:
             return False
         depth = max(num_tried for _, num_tried in outcomes)
-        believed = self.believed
-        if depth not in believed:
-            believed[depth] = self._belief(depth)
-        mean, deviation = believed[depth]
-        found = (sum(num_accepted for num_accepted, _ in outcomes) / len(outcomes) - mean) * math.sqrt(len(outcomes))
-        found /= deviation
-        self.too_many = max(0.0, self.too_many + found - self.TOLERATED)
-        self.too_few = max(0.0, self.too_few - found - self.TOLERATED)
+        mean, deviation = self._belief_of(depth)
+        # Standard deviations of a round's mean, as many times as there are rounds.
+        found = num_rounds * (sum(num_accepted for num_accepted, _ in outcomes) / len(outcomes) - mean)
+        found *= math.sqrt(len(outcomes) / num_rounds) / deviation
+        tolerated = num_rounds * self.TOLERATED
+        self.too_many = max(0.0, self.too_many + found - tolerated)
+        self.too_few = max(0.0, self.too_few - found - tolerated)
         if max(self.too_many, self.too_few) < self.ALARM:
             return False
         self.too_many = self.too_few = 0.0
         self.believed = {}
         return True
+
+    def _belief_of(self, depth: int) -> tuple[float, float]:
+        """[`_belief`], as it was worked out last."""
+        believed = self.believed
+        if depth not in believed:
+            believed[depth] = self._belief(depth)
+        return believed[depth]
 
     def _belief(self, depth: int) -> tuple[float, float]:
         """Mean and standard deviation of the tokens that a draft of this depth is believed to have accepted."""

@@ -46,6 +46,8 @@ class Calibration:
     EDGES = (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0)
     # Rounds after which about a third of their weight is left.
     MEMORY = 500
+    # Rounds after which what was counted is weakened.
+    RENEWED = 8
     # Tokens whose weight a claim has itself, or the length of a match.
     PRIOR_WEIGHT = 2.0
     # Tokens of a match; longer ones count like one of this length.
@@ -57,6 +59,7 @@ class Calibration:
         self.accepted = [[0.0] * (len(self.EDGES) + 1) for _ in range(2)]
         self.tried = [[0.0] * (len(self.EDGES) + 1) for _ in range(2)]
         self.accepted_matches, self.tried_matches = ([0.0] * (self.LONGEST + 1) for _ in range(2))
+        self.num_notes = 0
 
     def note(self, drafts: Sequence[tuple[ClaimedTree, Sequence[int], bool]]) -> None:
         """Learn from a round.
@@ -65,9 +68,11 @@ class Calibration:
             drafts: for each item its draft, the slots of its accepted path (the anchor's first), and whether the target refused
                 all that comes after that path, which else is not known.
         """
-        keep = 1 - 1 / self.MEMORY
-        for counts in (*self.accepted, *self.tried, self.accepted_matches, self.tried_matches):
-            counts[:] = [keep * count for count in counts]
+        self.num_notes += 1
+        if self.num_notes % self.RENEWED == 0:
+            keep = (1 - 1 / self.MEMORY) ** self.RENEWED
+            for counts in (*self.accepted, *self.tried, self.accepted_matches, self.tried_matches):
+                counts[:] = [keep * count for count in counts]
         for draft, path, is_whole in drafts:
             judged, accepted = set(path if is_whole else path[:-1]), set(path)
             for slot, parent, claim, match in self._nodes(draft):

@@ -76,10 +76,14 @@ class Costs:
     SETTLED = 24
     # Rounds without a draft from which is known what they cost in the mean of a text.
     ENOUGH = 32
+    # Steps of plain `generate` that are more than those of one call, mostly.
+    MANY = 256
     # Plain `generate` is believed to be at most so many times as fast as rounds without a draft: forwards are the same.
     MOST_LEAD = 1.25
-    # And thought to be so many times as fast before that was measured.
+    # And thought to be so many times as fast before that was measured, so that it is: of one text, and of a batch, of which more
+    # happens on the host.
     LIKELY_LEAD = 1.1
+    LIKELY_LEAD_OF_BATCH = 1.2
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
     OUTLIER = 8.0
     # However short a text is, at least one in so many of a round's seconds is left.
@@ -110,6 +114,8 @@ class Costs:
         self.growth, self.length, self.first_length = Growth(), 0, 0
         # Seconds of rounds without a draft, and of plain `generate`'s steps, for a text of the first length.
         self.undrafted, self.plain = Mean(), Mean()
+        # Seconds of whole calls, their prompts included, for each of plain `generate`'s steps: with drafts, and left to it.
+        self.drafted_calls, self.plain_calls = Mean(), Mean()
         # What the target's forwards take.
         self.reading = ReadingCosts()
         # Rounds by which each plan was compared with others.
@@ -231,24 +237,44 @@ class Costs:
         middle = self.length + num_steps // 2
         self.plain.note(self._longer(seconds, -self._added(middle)), num_steps)
 
-    @property
-    def plain_is_slower(self) -> bool:
-        """Whether plain `generate`'s steps are known to take longer than rounds without a draft; of few of these nobody knows."""
-        return self.plain.count > 0 and (
-            self.undrafted.count < self.ENOUGH or self.undrafted.value + self.upkeep < self.plain.value
-        )
+    def note_call(self, seconds: float, num_steps: int, is_plain: bool) -> None:
+        """Learn what a whole call has taken, left to plain `generate` or not, which makes so many steps in it."""
+        (self.plain_calls if is_plain else self.drafted_calls).note(seconds / num_steps, num_steps)
 
     @property
-    def lead_of_plain(self) -> float:
-        """How many times as fast plain `generate`'s steps are as rounds without a draft; 1 where nobody knows.
+    def drafted_calls_are_slower(self) -> bool | None:
+        """Whether whole calls with drafts have taken longer than those that plain `generate` made; `None` if there were none.
 
-        Where there are many such rounds and few of its steps, it is thought to be faster, so that it is found out.
+        Before one was left to it, it is thought to be a good deal faster than rounds without a draft, so that one is.
+        """
+        undrafted = self.of(NOTHING)
+        if not self.drafted_calls.count or undrafted is None:
+            return None
+        plain = self.plain_calls.value if self.plain_calls.count else undrafted / self.LIKELY_LEAD_OF_BATCH
+        return self.drafted_calls.value > plain
+
+    def plain_is_slower(self, is_of_batch: bool) -> bool:
+        """Whether plain `generate`'s steps are known to take longer than rounds without a draft; of few of these nobody knows.
+
+        As long as they do, no call is left to it, and none tells otherwise. A batch may lose much by that: of one, a single call
+        in an hour that was slow says nothing.
         """
         if self.undrafted.count < self.ENOUGH:
-            return 1.0
+            return self.plain.count > 0
+        least, factor = (self.MANY, self.LIKELY_LEAD) if is_of_batch else (1, 1.0)
+        return self.plain.count >= least and factor * (self.undrafted.value + self.upkeep) < self.plain.value
+
+    def lead_of_plain(self, is_of_batch: bool) -> float:
+        """How many times as fast plain `generate`'s steps are as rounds without a draft; 1 where nobody knows.
+
+        Where there are few of its steps, it is thought to be faster, so that it is found out: of one text once its own rounds
+        without a draft are known. Whether a batch's are slower is another question, see [`plain_is_slower`].
+        """
+        is_known = self.undrafted.count >= self.ENOUGH
         if self.plain.count < self.ENOUGH:
-            return self.LIKELY_LEAD
-        return min((self.undrafted.value + self.upkeep) / self.plain.value, self.MOST_LEAD)
+            return self.LIKELY_LEAD_OF_BATCH if is_of_batch else self.LIKELY_LEAD if is_known else 1.0
+        lead = (self.undrafted.value + self.upkeep) / self.plain.value if is_known else 1.0
+        return min(max(lead, 1.0) if is_of_batch else lead, self.MOST_LEAD)
 
     def note_upkeep(self, seconds: float, num_rounds: int) -> None:
         """Learn from a round without a draft in which the drafter read what so many such rounds have written."""

@@ -48,6 +48,9 @@ class FixedSchedule:
     def note_plain(self, num_rounds: int) -> None:
         """Nothing is learned."""
 
+    def end_call(self, num_steps: int) -> None:
+        """Nothing is learned."""
+
     def next_plan(self, batch: int, room: int, length: int) -> Plan:
         """The plan, as far as there is room for it."""
         return self.plan.within(room)

@@ -1,11 +1,34 @@
 """What calls with one drafter and target have taught about their rounds. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 from .acceptance import AcceptanceRates, TextGain, TreeGain
 from .confidence import Calibration
 from .costs import Costs
 from .spread import Spread
+
+
+class RoundOutcome(NamedTuple):
+    """What was accepted of a round's drafts.
+
+    Attributes:
+        of_drafts: see [`AcceptanceRates.note`].
+        of_chains: of trees, what would have become of the chains of likeliest tokens; `None` if nobody asked.
+        is_whole: whether the target read all of the drafts. A part of a tree may accept less than the chain would have, which
+            says nothing of trees.
+        items: of the call, that the outcomes are about; `None` for the first ones.
+    """
+
+    of_drafts: Sequence[tuple[int, int]]
+    of_chains: Sequence[tuple[int, int]] | None = None
+    is_whole: bool = True
+    items: Sequence[int] | None = None
+
+    def kind(self) -> tuple[bool, int]:
+        """Whether it has outcomes of chains; and of how many items."""
+        return self.of_chains is not None, len(self.of_drafts)
 
 
 class Knowledge:
@@ -16,7 +39,7 @@ class Knowledge:
         earlier_gains, gains: what trees had over chains in all texts, and have in this one, by their budget.
         text_gain: what rounds without a draft gain by what the text itself suggests.
         num_left: calls that plain `generate` was left with, or their rest.
-        spreads: how unevenly drafts serve the items of a batch, by batch size (powers of two) and depth.
+        spreads: how unevenly drafts serve the items of a batch, by batch size (powers of two).
         costs: what rounds cost, by batch size.
         calibration: what a drafter's own probabilities are worth.
         purse: what may be lost by trying plans that don't seem the best, in rounds of the best one. Each round puts a little in.
@@ -42,7 +65,7 @@ class Knowledge:
         self.earlier = AcceptanceRates()
         self.earlier_gains: dict[int, TreeGain] = {}
         self.text_gain, self.num_left = TextGain(), 0
-        self.spreads: dict[tuple[int, int], Spread] = {}
+        self.spreads: dict[int, Spread] = {}
         self.costs: dict[int, Costs] = {}
         self.begin_text()
         self.calibration = Calibration()
@@ -78,12 +101,9 @@ class Knowledge:
         # Calls in other threads may begin a text meanwhile.
         return self.gains.setdefault(budget, TreeGain(self.earlier_gains.setdefault(budget, TreeGain())))
 
-    def spread_of(self, batch: int, depth: int) -> Spread:
-        """How unevenly drafts of so many tokens serve a batch; of such as were never made, like the nearest shorter ones."""
-        size = size_class(batch)
-        spread = self.spreads.setdefault((size, depth), Spread(size))
-        shorter = [key for key, other in self.spreads.items() if key[0] == size and key[1] < depth and other.is_known]
-        return self.spreads[max(shorter)] if shorter and not spread.is_known else spread
+    def spread_of(self, batch: int) -> Spread:
+        """How unevenly drafts serve a batch of so many items."""
+        return self.spreads.setdefault(size := size_class(batch), Spread(size))
 
     def costs_for(self, batch: int) -> Costs:
         """The costs at a batch size; where they are new, those of the nearest one are believed at first."""
@@ -94,49 +114,35 @@ class Knowledge:
             self.costs[size] = Costs(self.costs.get(near), min(size / near, 1.0)) if near else Costs()
         return self.costs[size]
 
-    def note(
-        self,
-        budget: int,
-        outcomes: Sequence[tuple[int, int]],
-        of_chains: Sequence[tuple[int, int]] | None = None,
-        is_whole: bool = True,
-        items: Sequence[int] | None = None,
-    ) -> None:
-        """Learn what was accepted in a round.
+    def note(self, budget: int, *rounds: RoundOutcome) -> None:
+        """Learn what was accepted in some rounds, one after the other.
 
         Args:
-            budget: of the tree; 0 for a chain.
-            outcomes: see [`AcceptanceRates.note`].
-            of_chains: of a tree, what would have become of the chain of likeliest tokens; `None` if nobody asked.
-            is_whole: whether the target read all of the draft. A part of a tree may accept less than the chain would have, which
-                says nothing of trees.
-            items: of the call, that the outcomes are about; by default the first ones.
+            budget: of their trees; 0 for chains.
+            *rounds: what became of their drafts.
         """
-        if of_chains is not None and is_whole:
-            committed = (sum(count + 1 for count, _ in each) for each in (outcomes, of_chains))
-            self.gain_of(budget).note(*committed)
-        outcomes = outcomes if of_chains is None else of_chains
-        self.most_items = max(self.most_items, len(outcomes))
-        if self.most_items > 1:
-            self._note_spread(outcomes, range(len(outcomes)) if items is None else items)
+        for (has_chains, num_items), alike in groupby(rounds, key=RoundOutcome.kind):
+            self._note(budget, [*alike], has_chains, num_items)
+
+    def _note(self, budget: int, rounds: Sequence[RoundOutcome], has_chains: bool, num_items: int) -> None:
+        """Learn from rounds of as many items each."""
+        outcomes = [outcome for each in rounds for outcome in (each.of_chains if has_chains else each.of_drafts)]
+        whole = [each for each in rounds if each.is_whole] if has_chains else []
+        if whole:
+            of_trees = sum(num_committed(each.of_drafts) for each in whole)
+            self.gain_of(budget).note(of_trees, sum(num_committed(each.of_chains) for each in whole))
+        self.most_items = max(self.most_items, num_items)
+        spread = self.spread_of(self.most_items) if self.most_items > 1 else None
+        # Of the items that are left in the end the mean is another.
+        if spread is not None and (spread.found or num_items == self.most_items):
+            spread.note([item for each in rounds for item in each.items or range(num_items)], outcomes)
         # The last items of a batch are the ones with which drafts fare worst. They say nothing of the next.
-        speaks_for_all = 2 * len(outcomes) >= self.most_items
+        speaks_for_all = 2 * num_items >= self.most_items
         if speaks_for_all:
-            self.earlier.note(outcomes)
-        if self.chain.note(outcomes) and speaks_for_all:
+            self.earlier.note(outcomes, len(rounds))
+        if self.chain.note(outcomes, len(rounds)) and speaks_for_all:
             # The next text may be like this one.
             self.earlier.weaken(self.AFTER_CHANGE)
-
-    def _note_spread(self, outcomes: Sequence[tuple[int, int]], items: Sequence[int]) -> None:
-        """Learn of all depths how many tokens each item would have accepted, as far as these drafts tell."""
-        size = size_class(self.most_items)
-        all_go_on = len(outcomes) >= self.most_items
-        for (of_size, depth), spread in [*self.spreads.items()]:
-            tells = of_size == size and all(count >= depth or tried > count for count, tried in outcomes)
-            # Of the items that are left in the end the mean is another.
-            if tells and (spread.found or all_go_on):
-                counts = (min(count, depth) for count, _ in outcomes)
-                spread.note(dict(zip(items, counts, strict=True)))
 
     def put_in(self, rounds: float) -> None:
         """Save for tries: so many rounds of the best plan have passed."""
@@ -147,6 +153,11 @@ class Knowledge:
         if is_long and self.is_of_compiled:
             self.share, self.most_saved = self.SHARE, self.MOST_SAVED_LONG
             self.purse = min(self.purse, self.most_saved)
+
+
+def num_committed(outcomes: Sequence[tuple[int, int]]) -> int:
+    """Tokens that a round with such drafts commits to its items, the bonus tokens counted."""
+    return sum(count + 1 for count, _ in outcomes)
 
 
 def size_class(batch: int) -> int:

@@ -6,7 +6,7 @@ Pure but for the clock, which is passed in.
 from collections.abc import Callable, Sequence
 
 from .costs import Costs
-from .knowledge import Knowledge
+from .knowledge import Knowledge, RoundOutcome
 from .plans import NOTHING, Plan
 from .reading import ReadingChoice
 from .rounds import LONG_ROUND, CompiledRounds, UncompiledRounds
@@ -43,6 +43,8 @@ class Schedule:
     HELD = 16
     # Rounds like those before from which is learned at once: four times one takes the interpreter far longer than once four.
     AT_ONCE = 4
+    # Share of a batch's rounds with drafts, at least, in calls that tell what these bring.
+    MOSTLY_DRAFTED = 0.75
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many.
     JUDGED = 3
     # Of so many calls that plain `generate` was left with, or their rest, one is looked at again, see [`looks_back`].
@@ -84,20 +86,25 @@ class Schedule:
         # Tokens that were accepted in this round of what the text alone suggested.
         self.num_alone = 0
         # Of rounds from which nothing was learned yet: what was accepted; and lengths and seconds.
-        self.outcomes: list[tuple] = []
+        self.outcomes: list[RoundOutcome] = []
         self.untold: list[tuple[int, float]] = []
-        self.started = clock()
+        self.started = self.begun = clock()
+        # Costs of the batch that a call begins with; and rounds that drafted.
+        self.of_call: Costs | None = None
+        self.num_drafted = 0
 
     def leaves_to_plain(self, batch: int, length: int) -> bool:
         """Whether plain `generate` is better for a call of so many items of this length, and nothing is to be tried in it."""
         self.costs, self.batch = self.knowledge.costs_for(batch), batch
         self.costs.length = self.rounds.length_that_matters(length)
         is_judged = self.rounds.is_known(self.costs) and self.knowledge.earlier.num_judged >= self.JUDGED
-        if not (self.rounds.may_be_left and is_judged and self._may_leave):
+        if not (self.rounds.may_be_left and is_judged and (self._may_leave or self.costs.drafted_calls.count)):
             return False
         self.worth.work_out(self.costs, self.batch)
         self.best = NOTHING
-        return self.worth.is_surely_plain(self.costs) and not self.tries.begins_a_call(self.costs)
+        are_slower = self.costs.drafted_calls_are_slower if batch > 1 and not self.costs.plain_is_slower(True) else None
+        is_plain = self.worth.is_surely_plain(self.costs) if are_slower is None else are_slower
+        return is_plain and not self.tries.begins_a_call(self.costs)
 
     def leaves_rest_to_plain(self) -> bool:
         """Whether plain `generate` is better for the rest of a call, too: to be asked before each round."""
@@ -108,11 +115,19 @@ class Schedule:
         """Whether it is known what a batch's rounds without a draft take, which may be far less than plain `generate`'s steps."""
         return self.batch == 1 or self.costs.undrafted.count >= Costs.ENOUGH
 
+    def end_call(self, num_steps: int) -> None:
+        """Learn that a call was not left, which plain `generate` would have made so many steps in."""
+        costs, self.of_call = self.of_call, None
+        if costs is not None and self.num_drafted >= self.MOSTLY_DRAFTED * self.num_rounds:
+            costs.note_call(self.clock() - self.begun, num_steps, is_plain=False)
+
     def note_plain(self, num_rounds: int) -> None:
         """Learn that plain `generate` has written so many tokens instead, in the time since the last round."""
         now = self.clock()
         if num_rounds:
             self.costs.note_plain((now - self.started) / num_rounds, num_rounds)
+        if num_rounds and not self.num_rounds:
+            self.costs.note_call(now - self.begun, num_rounds, is_plain=True)
         self.started = now
         self.knowledge.put_in(num_rounds)
         self.knowledge.num_left += 1
@@ -145,6 +160,8 @@ class Schedule:
         """
         self.num_rounds += 1
         self.length = self.rounds.length_that_matters(length)
+        if self.num_rounds == 1 and batch > 1:
+            self.of_call = self.knowledge.costs_for(batch)
         if not self.untold or batch != self.batch or room < self.plan.depth:
             self._choose(batch, room)
         self.reading.begin_round(self.num_rounds, self.is_a_try)
@@ -188,10 +205,10 @@ class Schedule:
         of_chains: Sequence[tuple[int, int]] | None = None,
         items: Sequence[int] | None = None,
     ) -> None:
-        """Learn what was accepted in this round; see [`Knowledge.note`]."""
+        """Learn what was accepted in this round; see [`RoundOutcome`]."""
         self.num_alone = outcomes[0][0] if outcomes and not self.plan.depth else 0
         if self.plan.depth and outcomes:
-            self.outcomes.append((outcomes, of_chains, self.reading.is_whole, items))
+            self.outcomes.append(RoundOutcome(outcomes, of_chains, self.reading.is_whole, items))
 
     def end_round(self, is_ordinary: bool, is_unique: bool = False, stands_for: int = 1) -> None:
         """Learn how long the round took.
@@ -204,6 +221,7 @@ class Schedule:
         now = self.clock()
         seconds, self.started = now - self.started, now
         num_alone, self.num_alone = self.num_alone, 0
+        self.num_drafted += self.plan.depth > 0
         self.in_a_row = self.in_a_row + 1 if self.plan == self.last else 1
         self.last = self.plan
         is_cold = self.in_a_row <= self.rounds.num_cold(seconds)
@@ -233,8 +251,8 @@ class Schedule:
     def learn(self) -> None:
         """Learn from the last rounds, all of one plan: to be called when there are no more."""
         outcomes, self.outcomes = self.outcomes, []
-        for of_round in outcomes:
-            self.knowledge.note(self.plan.budget, *of_round)
+        if outcomes:
+            self.knowledge.note(self.plan.budget, *outcomes)
         if self.untold:
             self.knowledge.put_in(len(self.untold))
             untold, self.untold = self.untold, []
@@ -250,7 +268,7 @@ class Schedule:
         charged = expected or best if is_unique else self.costs.charged(self.plan, seconds)
         self.knowledge.put_in(charged / best)
         if self.is_a_try:
-            accepted = [count for outcomes, *_ in self.outcomes for count, _ in outcomes]
+            accepted = [count for outcome in self.outcomes for count, _ in outcome.of_drafts]
             self.tries.pay(self.plan, self.best, (expected if is_ordinary else None) or charged, best, accepted)
 
     def _choice(self) -> Plan:
@@ -288,10 +306,23 @@ class Schedule:
         matters = self.rounds.may_be_left and (self.batch > 1 or not is_long)
         if self.handicap is None:
             self.handicap = self.LEAD_WHERE_DRAFTS_PAID if self.best.depth and self.is_informed else 1.0
-        is_judged = self.knowledge.chain.num_judged >= self.JUDGED
-        self.rests_with_plain = is_judged and matters and self.worth.is_surely_plain(self.costs, self.handicap)
+        may_rest = matters and self.knowledge.chain.num_judged >= self.JUDGED
+        self.rests_with_plain = may_rest and self.worth.is_surely_plain(self.costs, self.handicap)
+        if may_rest and self.batch > 1:
+            self.best = self._before_a_batch_is_left(plans)
         self.reading.know(self.worth.rate(self.best), self.plans[-1].num_nodes)
         self.tries.choose(self.costs, self.best, plans)
+
+    def _before_a_batch_is_left(self, plans: list[Plan]) -> Plan:
+        """What to follow in a batch that plain `generate` may soon be left with: drafts, which alone teach, until that is sure.
+
+        And then rounds without a draft until it is known what they take.
+        """
+        if self.rests_with_plain:
+            return self.best if self._may_leave else NOTHING
+        if self.best.depth or self.costs.plain_is_slower(True):
+            return self.best
+        return max((plan for plan in plans if plan.depth), key=self.worth.rate)
 
     def _preference(self, plan: Plan) -> float:
         """How good a plan is to follow."""

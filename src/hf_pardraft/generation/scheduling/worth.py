@@ -6,11 +6,14 @@ from .costs import Costs
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
 from .reading import ReadingCosts, best_count, values_of_reading
+from .spread import worth_to_a_batch
 
 # Seconds that a round with more than its own token takes besides the forward, roughly.
 ALONE = 1e-3
 # How much faster than plain `generate` rounds without a draft have to be for what the text suggests, to be stayed with.
 LEAST_TEXT_GAIN = 1.05
+# Share by which drafts of a batch may well be better than its first rounds say: until whole calls tell.
+DOUBT_OF_BATCH = 0.15
 # Share of a round's time that is the same for a batch of any size, before that is known.
 UNKNOWN_SHARE = 0.5
 # The same at least.
@@ -51,11 +54,14 @@ class PlanWorth:
     def _of_fewer_items(self, plan: Plan) -> tuple[int, float] | None:
         """Of the size at which rounds of a plan were measured most, among batches half as large and less: that, and seconds."""
         known = [
-            (costs.count(plan), size, costs.of(plan))
+            (count, size)
             for size, costs in [*self.knowledge.costs.items()]
-            if 2 * size <= self.batch and costs.count(plan) >= Costs.BELIEVED
+            if 2 * size <= self.batch and (count := costs.count(plan)) >= Costs.BELIEVED
         ]
-        return max(known)[1:] if known else None
+        if not known:
+            return None
+        _, size = max(known)
+        return size, self.knowledge.costs[size].of(plan)
 
     def expect(self, batch: int) -> None:
         """Go by what is known of drafts now, and leave the seconds as they were."""
@@ -71,8 +77,12 @@ class PlanWorth:
             gains = self.knowledge.tree_gains(depth, [plan.budget for plan in trees])
             tokens |= {plan: tokens[plan] * gains[plan.budget] for plan in trees}
         if batch > 1:
-            spreads = {plan: self.knowledge.spread_of(batch, plan.depth) for plan in tokens if plan.depth}
-            of_batch = {plan: each.worth(tokens[plan], self.fixed_share(plan)) for plan, each in spreads.items()}
+            shares = self.knowledge.spread_of(batch).shares(self.knowledge.chain.rates(depth))
+            of_batch = {
+                plan: worth_to_a_batch(tokens[plan], self.fixed_share(plan), shares[plan.depth - 1])
+                for plan in tokens
+                if plan.depth
+            }
             tokens |= of_batch
         self.tokens = tokens
 
@@ -105,18 +115,26 @@ class PlanWorth:
         """Whether no draft pays, by more than costs may be wrong: what is left to plain `generate` teaches nothing.
 
         It has to be so many times as fast, `clearly`.
-
-        A batch is left to it at once, unless it is known to take longer than ours without a draft.
         """
-        if costs.plain_is_slower or self._text_is_read(costs):
+        if costs.plain_is_slower(self.batch > 1) or self._text_is_read(costs):
             return False
-        rest = self.rate(NOTHING) * costs.lead_of_plain
-        doubts = {plan: 0.0 if self.batch > 1 else costs.doubt(plan, NOTHING) for plan in self.plans if plan.depth}
-        return all(clearly * self.rate(plan) * (1 + doubt) < rest for plan, doubt in doubts.items())
+        rest = self.rate(NOTHING) * costs.lead_of_plain(self.batch > 1)
+        rates = {plan: clearly * self.rate(plan) for plan in self.plans if plan.depth}
+        # Most are told by the best plan alone.
+        return max(rates.values()) < rest and all(
+            rate * (1 + self._doubt(plan, costs)) < rest for plan, rate in rates.items()
+        )
+
+    def _doubt(self, plan: Plan, costs: Costs) -> float:
+        """The share by which a plan may well be better than is believed: of one text by its costs, of a batch by how unevenly it
+        is served and how its texts begin."""
+        return costs.doubt(plan, NOTHING) if self.batch == 1 else DOUBT_OF_BATCH
 
     def _text_is_read(self, costs: Costs) -> bool:
         """Whether rounds without a draft are faster than plain `generate` for reading what the text itself suggests."""
-        return self.batch == 1 and self.knowledge.text_gain.factor > LEAST_TEXT_GAIN * costs.lead_of_plain
+        return self.batch == 1 and self.knowledge.text_gain.factor > LEAST_TEXT_GAIN * costs.lead_of_plain(
+            is_of_batch=False
+        )
 
     def seconds_alone(self, count: int, reading: ReadingCosts) -> float:
         """Of a round that reads so many tokens instead of a draft."""
@@ -131,6 +149,9 @@ class PlanWorth:
             reading: what the target's forwards cost.
         """
         if not self.seconds or reading.of(1) is None:
+            return 0
+        # Mostly not even all of it, read as fast as one token of it, would be.
+        if best.depth and 1 + sum(probabilities) <= self.rate(best) * self.seconds_alone(1, reading):
             return 0
         values = values_of_reading([probabilities], lambda slots: seconds_of_reading(slots, reading), self.rate(best))
         count = best_count(values)

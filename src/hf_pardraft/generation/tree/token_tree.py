@@ -95,20 +95,22 @@ def nodes_of_tree(tree: TokenTree, kept: list[list[int]], parents: list[list[int
     if tree.is_chain:
         return chain_tree(tree.tokens[:, : len(kept[0])])
     nodes, slots = (torch.tensor(values, device=tree.tokens.device) for values in (kept, parents))
-    depths = tree.depths.gather(1, nodes)
-    return TokenTree(tree.tokens.gather(1, nodes), slots, depths, ancestors_of(slots, nodes.shape[1]))
+    among = tree.ancestors[all_numbers(len(kept), nodes.device)[:, None, None], nodes[:, :, None], nodes[:, None]]
+    return TokenTree(tree.tokens.gather(1, nodes), slots, tree.depths.gather(1, nodes), among)
 
 
 def tree_of_lists(tokens: list[list[int]], parents: list[list[int]], device: torch.device) -> TokenTree:
     """A tree of nodes that the host knows, level by level, equally many for all items; `parents` are slots."""
-    depths = []
+    depths, ancestors = [], []
     for of_item in parents:
-        own = [0]
-        for parent in of_item:
+        own, rows = [0], [[False] * len(of_item)]
+        for node, parent in enumerate(of_item):
             own.append(own[parent] + 1)
+            rows.append([*rows[parent]])
+            rows[-1][node] = True
         depths.append(own[1:])
-    tokens, slots, levels = (torch.tensor(values, device=device) for values in (tokens, parents, depths))
-    return TokenTree(tokens, slots, levels, ancestors_of(slots, max(map(max, depths))))
+        ancestors.append(rows[1:])
+    return TokenTree(*(torch.tensor(values, device=device) for values in (tokens, parents, depths, ancestors)))
 
 
 def node_log_probabilities(
