@@ -82,13 +82,16 @@ class AcceptanceRates:
     def _count(self) -> None:
         """Count what is not counted yet."""
         uncounted, self.uncounted = self.uncounted, []
-        counts = [*self.counts]
+        before = [*self.counts]
+        depth = max([len(before), *(num_tried for _, num_tried in uncounted)])
+        # Outcomes that end at each position; from the last one on, those that go beyond it.
+        accepted, tried = [0] * (depth + 1), [0] * (depth + 1)
         for num_accepted, num_tried in uncounted:
-            counts += [(0.0, 0.0)] * (num_tried - len(counts))
-            for position in range(num_tried):
-                accepted, tried = counts[position]
-                counts[position] = accepted + (position < num_accepted), tried + 1
-        self.counts = counts
+            accepted[num_accepted] += 1
+            tried[num_tried] += 1
+        beyond = zip(*(list(accumulate(reversed(ends[1:])))[::-1] for ends in (accepted, tried)), strict=True)
+        before += [(0.0, 0.0)] * (depth - len(before))
+        self.counts = [(was + now, had + have) for (was, had), (now, have) in zip(before, beyond, strict=True)]
 
     def weaken(self, keep: float) -> None:
         """Believe what was found with this share of its weight."""

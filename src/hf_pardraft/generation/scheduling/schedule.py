@@ -41,8 +41,10 @@ class Schedule:
 
     # Rounds before the choice is thought over.
     HELD = 16
-    # Rounds like those before from which is learned at once: four times one takes the interpreter far longer than once four.
+    # Rounds like those before from which is learned at once: four times one takes the interpreter far longer than once four. Of a
+    # batch a round says more, and takes longer to learn from.
     AT_ONCE = 4
+    AT_ONCE_OF_BATCH = 8
     # Share of a batch's rounds with drafts, at least, in calls that tell what these bring.
     MOSTLY_DRAFTED = 0.75
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many.
@@ -235,7 +237,7 @@ class Schedule:
         is_ordinary = is_ordinary and is_usual and not reads_up
         if is_ordinary and self.plan == self.best and self.costs.is_settled(self.plan):
             self.untold.append((self.length, self.reading.of_whole(seconds, self.plan.num_nodes)))
-            if len(self.untold) == self.AT_ONCE:
+            if len(self.untold) == (self.AT_ONCE if self.batch == 1 else self.AT_ONCE_OF_BATCH):
                 self.learn()
             return
         if self.is_a_try or not self.worth.seconds:
