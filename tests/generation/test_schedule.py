@@ -540,6 +540,22 @@ def test_one_call_in_a_slow_hour_does_not_tell_that_plain_generate_is_slower_wit
     assert costs.plain_is_slower(is_of_batch=True)
 
 
+def test_whether_plain_generate_is_still_slower_with_a_batch_is_seen_again():
+    costs, waited = Costs(), []
+    for _ in range(Costs.ENOUGH):
+        costs.note(NOTHING, 1.0)
+    costs.note_plain(1.5, 256)
+    # Slower thrice, and then it was only a slow hour.
+    for seconds in (1.5, 1.5, 0.8, 0.8):
+        waited.append(0)
+        while costs.plain_is_slower(is_of_batch=True):
+            costs.note(NOTHING, 1.0)
+            waited[-1] += 1
+        costs.note_plain(seconds, 128)
+    assert waited == [Costs.LOOKED_AGAIN + 1, 2 * Costs.LOOKED_AGAIN + 1, 4 * Costs.LOOKED_AGAIN + 1, 0]
+    assert costs.lead_of_plain(is_of_batch=True) == pytest.approx(1 / 0.8)
+
+
 def test_a_batch_is_left_to_plain_generate_in_the_middle_of_a_text_if_that_is_clearly_better():
     costs, plan = Costs(), Plan(4)
     for _ in range(2 * Costs.ENOUGH):

@@ -78,6 +78,8 @@ class Costs:
     ENOUGH = 32
     # Steps of plain `generate` that are more than those of one call, mostly.
     MANY = 256
+    # Rounds of a batch without a draft after which it is seen if plain `generate` is still slower; twice as many each time it is.
+    LOOKED_AGAIN = 600
     # Plain `generate` is believed to be at most so many times as fast as rounds without a draft: forwards are the same.
     MOST_LEAD = 1.25
     # And thought to be so many times as fast before that was measured, so that it is: of one text, and of a batch, of which more
@@ -114,6 +116,8 @@ class Costs:
         self.growth, self.length, self.first_length = Growth(), 0, 0
         # Seconds of rounds without a draft, and of plain `generate`'s steps, for a text of the first length.
         self.undrafted, self.plain = Mean(), Mean()
+        # Rounds without a draft since these steps were timed last, and for how many the comparison is trusted.
+        self.num_undrafted_since, self.trusted_for = 0, self.LOOKED_AGAIN
         # Seconds of whole calls, their prompts included, for each of plain `generate`'s steps: with drafts, and left to it.
         self.drafted_calls, self.plain_calls = Mean(), Mean()
         # What the target's forwards take.
@@ -218,6 +222,7 @@ class Costs:
         self.block.append((plan, math.log(seconds)))
         if plan == NOTHING:
             self.undrafted.note(seconds)
+            self.num_undrafted_since += 1
         is_news = self.count(plan) < self.BELIEVED
         self.counts[plan] = self.count(plan) + 1
         self.num_surprises += is_news
@@ -235,7 +240,14 @@ class Costs:
     def note_plain(self, seconds: float, num_steps: int) -> None:
         """Learn what so many steps of plain `generate` have taken each, which wrote what comes after the present length."""
         middle = self.length + num_steps // 2
-        self.plain.note(self._longer(seconds, -self._added(middle)), num_steps)
+        seconds = self._longer(seconds, -self._added(middle))
+        if self.num_undrafted_since <= self.trusted_for:
+            self.plain.note(seconds, num_steps)
+        else:
+            # What it took in another hour says nothing beside the rounds since.
+            self.plain.value = seconds
+            self.trusted_for = 2 * self.trusted_for if self._plain_seems_slower else self.LOOKED_AGAIN
+        self.num_undrafted_since = 0
 
     def note_call(self, seconds: float, num_steps: int, is_plain: bool) -> None:
         """Learn what a whole call has taken, left to plain `generate` or not, which makes so many steps in it."""
@@ -257,12 +269,18 @@ class Costs:
         """Whether plain `generate`'s steps are known to take longer than rounds without a draft; of few of these nobody knows.
 
         As long as they do, no call is left to it, and none tells otherwise. A batch may lose much by that: of one, a single call
-        in an hour that was slow says nothing.
+        in an hour that was slow says nothing, and it is seen again now and then.
         """
         if self.undrafted.count < self.ENOUGH:
             return self.plain.count > 0
-        least, factor = (self.MANY, self.LIKELY_LEAD) if is_of_batch else (1, 1.0)
-        return self.plain.count >= least and factor * (self.undrafted.value + self.upkeep) < self.plain.value
+        if not is_of_batch:
+            return self.undrafted.value + self.upkeep < self.plain.value
+        is_trusted = self.plain.count >= self.MANY and self.num_undrafted_since <= self.trusted_for
+        return is_trusted and self._plain_seems_slower
+
+    @property
+    def _plain_seems_slower(self) -> bool:
+        return self.LIKELY_LEAD * (self.undrafted.value + self.upkeep) < self.plain.value
 
     def lead_of_plain(self, is_of_batch: bool) -> float:
         """How many times as fast plain `generate`'s steps are as rounds without a draft; 1 where nobody knows.
