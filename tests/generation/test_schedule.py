@@ -10,7 +10,8 @@ from itertools import groupby
 import pytest
 
 from hf_pardraft.generation.scheduling.acceptance import AcceptanceRates
-from hf_pardraft.generation.scheduling.costs import Costs, Mean
+from hf_pardraft.generation.scheduling.beside_plain import Mean
+from hf_pardraft.generation.scheduling.costs import Costs
 from hf_pardraft.generation.scheduling.estimates import interpolated
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.growth import Growth
@@ -500,14 +501,14 @@ def test_whole_calls_tell_whether_a_batch_is_drafted():
     costs = Costs()
     for plan, seconds in ((NOTHING, 1.0), (Plan(4), 1.6)):
         costs.note(plan, seconds)
-    assert costs.drafted_calls_are_slower is None
+    assert costs.drafted_calls_are_slower(1.0) is None
     for drafted, is_slower in ((1 / Costs.LIKELY_LEAD_OF_BATCH + 0.01, True), (0.6, False)):
         costs.drafted_calls = Mean()
         costs.note_call(100 * drafted, 100, is_plain=False)
         # Plain `generate` is thought to be faster than rounds without a draft, as long as nobody has seen it.
-        assert costs.drafted_calls_are_slower is is_slower
+        assert costs.drafted_calls_are_slower(1.0) is is_slower
     costs.note_call(50.0, 100, is_plain=True)
-    assert costs.drafted_calls_are_slower
+    assert costs.drafted_calls_are_slower(1.0)
 
 
 def test_only_calls_that_mostly_draft_tell_what_whole_calls_take():

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
+from .beside_plain import BesidePlain
 from .estimates import interpolated, lower_median, weighted_median
 from .growth import Growth
 from .plans import NOTHING, Plan
@@ -35,21 +36,7 @@ def compared_in(
     return median - level_of(others, logs), count * num_others / (count + num_others)
 
 
-class Mean:
-    """The mean of values, of which the last so many count."""
-
-    MEMORY = 512
-
-    def __init__(self) -> None:
-        self.value, self.count = 0.0, 0
-
-    def note(self, value: float, count: int = 1) -> None:
-        """Learn a value, or the mean of so many."""
-        self.count = min(self.count + count, self.MEMORY)
-        self.value += min(count / self.count, 1.0) * (value - self.value)
-
-
-class Costs:
+class Costs(BesidePlain):
     """Seconds of ordinary rounds by plan, at one batch size.
 
     A machine that slows down slows all plans down. So plans are compared with each other within a few rounds alone, a *block*:
@@ -74,24 +61,13 @@ class Costs:
     NOISE = 0.3
     # Measurements to which one more adds little.
     SETTLED = 24
-    # Rounds without a draft from which is known what they cost in the mean of a text.
-    ENOUGH = 32
-    # Steps of plain `generate` that are more than those of one call, mostly.
-    MANY = 256
-    # Rounds of a batch without a draft after which it is seen if plain `generate` is still slower; twice as many each time it is.
-    LOOKED_AGAIN = 600
-    # Plain `generate` is believed to be at most so many times as fast as rounds without a draft: forwards are the same.
-    MOST_LEAD = 1.25
-    # And thought to be so many times as fast before that was measured, so that it is: of one text, and of a batch, of which more
-    # happens on the host.
-    LIKELY_LEAD = 1.1
-    LIKELY_LEAD_OF_BATCH = 1.2
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
     OUTLIER = 8.0
     # However short a text is, at least one in so many of a round's seconds is left.
     MOST_ADDED = 4.0
 
     def __init__(self, like: "Costs | None" = None, share: float = 1.0) -> None:
+        super().__init__()
         self.counts: dict[Plan, int] = {}
         # Plans that were chosen. Others may be measured, too, by rounds of longer ones, where less than these was left to write.
         self.chosen: set[Plan] = set()
@@ -110,16 +86,8 @@ class Costs:
         self.blocks: deque[dict[Plan, tuple[float, int]]] = deque(maxlen=self.REMEMBERED)
         # Whether they were measured before, and forgotten.
         self.is_renewed = False
-        # Seconds that a drafter's reading now and then takes of each round without a draft.
-        self.upkeep = 0.0
         # What a longer text adds; the length of the one that is written, and of the first, as of which all is kept.
         self.growth, self.length, self.first_length = Growth(), 0, 0
-        # Seconds of rounds without a draft, and of plain `generate`'s steps, for a text of the first length.
-        self.undrafted, self.plain = Mean(), Mean()
-        # Rounds without a draft since these steps were timed last, and for how many the comparison is trusted.
-        self.num_undrafted_since, self.trusted_for = 0, self.LOOKED_AGAIN
-        # Seconds of whole calls, their prompts included, for each of plain `generate`'s steps: with drafts, and left to it.
-        self.drafted_calls, self.plain_calls = Mean(), Mean()
         # What the target's forwards take.
         self.reading = ReadingCosts()
         # Rounds by which each plan was compared with others.
@@ -221,8 +189,7 @@ class Costs:
             seconds = self._longer(seconds, -self._added(length))
         self.block.append((plan, math.log(seconds)))
         if plan == NOTHING:
-            self.undrafted.note(seconds)
-            self.num_undrafted_since += 1
+            self.note_undrafted(seconds)
         is_news = self.count(plan) < self.BELIEVED
         self.counts[plan] = self.count(plan) + 1
         self.num_surprises += is_news
@@ -240,59 +207,7 @@ class Costs:
     def note_plain(self, seconds: float, num_steps: int) -> None:
         """Learn what so many steps of plain `generate` have taken each, which wrote what comes after the present length."""
         middle = self.length + num_steps // 2
-        seconds = self._longer(seconds, -self._added(middle))
-        if self.num_undrafted_since <= self.trusted_for:
-            self.plain.note(seconds, num_steps)
-        else:
-            # What it took in another hour says nothing beside the rounds since.
-            self.plain.value = seconds
-            self.trusted_for = 2 * self.trusted_for if self._plain_seems_slower else self.LOOKED_AGAIN
-        self.num_undrafted_since = 0
-
-    def note_call(self, seconds: float, num_steps: int, is_plain: bool) -> None:
-        """Learn what a whole call has taken, left to plain `generate` or not, which makes so many steps in it."""
-        (self.plain_calls if is_plain else self.drafted_calls).note(seconds / num_steps, num_steps)
-
-    @property
-    def drafted_calls_are_slower(self) -> bool | None:
-        """Whether whole calls with drafts have taken longer than those that plain `generate` made; `None` if there were none.
-
-        Before one was left to it, it is thought to be a good deal faster than rounds without a draft, so that one is.
-        """
-        undrafted = self.of(NOTHING)
-        if not self.drafted_calls.count or undrafted is None:
-            return None
-        plain = self.plain_calls.value if self.plain_calls.count else undrafted / self.LIKELY_LEAD_OF_BATCH
-        return self.drafted_calls.value > plain
-
-    def plain_is_slower(self, is_of_batch: bool) -> bool:
-        """Whether plain `generate`'s steps are known to take longer than rounds without a draft; of few of these nobody knows.
-
-        As long as they do, no call is left to it, and none tells otherwise. A batch may lose much by that: of one, a single call
-        in an hour that was slow says nothing, and it is seen again now and then.
-        """
-        if self.undrafted.count < self.ENOUGH:
-            return self.plain.count > 0
-        if not is_of_batch:
-            return self.undrafted.value + self.upkeep < self.plain.value
-        is_trusted = self.plain.count >= self.MANY and self.num_undrafted_since <= self.trusted_for
-        return is_trusted and self._plain_seems_slower
-
-    @property
-    def _plain_seems_slower(self) -> bool:
-        return self.LIKELY_LEAD * (self.undrafted.value + self.upkeep) < self.plain.value
-
-    def lead_of_plain(self, is_of_batch: bool) -> float:
-        """How many times as fast plain `generate`'s steps are as rounds without a draft; 1 where nobody knows.
-
-        Where there are few of its steps, it is thought to be faster, so that it is found out: of one text once its own rounds
-        without a draft are known. Whether a batch's are slower is another question, see [`plain_is_slower`].
-        """
-        is_known = self.undrafted.count >= self.ENOUGH
-        if self.plain.count < self.ENOUGH:
-            return self.LIKELY_LEAD_OF_BATCH if is_of_batch else self.LIKELY_LEAD if is_known else 1.0
-        lead = (self.undrafted.value + self.upkeep) / self.plain.value if is_known else 1.0
-        return min(max(lead, 1.0) if is_of_batch else lead, self.MOST_LEAD)
+        self.note_steps(self._longer(seconds, -self._added(middle)), num_steps)
 
     def note_upkeep(self, seconds: float, num_rounds: int) -> None:
         """Learn from a round without a draft in which the drafter read what so many such rounds have written."""

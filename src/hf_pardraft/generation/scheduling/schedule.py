@@ -104,7 +104,8 @@ class Schedule:
             return False
         self.worth.work_out(self.costs, self.batch)
         self.best = NOTHING
-        are_slower = self.costs.drafted_calls_are_slower if batch > 1 and not self.costs.plain_is_slower(True) else None
+        are_compared = batch > 1 and not self.costs.plain_is_slower(is_of_batch=True)
+        are_slower = self.costs.drafted_calls_are_slower(self.costs.of(NOTHING)) if are_compared else None
         is_plain = self.worth.is_surely_plain(self.costs) if are_slower is None else are_slower
         return is_plain and not self.tries.begins_a_call(self.costs)
 

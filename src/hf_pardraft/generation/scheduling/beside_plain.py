@@ -1,0 +1,106 @@
+"""What plain `generate` takes, beside our rounds without a draft and beside whole calls with drafts. Pure."""
+
+
+class Mean:
+    """The mean of values, of which the last so many count."""
+
+    MEMORY = 512
+
+    def __init__(self) -> None:
+        self.value, self.count = 0.0, 0
+
+    def note(self, value: float, count: int = 1) -> None:
+        """Learn a value, or the mean of so many."""
+        self.count = min(self.count + count, self.MEMORY)
+        self.value += min(count / self.count, 1.0) * (value - self.value)
+
+
+class BesidePlain:
+    """Seconds of all these at one batch size, which say whether a call is better left to plain `generate`.
+
+    Attributes:
+        undrafted, plain: of rounds without a draft, and of plain `generate`'s steps, for texts of one length.
+        upkeep: what a drafter's reading now and then takes of each round without a draft.
+        drafted_calls, plain_calls: of whole calls, their prompts included, for each of plain `generate`'s steps: with drafts, and
+            left to it.
+    """
+
+    # Rounds without a draft from which is known what they cost in the mean of a text.
+    ENOUGH = 32
+    # Steps of plain `generate` that are more than those of one call, mostly.
+    MANY = 256
+    # Rounds of a batch without a draft after which it is seen if plain `generate` is still slower; twice as many each time it is.
+    LOOKED_AGAIN = 600
+    # Plain `generate` is believed to be at most so many times as fast as rounds without a draft: forwards are the same.
+    MOST_LEAD = 1.25
+    # And thought to be so many times as fast before that was measured, so that it is: of one text, and of a batch, of which more
+    # happens on the host.
+    LIKELY_LEAD = 1.1
+    LIKELY_LEAD_OF_BATCH = 1.2
+
+    def __init__(self) -> None:
+        self.undrafted, self.plain, self.upkeep = Mean(), Mean(), 0.0
+        self.drafted_calls, self.plain_calls = Mean(), Mean()
+        # Rounds without a draft since plain `generate`'s steps were timed last, and for how many the comparison is trusted.
+        self.num_undrafted_since, self.trusted_for = 0, self.LOOKED_AGAIN
+
+    def note_undrafted(self, seconds: float) -> None:
+        """Learn from a round without a draft."""
+        self.undrafted.note(seconds)
+        self.num_undrafted_since += 1
+
+    def note_steps(self, seconds: float, num_steps: int) -> None:
+        """Learn what each of so many steps of plain `generate` has taken."""
+        if self.num_undrafted_since <= self.trusted_for:
+            self.plain.note(seconds, num_steps)
+        else:
+            # What it took in another hour says nothing beside the rounds since.
+            self.plain.value = seconds
+            self.trusted_for = 2 * self.trusted_for if self._plain_seems_slower else self.LOOKED_AGAIN
+        self.num_undrafted_since = 0
+
+    def note_call(self, seconds: float, num_steps: int, is_plain: bool) -> None:
+        """Learn what a whole call has taken, left to plain `generate` or not, which makes so many steps in it."""
+        (self.plain_calls if is_plain else self.drafted_calls).note(seconds / num_steps, num_steps)
+
+    def drafted_calls_are_slower(self, undrafted: float | None) -> bool | None:
+        """Whether whole calls with drafts have taken longer than those that plain `generate` made; `None` if there were none.
+
+        Before one was left to it, it is thought to be a good deal faster than rounds without a draft, so that one is.
+
+        Args:
+            undrafted: seconds of these, if they are known.
+        """
+        if not self.drafted_calls.count or undrafted is None:
+            return None
+        plain = self.plain_calls.value if self.plain_calls.count else undrafted / self.LIKELY_LEAD_OF_BATCH
+        return self.drafted_calls.value > plain
+
+    def plain_is_slower(self, is_of_batch: bool) -> bool:
+        """Whether plain `generate`'s steps are known to take longer than rounds without a draft; of few of these nobody knows.
+
+        As long as they do, no call is left to it, and none tells otherwise. A batch may lose much by that: of one, a single call
+        in an hour that was slow says nothing, and it is seen again now and then.
+        """
+        if self.undrafted.count < self.ENOUGH:
+            return self.plain.count > 0
+        if not is_of_batch:
+            return self.undrafted.value + self.upkeep < self.plain.value
+        is_trusted = self.plain.count >= self.MANY and self.num_undrafted_since <= self.trusted_for
+        return is_trusted and self._plain_seems_slower
+
+    @property
+    def _plain_seems_slower(self) -> bool:
+        return self.LIKELY_LEAD * (self.undrafted.value + self.upkeep) < self.plain.value
+
+    def lead_of_plain(self, is_of_batch: bool) -> float:
+        """How many times as fast plain `generate`'s steps are as rounds without a draft; 1 where nobody knows.
+
+        Where there are few of its steps, it is thought to be faster, so that it is found out: of one text once its own rounds
+        without a draft are known. Whether a batch's are slower is another question, see [`plain_is_slower`].
+        """
+        is_known = self.undrafted.count >= self.ENOUGH
+        if self.plain.count < self.ENOUGH:
+            return self.LIKELY_LEAD_OF_BATCH if is_of_batch else self.LIKELY_LEAD if is_known else 1.0
+        lead = (self.undrafted.value + self.upkeep) / self.plain.value if is_known else 1.0
+        return min(max(lead, 1.0) if is_of_batch else lead, self.MOST_LEAD)
