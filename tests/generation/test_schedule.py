@@ -530,6 +530,22 @@ def test_only_calls_that_mostly_draft_tell_what_whole_calls_take():
             assert knowledge.costs_for(4).drafted_calls.value == pytest.approx(30 / 60)
 
 
+def test_a_batch_that_had_to_be_left_lets_plain_generate_be_timed_again():
+    knowledge, now = Knowledge(), [0.0]
+    costs = knowledge.costs_for(4)
+    costs.note(NOTHING, 1.0)
+    costs.note_call(90.0, 100, is_plain=False)
+    # In a slow hour.
+    costs.note_call(150.0, 100, is_plain=True)
+    assert costs.drafted_calls_are_slower(1.0) is False
+    schedule = Schedule(knowledge, PLANS, Plan(8), lambda: now[0])
+    schedule.next_plan(4, 8, 64)
+    schedule.end_round(is_ordinary=True)
+    now[0] += 80.0
+    schedule.note_plain(100)
+    assert costs.drafted_calls_are_slower(1.0) is True
+
+
 def test_one_call_in_a_slow_hour_does_not_tell_that_plain_generate_is_slower_with_a_batch():
     costs = Costs()
     for _ in range(Costs.ENOUGH):

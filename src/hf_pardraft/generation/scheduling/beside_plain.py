@@ -63,6 +63,13 @@ class BesidePlain:
         """Learn what a whole call has taken, left to plain `generate` or not, which makes so many steps in it."""
         (self.plain_calls if is_plain else self.drafted_calls).note(seconds / num_steps, num_steps)
 
+    def note_left(self) -> None:
+        """A call that began with drafts had to be left.
+
+        If whole calls say otherwise, that may have been in another hour: those of plain `generate` are timed again.
+        """
+        self.plain_calls = Mean()
+
     def drafted_calls_are_slower(self, undrafted: float | None) -> bool | None:
         """Whether whole calls with drafts have taken longer than those that plain `generate` made; `None` if there were none.
 

@@ -131,6 +131,8 @@ class Schedule:
             self.costs.note_plain((now - self.started) / num_rounds, num_rounds)
         if num_rounds and not self.num_rounds:
             self.costs.note_call(now - self.begun, num_rounds, is_plain=True)
+        elif self.of_call is not None:
+            self.of_call.note_left()
         self.started = now
         self.knowledge.put_in(num_rounds)
         self.knowledge.num_left += 1

@@ -126,15 +126,16 @@ class PlanWorth:
         )
 
     def _doubt(self, plan: Plan, costs: Costs) -> float:
-        """The share by which a plan may well be better than is believed: of one text by its costs, of a batch by how unevenly it
-        is served and how its texts begin."""
+        """The share by which a plan may well be better than is believed.
+
+        Of one text for its costs; of a batch for how unevenly it is served, and because texts may begin badly.
+        """
         return costs.doubt(plan, NOTHING) if self.batch == 1 else DOUBT_OF_BATCH
 
     def _text_is_read(self, costs: Costs) -> bool:
         """Whether rounds without a draft are faster than plain `generate` for reading what the text itself suggests."""
-        return self.batch == 1 and self.knowledge.text_gain.factor > LEAST_TEXT_GAIN * costs.lead_of_plain(
-            is_of_batch=False
-        )
+        lead = costs.lead_of_plain(is_of_batch=False)
+        return self.batch == 1 and self.knowledge.text_gain.factor > LEAST_TEXT_GAIN * lead
 
     def seconds_alone(self, count: int, reading: ReadingCosts) -> float:
         """Of a round that reads so many tokens instead of a draft."""
