@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hf_pardraft.generation.scheduling import reading
+from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.knowledge import Knowledge
 from hf_pardraft.generation.scheduling.plans import Plan, all_plans
 from hf_pardraft.generation.scheduling.reading import ReadingChoice, ReadingCosts, best_count, values_of_reading
@@ -106,7 +107,39 @@ def test_looks_that_save_nothing_become_rare():
             clock.now += 0.001
             choice.worth_it([[0.99] * 8], 8)
         choice.begin()
+        choice.end_look(of_text=0.0)
     assert looked[1:] == [number % ReadingChoice.LOOKS == 0 for number in range(1, 128)]
+
+
+def test_what_the_text_suggests_is_put_into_drafts_as_long_as_more_of_it_is_accepted_than_that_takes():
+    clock, looked = Clock(), []
+    choice = ReadingChoice(clock, looks=True)
+    # A token of each item takes 10 ms otherwise. A look takes 1 ms, so it pays if it brings more than a tenth of a token.
+    choice.know(rate=100.0, most=8)
+    for number in range(384):
+        choice.begin_round(number, is_a_try=False)
+        looked.append(choice.looks_at(8, has_text=True))
+        if looked[-1]:
+            clock.now += 0.001
+            choice.worth_it([[0.99] * 8], 8)
+        choice.begin()
+        # In the middle of the text it repeats itself.
+        choice.end_look(of_text=0.5 if 128 <= number < 256 else 0.05)
+    seldom = [number % ReadingChoice.LOOKS == 0 for number in range(128)]
+    assert looked[1:128] == seldom[1:]
+    # Of the last looks a few have to tell it.
+    assert all(looked[128 + 5 * ReadingChoice.LOOKS : 256])
+    assert looked[256 + 2 * ReadingCosts.REMEMBERED_LOOKS :] == seldom[2 * ReadingCosts.REMEMBERED_LOOKS :]
+
+
+def test_equal_work_holds_what_the_text_suggests_always():
+    reading = FixedSchedule(Plan(4, 8)).reading
+    for number in range(20):
+        reading.begin_round(number, is_a_try=False)
+        assert reading.looks_at(8, has_text=True)
+        assert not reading.looks_at(8)
+        reading.begin()
+        reading.end_look(of_text=0.0)
 
 
 def test_a_try_is_read_whole():

@@ -253,7 +253,7 @@ class SpeculativeDecoding(DecodingCall):
     def _text_alone(self) -> TokenTree | None:
         """What the text suggests by itself, where to read that beats this round's plan: then nothing is drafted."""
         room = self._room_for_matches() if len(self.items) == 1 and not self._reads_text else 0
-        tree = self.judge.worth_reading_alone(self.plan, room, self.sequences.device) if room else None
+        tree = self.judge.worth_reading_alone(room, self.sequences.device) if room else None
         if tree is not None and self.plan != NOTHING:
             self.plan = NOTHING
             self.schedule.drop_plan()

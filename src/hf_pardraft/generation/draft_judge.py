@@ -8,7 +8,6 @@ from ..likeliest import likeliest
 from .prompt_lookup import MATCHING_NGRAM_SIZE, PromptLookup, with_matches
 from .scheduling.confidence import ClaimedTree, best_nodes
 from .scheduling.fixed import FixedSchedule
-from .scheduling.plans import Plan
 from .scheduling.schedule import Schedule
 from .settings import DraftSettings
 from .tree.columns import tokens_of
@@ -69,12 +68,14 @@ class DraftJudge:
             token_ids: of the columns; `None` if they are the same.
             room: how deep into the tree what the texts suggest may go.
         """
-        if not (room or self.schedule.reading.looks_at(tree.num_nodes)):
+        if not self.schedule.reading.looks_at(tree.num_nodes, has_text=room > 0):
             return tree
         claims = node_log_probabilities(tree, draft_logits, token_ids).tolist()
         parents = tree.parents.tolist()
         drafts = [ClaimedTree(*both) for both in zip(parents, claims, strict=True)]
         if room:
+            # Whether it is right is told by the tree.
+            self.suggested = None
             tokens = tree.tokens.tolist()
             matches = self.lookup.matches(tokens, parents, room)
             tokens, drafts = zip(*map(with_matches, tokens, drafts, matches), strict=True)
@@ -90,13 +91,12 @@ class DraftJudge:
             return tree_of_lists(tokens, parents, tree.tokens.device)
         return nodes_of_tree(tree, kept, parents) if count < tree.num_nodes else tree
 
-    def worth_reading_alone(self, plan: Plan, room: int, device: torch.device) -> TokenTree | None:
-        """What the text suggests by itself, as far as to read that is better than to follow a plan; `None` for nothing.
+    def worth_reading_alone(self, room: int, device: torch.device) -> TokenTree | None:
+        """What the text suggests by itself, as far as to read that is better than to follow the plan; `None` for nothing.
 
         For one item. If nothing of it is read, whether its first token is right is known all the same.
 
         Args:
-            plan: what this round drafts otherwise.
             room: tokens of it at most.
             device: of the text.
         """
@@ -105,9 +105,6 @@ class DraftJudge:
             return None
         probabilities = self.schedule.calibration.probabilities_after_match(match.length, len(match.tokens))
         count = self.schedule.worth_reading_alone(probabilities)
-        if count == 0 and plan.budget:
-            # The tree will hold it.
-            return None
         if count == 0:
             self.suggested = match.length, match.tokens[0]
             return None
@@ -164,9 +161,12 @@ class DraftJudge:
             self.likeliest = None
         if self.claims is not None:
             counts = list(map(len, new_tokens))
-            self.schedule.calibration.note(
-                [(self.claims[item], paths[item][: counts[item]], counts[item] == len(paths[item])) for item in items]
-            )
+            drafts = [
+                (self.claims[item], paths[item][: counts[item]], counts[item] == len(paths[item])) for item in items
+            ]
+            self.schedule.calibration.note(drafts)
+            of_text = sum(draft.num_undrafted(path) for draft, path, _ in drafts)
+            self.schedule.reading.end_look(of_text / len(items))
             self.claims = None
         if self.suggested is not None:
             length, token = self.suggested

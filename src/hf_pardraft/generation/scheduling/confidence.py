@@ -33,6 +33,10 @@ class ClaimedTree:
         claims, matches = ([of[node] for node in kept] if of else () for of in (self.log_probabilities, self.matches))
         return ClaimedTree(parents, claims, matches)
 
+    def num_undrafted(self, path: Sequence[int]) -> int:
+        """How many nodes, of an accepted path's slots (the anchor's first), the drafter did not propose."""
+        return sum(self.log_probabilities[slot - 1] is None for slot in path[1:])
+
 
 class Calibration:
     """The share of proposed tokens that were accepted, by how probable the drafter found them, and by the length of a match.

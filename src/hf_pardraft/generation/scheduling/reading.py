@@ -63,7 +63,7 @@ class ReadingCosts:
         return max(each for each in range(slots, most + 1) if self.of(each) <= enough)
 
     def note_look(self, seconds: float, saved: float) -> None:
-        """Learn what a look at a draft has taken, and what it saved if nothing was read that is not worth it."""
+        """Learn what a look at a draft has taken, and what it saved: see [`ReadingChoice.saved`]."""
         if math.isfinite(seconds) and seconds >= 0:
             self.looking.append(seconds)
             self.saved.append(saved)
@@ -128,10 +128,13 @@ class ReadingChoice:
     def __init__(self, clock: Callable[[], float], looks: bool) -> None:
         self.clock, self.looks, self.costs = clock, looks, ReadingCosts()
         self.rate, self.is_noticeable, self.is_a_try, self.number = 0.0, False, False, 0
-        # When the look at this round's draft began, and the forward; the seconds that a look took, and that it saved.
+        # When the look at this round's draft began, and the forward.
         self.looking_since: float | None = None
         self.reading_since: float | None = None
-        self.looked = self.saved = 0.0
+        # Seconds that this round's look took, if there was one; what it saved, since nothing is read that isn't worth it, and
+        # since tokens are accepted that only the text suggested; and whether it put such into the draft.
+        self.took: float | None = None
+        self.saved, self.adds_text = 0.0, False
         # Slots that the target read in the last ordinary round; and whether this round's draft is read whole.
         self.slots: int | None = None
         self.is_whole = True
@@ -144,15 +147,21 @@ class ReadingChoice:
         """A round begins, of a plan that is followed or tried."""
         self.number, self.is_a_try, self.is_whole = number, is_a_try, True
 
-    def looks_at(self, num_nodes: int) -> bool:
+    def looks_at(self, num_nodes: int, has_text: bool = False) -> bool:
         """Whether to ask [`worth_it`] about this round's draft: where that saves more than it takes, or seldom otherwise.
 
         A try is read whole, which tells what such drafts cost and bring.
+
+        Args:
+            num_nodes: of the draft.
+            has_text: whether there is something that the texts suggest, to be put into it.
         """
+        if not self.looks:
+            return has_text
         is_worth_it = self.costs.looks_pay or self.number % self.LOOKS == 0
-        if not (is_worth_it and self._may_be_cut(num_nodes)):
+        if not (is_worth_it and (has_text or self._may_be_cut(num_nodes))):
             return False
-        self.looking_since = self.clock()
+        self.looking_since, self.adds_text, self.saved = self.clock(), has_text, 0.0
         return True
 
     def worth_it(self, probabilities: Sequence[Sequence[float]], most: int) -> int:
@@ -174,10 +183,9 @@ class ReadingChoice:
 
     def begin(self) -> None:
         """The target begins to read."""
-        self.looked = 0.0
+        self.took = None
         if self.looking_since is not None:
-            self.looked, self.looking_since = self.clock() - self.looking_since, None
-            self.costs.note_look(self.looked, self.saved)
+            self.took, self.looking_since = self.clock() - self.looking_since, None
         is_timed = self.looks and (self.is_a_try or self.number <= self.TIMED or self.number % self.TIMED == 0)
         self.reading_since = self.clock() if is_timed else None
 
@@ -187,11 +195,21 @@ class ReadingChoice:
         if self.reading_since is not None:
             self.costs.note(slots, self.clock() - self.reading_since)
 
+    def end_look(self, of_text: float) -> None:
+        """Learn what this round's look was worth, if there was one, when so many tokens that the texts suggested are accepted.
+
+        Args:
+            of_text: of an item, in the mean, besides those that were drafted.
+        """
+        if self.took is not None:
+            self.costs.note_look(self.took, self.saved + (of_text / self.rate if self.rate else 0.0))
+
     def of_whole(self, seconds: float, num_nodes: int) -> float:
         """What a round would have taken if all of the draft had been read without a look, by which plans are compared.
 
         A plan's tokens are those of drafts that are read whole, too. With the seconds of what was read of them a plan would seem
-        the faster the less of it is read, and then still less of it would be.
+        the faster the less of it is read, and then still less of it would be. Where a look put into the draft what the text
+        suggests, these tokens are its own.
         """
-        seconds -= self.looked
+        seconds -= self.took if self.took is not None and not self.adds_text else 0.0
         return seconds if self.slots is None else self.costs.whole(seconds, self.slots, num_nodes + 1)

@@ -41,10 +41,10 @@ class Schedule:
 
     # Rounds before the choice is thought over.
     HELD = 16
-    # Rounds like those before from which is learned at once: four times one takes the interpreter far longer than once four. Of a
-    # batch a round says more, and takes longer to learn from.
-    AT_ONCE = 4
-    AT_ONCE_OF_BATCH = 8
+    # Rounds like those before from which is learned at once: eight times one takes the interpreter far longer than once eight.
+    AT_ONCE = 8
+    # The same where rounds are long, or of one item that may soon be left to plain `generate`.
+    FEW_AT_ONCE = 4
     # Share of a batch's rounds with drafts, at least, in calls that tell what these bring.
     MOSTLY_DRAFTED = 0.75
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many.
@@ -90,6 +90,7 @@ class Schedule:
         # Of rounds from which nothing was learned yet: what was accepted; and lengths and seconds.
         self.outcomes: list[RoundOutcome] = []
         self.untold: list[tuple[int, float]] = []
+        self.at_once = self.FEW_AT_ONCE
         self.started = self.begun = clock()
         # Costs of the batch that a call begins with; and rounds that drafted.
         self.of_call: Costs | None = None
@@ -240,7 +241,7 @@ class Schedule:
         is_ordinary = is_ordinary and is_usual and not reads_up
         if is_ordinary and self.plan == self.best and self.costs.is_settled(self.plan):
             self.untold.append((self.length, self.reading.of_whole(seconds, self.plan.num_nodes)))
-            if len(self.untold) == (self.AT_ONCE if self.batch == 1 else self.AT_ONCE_OF_BATCH):
+            if len(self.untold) >= self.at_once:
                 self.learn()
             return
         if self.is_a_try or not self.worth.seconds:
@@ -304,6 +305,8 @@ class Schedule:
         self.knowledge.note_length(is_long)
         plans = [plan for plan in self.plans if self.rounds.is_there(plan, self.costs)]
         self.best = max(plans, key=self._preference)
+        may_be_left = self.batch == 1 and self.worth.rate(self.best) < Costs.MOST_LEAD * self.worth.rate(NOTHING)
+        self.at_once = self.FEW_AT_ONCE if is_long or may_be_left else self.AT_ONCE
         if not is_long:
             worth_it = self.WORTH_COMPILING * self.worth.rate(self.best)
             missing = (plan for plan in self.plans if plan not in plans and self.worth.rate(plan) > worth_it)

@@ -34,7 +34,8 @@ class Spread:
 
     def begin(self) -> None:
         """Another call begins, with other items: like those of this one, the more the more was drafted for them."""
-        num_judged = sum(judged for _, judged in self.found.values()) / max(len(self.found), 1)
+        counts = [*self.found.values()]
+        num_judged = sum(judged for _, judged in counts) / max(len(counts), 1)
         weight, last = num_judged / (num_judged + self.PRIOR_WEIGHT), self.exponents
         before = resampled(self.before, len(last))
         self.before = [weight * of_last + (1 - weight) * each for of_last, each in zip(last, before, strict=True)]
@@ -51,8 +52,10 @@ class Spread:
     @property
     def exponents(self) -> list[float]:
         """The items' exponents, roughly from the slowest item on; 1 if all items fare alike."""
-        found = sorted((accepted / judged, judged) for accepted, judged in self.found.values() if judged)
-        num_accepted = sum(accepted for accepted, _ in self.found.values())
+        # Calls in other threads may begin, or learn, meanwhile.
+        counts = [*self.found.values()]
+        found = sorted((accepted / judged, judged) for accepted, judged in counts if judged)
+        num_accepted = sum(accepted for accepted, _ in counts)
         if not num_accepted:
             return self.before
         mean = self._within_bounds(num_accepted / sum(judged for _, judged in found))
