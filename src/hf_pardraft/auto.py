@@ -246,6 +246,12 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()
         with naming_base(name_or_path, base_name):
             drafter = load_any(base_name, False, options, (*adapters, str(name_or_path)))
     facts = describe_adapter(name_or_path, source)
+    vocabulary = find_separate(name_or_path, [VOCABULARY_FILE], **source)
+    if vocabulary is not None:
+        # An adapter of a head of its own is as large as that was.
+        drafter.set_draft_vocabulary(
+            vocabulary_in(vocabulary, drafter.config.vocab_size, config.get("draft_vocab_size"))
+        )
     # PEFT freezes what an adapter belongs to, and the whole drafter shall be trainable as ever.
     learned = {name for name, weight in drafter.named_parameters() if weight.requires_grad}
     merged = with_adapter(drafter, name_or_path, source, facts).merge_and_unload()
@@ -253,9 +259,6 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()
     for name, weight in merged.named_parameters():
         weight.requires_grad_(name in learned)
     merged.generation_config = load_generation_config(name_or_path, **source)
-    vocabulary = find_separate(name_or_path, [VOCABULARY_FILE], **source)
-    if vocabulary is not None:
-        merged.set_draft_vocabulary(vocabulary_in(vocabulary, merged.config.vocab_size, config.get("draft_vocab_size")))
     if config.keys() & PairedConfig.__annotations__.keys():
         # What the base was trained with is not what the adapter was; a field without a value is not written.
         for name in PairedConfig.__annotations__:

@@ -43,9 +43,11 @@ class PackageServices:
         return fresh_drafter(drafter_class, base, *args, **kwargs)
 
     def check_target(self, drafter: ParallelDrafter, target: PreTrainedModel, taps: list[int]) -> None:
+        from .checkpoints.vocabulary import check_vocabulary_is_named
         from .pairing.remembered import warn_if_other_target
         from .pairing.target_checks import check_readable
 
+        check_vocabulary_is_named(drafter)
         check_readable(drafter, target, taps)
         warn_if_other_target(drafter, target)
 

@@ -181,6 +181,27 @@ def test_any_small_change_alters_the_fingerprint():
             assert differs.tolist() == [index == row for index in range(4)]
 
 
+CHANGES = {
+    "all signs": lambda weight: weight.neg_(),
+    "signs of odd columns": lambda weight: weight[:, 1::2].neg_(),
+    "signs of two columns": lambda weight: weight[:, 1:5:2].neg_(),
+    "signs of every fourth column": lambda weight: weight[:, 3::4].neg_(),
+    "exponents": lambda weight: weight.mul_(2),
+    "exponents of two columns": lambda weight: weight[:, 4:8].mul_(0.25),
+    "two columns exchanged": lambda weight: weight.copy_(weight[:, [1, 0, *range(2, 64)]]),
+    "columns moved": lambda weight: weight.copy_(weight.roll(8, 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_changes_of_many_numbers_in_the_same_way_alter_the_fingerprint(change, dtype):
+    weight = weight_of(rows=32, columns=64, dtype=dtype).detach()
+    before = packed_weights._fingerprint(weight)
+    change(weight)
+    assert (packed_weights._fingerprint(weight) != before).all()
+
+
 def test_packed_copies_go_with_their_parameters_or_when_told():
     packed_weights.forget_all()
     gone = weight_of()

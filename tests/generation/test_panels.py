@@ -120,12 +120,21 @@ def test_several_threads_may_multiply_at_once(dtype):
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_rows_are_summed_as_torch_sums_them(processor, num_threads):
+def test_rows_are_summed_alike_with_and_without_the_library(monkeypatch, processor, num_threads):
     torch.manual_seed(0)
-    with torch_threads(num_threads):
-        for rows, columns in ((1, 1), (7, 33), (64, 288), (500, 3)):
-            numbers, factors = torch.randint(-(1 << 62), 1 << 62, (rows + 1, columns)).split([rows, 1])
-            assert torch.equal(sum_rows(numbers, factors[0]), numbers @ factors[0])
+    for rows, columns in ((1, 1), (7, 33), (64, 288), (500, 3)):
+        numbers, factors = torch.randint(-(1 << 62), 1 << 62, (rows + 1, columns)).split([rows, 1])
+        expected = []
+        for row in numbers.tolist():
+            words = [number % (1 << 64) for number in row]
+            mixed = [(word ^ word >> 29) * factor for word, factor in zip(words, factors[0].tolist(), strict=True)]
+            expected.append(sum(mixed) % (1 << 64))
+        with torch_threads(num_threads):
+            found = [sum_rows(numbers, factors[0])]
+        with monkeypatch.context() as without:
+            without.setattr(panels, "library", lambda: None)
+            found.append(sum_rows(numbers, factors[0]))
+        assert [[number % (1 << 64) for number in sums.tolist()] for sums in found] == [expected] * 2
 
 
 def test_the_library_is_compiled_once_for_a_machine(tmp_path):

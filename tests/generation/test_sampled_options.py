@@ -13,6 +13,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from hf_pardraft import PardDrafter
 from sampled_cases import (
     BUDGETS,
     KINDS,
@@ -28,7 +29,7 @@ from sampled_cases import (
     unpadded,
     untrained,
 )
-from tiny_models import random_prompt
+from tiny_models import random_prompt, tiny_target
 
 PROCESSING = {
     "repetition penalty": {"repetition_penalty": 1.4, "temperature": 0.8},
@@ -304,3 +305,42 @@ def test_watermarks_that_remember_and_guidance(kind):
     ):
         for lengths in ((6,), (8, 8)):
             assert_every_drafter_writes_it(target, batch_of(*lengths), kind, 0, **options)
+
+
+@pytest.mark.parametrize("processing", [{"repetition_penalty": 1.2}, {"do_sample": False}])
+def test_a_drafter_in_training_mode_takes_no_random_numbers_of_the_text(processing):
+    """With dropout its forwards would; it is in training mode still after the call, also of one that fails."""
+    target, batch = double_target(), batch_of(6)
+    base = tiny_target("qwen3", seed=1, num_hidden_layers=2, attention_dropout=0.3)
+    drafter = PardDrafter.from_causal_lm(base, mask_token_id=63).double().train()
+    drafter.generation_config.update(num_assistant_tokens=4, draft_schedule="fixed")
+    options = {"do_sample": True, "max_new_tokens": NEW, **processing}
+
+    def text_and_state(**drafted):
+        torch.manual_seed(SEED)
+        return target.generate(**batch, **options, **drafted), torch.get_rng_state()
+
+    for found, expected in zip(text_and_state(assistant_model=drafter), text_and_state(), strict=True):
+        assert torch.equal(found, expected)
+    drafter.eval().model.layers[1].train()
+    options["streamer"] = Raising()
+    with pytest.raises(RuntimeError, match="no more"):
+        text_and_state(assistant_model=drafter)
+    modes = {name: module.training for name, module in drafter.named_modules() if module.training}
+    assert modes
+    assert all(name.startswith("model.layers.1") for name in modes)
+
+
+class Raising(BaseStreamer):
+    """Takes the prompt, and nothing after it."""
+
+    def __init__(self):
+        self.num_put = 0
+
+    def put(self, value):
+        self.num_put += 1
+        if self.num_put > 1:
+            raise RuntimeError("no more")
+
+    def end(self):
+        """Never."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_pardraft import DartDrafter
+from hf_pardraft import AutoDrafter, DartDrafter, PardDrafter
 from hf_pardraft.pairing import draft_vocabulary
 from hf_pardraft.pairing.draft_vocabulary import ChosenColumns
 from tiny_models import random_prompt, tiny_drafter, tiny_target
@@ -269,3 +269,44 @@ def test_a_dart_drafter_does_not_know_tokens_that_its_head_never_had():
     with pytest.raises(ValueError, match=r"has rows of 30 tokens, and none of 2 that .*the first is 5"):
         drafter.set_draft_vocabulary([2, 4, 5, 63])
     assert drafter.config.draft_vocab_size == 30
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_drafter_made_of_one_with_a_vocabulary_keeps_it(is_named, tmp_path):
+    target, base = tiny_target("qwen3"), tiny_drafter("pard", tiny_target("qwen3"))
+    base.set_draft_vocabulary(IDS)
+    base.save_pretrained(tmp_path / "base")
+    made = PardDrafter.from_causal_lm(str(tmp_path / "base") if is_named else base, target=target)
+    assert made.draft_token_ids.tolist() == IDS
+    made.save_pretrained(tmp_path / "made")
+    assert AutoDrafter.from_pretrained(tmp_path / "made").draft_token_ids.tolist() == IDS
+
+
+def test_a_vocabulary_that_only_the_config_knows_is_refused_before_any_work(tmp_path):
+    target = tiny_target("qwen3")
+    drafter = tiny_drafter("pard", target)
+    drafter.set_draft_vocabulary(IDS)
+    copied = type(drafter)(drafter.config)
+    copied.load_state_dict(drafter.state_dict())
+    with pytest.raises(ValueError, match=r"proposes 8 tokens .* none are named, .* call drafter.set_draft_vocabulary"):
+        copied.check_target(target)
+    with pytest.raises(ValueError, match="none are named"):
+        copied.save_pretrained(tmp_path / "copied")
+    assert not (tmp_path / "copied").exists()
+    copied.set_draft_vocabulary(IDS)
+    copied.save_pretrained(tmp_path / "copied")
+    assert AutoDrafter.from_pretrained(tmp_path / "copied").draft_token_ids.tolist() == IDS
+
+
+@pytest.mark.parametrize(("size", "left"), [(80, IDS), (48, IDS[:-1])])
+def test_a_vocabulary_follows_an_embedding_that_is_resized(size, left, tmp_path):
+    drafter = PardDrafter.from_causal_lm(tiny_target("qwen3", seed=1, num_hidden_layers=2), mask_token_id=4)
+    drafter.set_draft_vocabulary(IDS)
+    drafter.resize_token_embeddings(size)
+    assert drafter.draft_token_ids.tolist() == left
+    drafter.save_pretrained(tmp_path)
+    drafter, target = AutoDrafter.from_pretrained(tmp_path), tiny_target("qwen3", vocab_size=size)
+    assert drafter.draft_token_ids.tolist() == left
+    prompt = random_prompt(6) % size
+    options = {"max_new_tokens": 12, "do_sample": False}
+    assert torch.equal(target.generate(prompt, assistant_model=drafter, **options), target.generate(prompt, **options))

@@ -128,3 +128,11 @@ def test_a_head_that_does_more_than_its_rows_learns_as_a_whole(target):
     handle.remove()
     found.sum().backward()
     assert head.weight.grad.any()
+
+
+def test_padding_and_first_tokens_do_not_count_since_nothing_is_learned_there(target):
+    padded = {"input_ids": [9, 41, 42] + [62] * 9, "attention_mask": [1] * 3 + [0] * 9}
+    packed = {"input_ids": [9, 41, 9, 41], "labels": [9, 41, 9, 41], "document_ids": [0, 0, 1, 1]}
+    drafter = tiny_drafter("dflash", target)
+    set_frequent_vocabulary(drafter, 2, [padded, padded, packed])
+    assert drafter.draft_token_ids.tolist() == [41, 42]

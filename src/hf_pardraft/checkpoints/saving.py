@@ -15,6 +15,7 @@ from ..models.modeling_pard import VOCABULARY_FILE
 from .atomic_files import AS_BEFORE, explained
 from .atomic_folders import CARD, replaced_files
 from .checksums import add_checksums
+from .vocabulary import check_vocabulary_is_named
 
 # Arguments of save_pretrained that are for push_to_hub alone.
 PUSH_ARGUMENTS = (
@@ -45,6 +46,7 @@ def save_drafter(
         write_card: writes a drafter's card, under a name, into a folder.
         drafter, folder, is_main_process, push_to_hub, with_code, kwargs: see there.
     """
+    check_vocabulary_is_named(drafter)
     pushed = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
     set_auto_map(drafter, with_code)
     if not drafter.should_save_on_this_rank(is_main_process):

@@ -2,6 +2,7 @@
 
 import torch
 
+from ..models.base import ParallelDrafter
 from ..models.modeling_dart import check_vocabulary_maps
 from .tensor_files import check_tensors, read_tensors
 
@@ -30,3 +31,15 @@ def vocabulary_in(path: str, vocab_size: int, size: int | None = None) -> torch.
     maps = read_tensors(facts)
     check_vocabulary_maps(maps["d2t"], maps["t2d"], f" in {path}")
     return maps["t2d"].nonzero().flatten()
+
+
+def check_vocabulary_is_named(drafter: ParallelDrafter) -> None:
+    """Raise a `ValueError` if a drafter's config says how many tokens it proposes, and nothing says which."""
+    # Code that a drafter brought along may be of a time before there were such.
+    size = getattr(drafter.config, "draft_vocab_size", None)
+    if size is not None and size < drafter.config.vocab_size and drafter.draft_token_ids is None:
+        raise ValueError(
+            f"the config of this {type(drafter).__name__} says that it proposes {size} tokens (draft_vocab_size), and none are "
+            "named, as if its weights were put into a new one: call drafter.set_draft_vocabulary with their ids, or with None to "
+            "propose all"
+        )

@@ -3,7 +3,8 @@
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
@@ -19,7 +20,7 @@ from .dispatch import decoding_for, does_without_compiling, fit_to, schedule_for
 from .draft_judge import DraftJudge, lookup_for
 from .plain import is_compiled_alike, new_ids_of, write_plain
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
-from .target_side.structure import is_hybrid, walking_once
+from .target_side.structure import is_hybrid, modules_of, walking_once
 from .tree_search import check_ngram_model
 
 logger = logging.get_logger(__name__)
@@ -159,6 +160,19 @@ def _get_candidate_generator(self, generation_config, input_ids, *args, assistan
     )
 
 
+@contextmanager
+def evaluating(drafter: PreTrainedModel) -> Iterator[None]:
+    """Let a drafter that is being trained draft as it will later: dropout would take numbers from the caller's generator."""
+    trained = [module for module in modules_of(drafter) if module.training]
+    for module in trained:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True
+
+
 @walking_once()
 def _assisted_decoding(
     self,
@@ -181,6 +195,7 @@ def _assisted_decoding(
         "generation_config": generation_config,
         "streamer": streamer,
     }
+    drafts = nullcontext()
     if is_our_call(assistant_model, generation_config):
         assistant_model = adopted(assistant_model)
         asked = settings_of_call(assistant_model, generation_config)
@@ -189,21 +204,31 @@ def _assisted_decoding(
         warn_if_other_text(assistant_model, input_ids, tokenizer_of(tokenizer))
         warn_of_dropout(self)
         inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
+        drafts = evaluating(assistant_model)
         if settings.decode_loop == "native":
-            return _decode_or_leave(
-                self, input_ids, assistant_model, inputs, model_kwargs, asked=asked, synced_gpus=synced_gpus, **prepared
-            )
-    return _originals["_assisted_decoding"](
-        self,
-        input_ids,
-        synced_gpus=synced_gpus,
-        inputs_tensor=inputs_tensor,
-        assistant_model=assistant_model,
-        assistant_tokenizer=assistant_tokenizer,
-        tokenizer=tokenizer,
-        **prepared,
-        **model_kwargs,
-    )
+            with drafts:
+                return _decode_or_leave(
+                    self,
+                    input_ids,
+                    assistant_model,
+                    inputs,
+                    model_kwargs,
+                    asked=asked,
+                    synced_gpus=synced_gpus,
+                    **prepared,
+                )
+    with drafts:
+        return _originals["_assisted_decoding"](
+            self,
+            input_ids,
+            synced_gpus=synced_gpus,
+            inputs_tensor=inputs_tensor,
+            assistant_model=assistant_model,
+            assistant_tokenizer=assistant_tokenizer,
+            tokenizer=tokenizer,
+            **prepared,
+            **model_kwargs,
+        )
 
 
 def _decode_or_leave(

@@ -136,6 +136,13 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         for name, values in maps.items():
             self.register_buffer(name, values.to(self.device), persistent=False)
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """As in `PreTrainedModel`. Tokens that are gone are left out of a draft vocabulary."""
+        resized, ids = super().resize_token_embeddings(*args, **kwargs), self.draft_token_ids
+        if ids is not None:
+            self.set_draft_vocabulary(ids[ids < self.config.vocab_size])
+        return resized
+
     @classmethod
     def from_causal_lm(
         cls,

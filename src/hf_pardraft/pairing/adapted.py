@@ -78,6 +78,8 @@ def adapted_causal_lm(
     own = {name: w for name, w in drafter.state_dict().items() if name.startswith(f"{PROJECTION}.")}
     drafter.load_state_dict({**weights, **own})
     begin_masks(drafter, masks_of(base.config))
+    if isinstance(base, PardDrafter):
+        drafter.set_draft_vocabulary(base.draft_token_ids)
     if target is not None:
         drafter.check_target(target)
     return drafter.eval()
@@ -120,7 +122,7 @@ def adapted_fields(
     Raises:
         ValueError: if these tokens can't be masks, or there is none that can.
     """
-    left_out = (*PARD2_FIELDS, "spd_type", "pard_tokens")
+    left_out = (*PARD2_FIELDS, "spd_type", "pard_tokens", "draft_vocab_size")
     fields = {name: value for name, value in base.to_dict().items() if name not in left_out}
     chosen = masks_of(base) if mask_token_id is None else mask_token_id
     if chosen is None or isinstance(chosen, int):

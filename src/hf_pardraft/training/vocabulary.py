@@ -10,14 +10,14 @@ from torch.nn import functional
 from ..models.base import ParallelDrafter
 from ..models.modeling_dart import DartDrafter
 from ..pairing.draft_vocabulary import ChosenColumns, has_plain_rows
-from .data.documents import IGNORED, labels_of
+from .data.documents import IGNORED, checked, document_starts
 
 
 def set_frequent_vocabulary(drafter: ParallelDrafter, size: int, data: Any) -> None:
     """Let a drafter propose the `size` tokens that are learned most often.
 
-    They are counted where a label is, so in what the target wrote, and not in prompts. Of tokens that occur equally often, or
-    never, the lower ids are taken: tokenizers number what they merged first.
+    They are counted where they are learned, so in what the target wrote, and not in prompts. Of tokens that occur equally often,
+    or never, the lower ids are taken: tokenizers number what they merged first.
 
     Args:
         drafter: a DART drafter chooses among the tokens that its lm_head has rows of.
@@ -46,11 +46,11 @@ def set_frequent_vocabulary(drafter: ParallelDrafter, size: int, data: Any) -> N
 
 
 def token_counts(data: Any, vocab_size: int) -> torch.LongTensor:
-    """How often each token is a label in prepared examples, `(vocab_size,)`."""
+    """How often each token is learned in prepared examples, `(vocab_size,)`: padding is not, nor what nothing comes before."""
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for example in data:
-        labels = torch.as_tensor(labels_of(example), dtype=torch.long)
-        counts += torch.bincount(labels[labels != IGNORED], minlength=vocab_size)
+        _, labels, documents = checked(example)
+        counts += torch.bincount(labels[(labels != IGNORED) & ~document_starts(documents)], minlength=vocab_size)
     return counts
 
 

@@ -131,7 +131,7 @@ def _state(parameter: torch.nn.Parameter) -> tuple:
 
 
 def _fingerprint(parameter: torch.nn.Parameter) -> torch.LongTensor:
-    """A number for each row, of its bits: a change of 8 bytes or fewer alters it surely, any other with odds of 2^64 to 1."""
+    """A number for each row, of its bits: a change of 8 bytes or fewer alters it surely, any other with odds of 2^30 to 1."""
     matrix = parameter.detach().contiguous()
     if matrix.storage_offset() * matrix.element_size() % WORD_BYTES:
         # It begins within a word of the memory that it shares with others.
@@ -142,7 +142,7 @@ def _fingerprint(parameter: torch.nn.Parameter) -> torch.LongTensor:
 
 @functools.lru_cache(maxsize=64)
 def _factors(count: int) -> torch.LongTensor:
-    """`(count,)` odd numbers, the same ones always: what is not 0 modulo 2^64 is not 0 when multiplied by one of them."""
+    """`(count,)` odd numbers, the same ones always, see [`sum_rows`]."""
     generator = torch.Generator().manual_seed(count)
     return torch.randint(-(1 << 62), 1 << 62, (count,), generator=generator) * 2 + 1
 

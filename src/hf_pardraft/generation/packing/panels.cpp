@@ -30,6 +30,8 @@ constexpr int64_t PART = 64;
 // So many steps later weights are wanted in the first cache.
 constexpr int64_t SOON = 16;
 constexpr int64_t LINE = 64;
+// From the highest bits of a word's numbers to others, which are no number's highest.
+constexpr int64_t SHIFT = 29;
 
 typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -150,13 +152,17 @@ static void multiply(const typename Kind::Number* tokens, const uint32_t* panels
                               num_outputs, std::min(COLUMNS, num_outputs - column));
 }
 
-// sums (rows), of numbers (rows, columns) times factors (columns), modulo 2^64.
+// No two numbers become the same one if the factor is odd, and a change of high bits, such as those of signs, alters low ones, too:
+// a product has those of its factors' high bits in high bits alone, where many alike would cancel each other.
+static inline uint64_t mixed(uint64_t number, uint64_t factor) { return (number ^ number >> SHIFT) * factor; }
+
+// sums (rows), modulo 2^64, of what mixed makes of numbers (rows, columns) and factors (columns).
 extern "C" void sum_rows(const uint64_t* numbers, const uint64_t* factors, uint64_t* sums, int64_t rows, int64_t columns,
                          int64_t num_threads) {
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
   for (int64_t row = 0; row < rows; row++) {
     uint64_t sum = 0;
-    for (int64_t column = 0; column < columns; column++) sum += numbers[row * columns + column] * factors[column];
+    for (int64_t column = 0; column < columns; column++) sum += mixed(numbers[row * columns + column], factors[column]);
     sums[row] = sum;
   }
 }
