@@ -185,16 +185,18 @@ def has_entries_per_token(target: PreTrainedModel) -> bool:
     config = target.config
     if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
         return False
-    # Else positions are counted from a batch's first column.
-    takes_positions = "position_ids" in inspect.signature(target.forward).parameters
+    # Without positions they are counted from a batch's first column.
+    takes_both = {"position_ids", "past_key_values"} <= inspect.signature(target.forward).parameters.keys()
     # Frequencies that change are chosen by the longest text of a forward.
     layer_types, _ = get_layer_types_and_kwargs(config)
-    return takes_positions and not rope_changes(config).any and set(layer_types) <= ENTRIES_PER_TOKEN
+    return takes_both and not rope_changes(config).any and set(layer_types) <= ENTRIES_PER_TOKEN
 
 
 def may_have_gaps(target: PreTrainedModel) -> bool:
     """Whether the columns between two tokens mean nothing to a target whose cache [`has_entries_per_token`]."""
-    return set(get_layer_types_and_kwargs(target.config)[0]) <= SEE_ALL
+    # GPT-Neo's windows of columns have names of their own.
+    has_windows = "local" in getattr(target.config, "attention_layers", ())
+    return set(get_layer_types_and_kwargs(target.config)[0]) <= SEE_ALL and not has_windows
 
 
 def holds(cache: DynamicCache, num_items: int, num_columns: int) -> bool:

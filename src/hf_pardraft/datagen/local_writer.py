@@ -1,9 +1,10 @@
 """Answers that the target writes here, in batches that are filled up as texts come to their ends."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import (
@@ -19,6 +20,7 @@ from transformers import (
 from ..generation.packing.packed_layers import packed_layers
 from ..generation.packing.packing_trials import products_of
 from ..generation.target_side.shared_keys import shared_keys
+from ..generation.target_side.structure import modules_of
 from ..user_input.models import context_length, end_of_text_ids, up_to_end
 from .compiled_steps import CompiledSteps
 from .draws import ItemDraws, Nucleus
@@ -82,7 +84,9 @@ class LocalWriter:
         self.num_tokens = 0
         self.end_ids = end_token_ids(target, tokenizer)
         pad = tokenizer.pad_token_id
-        self.pad_id = pad if pad is not None else min(self.end_ids, default=0)
+        # It is masked, but has to have a row of the embedding, which was not made larger for all tokens that were added.
+        has_row = pad is not None and pad < target.get_input_embeddings().weight.shape[0]
+        self.pad_id = pad if has_row else min(self.end_ids, default=0)
         self.context = context_length(target.config)
         self.steps = CompiledSteps(target, pack_weights)
 
@@ -179,6 +183,7 @@ class LocalWriter:
         if cache is not None:
             options["past_key_values"] = cache
         with ExitStack() as ways:
+            ways.enter_context(without_settings_of_its_own(self.target))
             ways.enter_context(products_of(len(items)))
             # Drafted rounds have ways of their own.
             if self.drafter is None and isinstance(cache, JoinedCache) and self.steps.are_compiled(len(items)):
@@ -217,15 +222,11 @@ class LocalWriter:
             eos_token_id=sorted(self.end_ids) or None,
             pad_token_id=self.pad_id,
             do_sample=False,
-            num_beams=1,
-            # What is unset here is taken from the target's own configuration.
-            repetition_penalty=1.0,
-            no_repeat_ngram_size=0,
             pack_weights=self.pack_weights,
         )
         if self.drafter is not None and self.temperature:
-            unused = {"top_k": 0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-            config.update(do_sample=True, temperature=self.temperature, top_p=self.top_p, **unused)
+            # transformers has a top_k where nobody asks for one.
+            config.update(do_sample=True, temperature=self.temperature, top_p=self.top_p, top_k=0)
         return config
 
     def _sampling(self, items: list[Item]) -> dict[str, Any]:
@@ -243,6 +244,19 @@ class LocalWriter:
     def _item_criteria(self) -> StoppingCriteriaList:
         """What ends a text besides tokens."""
         return StoppingCriteriaList()
+
+
+@contextmanager
+def without_settings_of_its_own(target: PreTrainedModel) -> Iterator[None]:
+    """Let a target's `generation_config` add nothing to what a call of `generate` asks for.
+
+    A batch is written in several calls, in which what counts from a text's beginning or end would count anew.
+    """
+    with ExitStack() as parts:
+        for part in modules_of(target):
+            if "generation_config" in vars(part):
+                parts.enter_context(mock.patch.object(part, "generation_config", GenerationConfig()))
+        yield
 
 
 def end_token_ids(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:

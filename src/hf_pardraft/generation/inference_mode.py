@@ -1,8 +1,11 @@
 """Whether a call may run under `torch.inference_mode`, which costs less than `no_grad`: where nobody can tell the difference."""
 
+import functools
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +13,7 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import SequenceBiasLogitsProcessor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .choosing.processors import see_the_batch
@@ -32,9 +36,9 @@ def mode_for(
 
     A tensor that is made in inference mode can't be used in autograd, nor changed in place later. So nobody may get hold of one
     but those who are known not to keep it: the caller gets the text alone, made after the call; no processor, criterion or layer
-    is a caller's own, no forward was replaced or hooked (compilation, offloading, adapters for each item), nobody watches all
-    modules or all functions of torch, attention is a known package's, and no layer changes a tensor of its own or is of a tensor
-    subclass (quantised or sharded weights, rotary frequencies that follow the text).
+    is a caller's own or keeps a tensor, no forward, nor function that it calls, was replaced or hooked (compilation, offloading,
+    adapters for each item), nobody watches all modules or all functions of torch, attention is a known package's, and no layer
+    changes a tensor of its own or is of a tensor subclass (quantised or sharded weights, frequencies that follow the text).
 
     Args:
         target, generation_config, logits_processor, stopping_criteria: as `generate` prepared them.
@@ -43,9 +47,11 @@ def mode_for(
     """
     is_returned = generation_config.return_dict_in_generate or is_callers(cache)
     looks = see_the_batch(logits_processor, stopping_criteria)
+    # It makes its bias when it is first called.
+    keeps = any(isinstance(processor, SequenceBiasLogitsProcessor) for processor in logits_processor)
     text_config = target.config.get_text_config(decoder=True)
     changes = is_hybrid(text_config) or rope_changes(text_config).any
-    if is_returned or looks or changes or is_watched() or not is_untouched(target):
+    if is_returned or looks or keeps or changes or is_watched() or not is_untouched(target):
         return nullcontext()
     return torch.inference_mode() if drafter is None or is_untouched(drafter, "hf_pardraft") else nullcontext()
 
@@ -53,7 +59,12 @@ def mode_for(
 def is_untouched(model: nn.Module, *packages: str) -> bool:
     """Whether a model consists of known modules as their packages made them, with plain tensors for weights."""
     modules = modules_of(model)
-    if not packages_of(modules) <= KNOWN_PACKAGES.union(packages) or any(map(is_replaced, modules)):
+    known = KNOWN_PACKAGES.union(packages)
+    if not packages_of(modules) <= known or any(map(is_replaced, modules)):
+        return False
+    classes = set(map(type, modules))
+    called = (each for of_class in classes for each in functions_called_by(of_class.forward))
+    if not all(isinstance(now := scope[name], FunctionType) and package_of(now) in known for scope, name in called):
         return False
     hooks, weight_types = [], set()
     for module in modules:
@@ -69,6 +80,14 @@ def is_untouched(model: nn.Module, *packages: str) -> bool:
     # What is no function of all models is one of the model's own package.
     is_known = all(function is None or package_of(function) in KNOWN_PACKAGES for function in attention)
     return is_known and getattr(model, "hf_quantizer", None) is None
+
+
+@functools.lru_cache(maxsize=1024)
+def functions_called_by(forward: FunctionType) -> list[tuple[dict[str, Any], str]]:
+    """The functions of its module that a forward may call, as the names that they have there: others may stand there later."""
+    forward = inspect.unwrap(forward)
+    scope = forward.__globals__
+    return [(scope, name) for name in forward.__code__.co_names if isinstance(scope.get(name), FunctionType)]
 
 
 def is_watched() -> bool:

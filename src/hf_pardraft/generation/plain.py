@@ -33,6 +33,7 @@ def write_plain(
         **arguments: the others that `generate` prepared.
     """
     wanted = settings_of_call(drafter, generation_config).pack_weights
+    drafter.last_stats = stats = DecodeStats()
     with ExitStack() as ways:
         # What plain `generate` compiles, it would compile anew for ours.
         if not wants_compiled(generation_config):
@@ -40,8 +41,7 @@ def write_plain(
             ways.enter_context(fused_norms(target))
             ways.enter_context(shared_keys(target))
         result = _continued(target, input_ids, generation_config, **arguments)
-    drafter.last_stats = DecodeStats()
-    add_plain_rounds(drafter.last_stats, new_ids_of(result, input_ids.shape[1]), generation_config._eos_token_tensor)
+    add_plain_rounds(stats, new_ids_of(result, input_ids.shape[1]), generation_config._eos_token_tensor)
     return result
 
 

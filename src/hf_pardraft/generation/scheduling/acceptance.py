@@ -255,14 +255,15 @@ class TreeGain:
         ratio = (self.of_tree / self.of_chain) / (self.earlier.of_tree / self.earlier.of_chain)
         return max(ratio, 1 / ratio) > self.OTHER_GAIN
 
-    def factor(self, of_tree: float, of_chain: float) -> float:
+    def factor(self, of_tree: float, of_chain: float, at_least: float = 0.0) -> float:
         """How many times as many tokens are committed with trees as with chains.
 
         Args:
             of_tree, of_chain: the tokens of a round that are believed to be, where nothing is known of trees.
+            at_least: what is believed of smaller trees, before anything is found in this text.
         """
         if self.earlier:
-            believed, weight = self.earlier.factor(of_tree, of_chain), self.OF_EARLIER
+            believed, weight = max(self.earlier.factor(of_tree, of_chain), at_least), self.OF_EARLIER
         else:
             believed, weight = (1 + min(of_tree - 1, self.MOST * (of_chain - 1))) / of_chain, self.PRIOR_WEIGHT
         return (self.of_tree + weight * believed) / (self.of_chain + weight)

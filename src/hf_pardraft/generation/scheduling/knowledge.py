@@ -91,10 +91,18 @@ class Knowledge:
         """Of chains, see [`AcceptanceRates.expected_tokens`]."""
         return self.chain.expected_tokens(depth)
 
-    def tree_gains(self, depth: int, budgets: Iterable[int]) -> dict[int, float]:
-        """How many times as many tokens rounds commit with trees as with chains of the same depth, by the trees' budget."""
+    def tree_gains(self, depth: int, budgets: Iterable[int], are_nested: bool = True) -> dict[int, float]:
+        """How many times as many tokens rounds commit with trees as with chains of the same depth, by the trees' budget.
+
+        Args:
+            depth, budgets: of the trees.
+            are_nested: whether larger ones are believed to gain what smaller ones do, which they hold.
+        """
         of_chain, of_tree = (self.chain.expected_tokens(depth, caught)[depth] for caught in (0.0, TreeGain.CAUGHT))
-        return {budget: self.gain_of(budget).factor(of_tree, of_chain) for budget in budgets}
+        gains, gain = {}, 0.0
+        for budget in sorted(budgets):
+            gains[budget] = gain = self.gain_of(budget).factor(of_tree, of_chain, at_least=gain if are_nested else 0.0)
+        return gains
 
     def gain_of(self, budget: int) -> TreeGain:
         """What trees of this budget have over chains, in this text."""

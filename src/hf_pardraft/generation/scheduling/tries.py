@@ -141,6 +141,10 @@ class Tries:
         if plan == best:
             return False
         is_deepest = plan.depth == self.plans[-1].depth
+        is_undrafted_text = best == NOTHING and self.worth.batch == 1
+        if is_undrafted_text and not is_deepest and costs.count(plan) >= Costs.BELIEVED:
+            # Longer drafts tell what is accepted of it, and what it costs is known.
+            return False
         rest = self.REST * (self._certainty if best == NOTHING and is_deepest else 1.0)
         if plan.depth and best.includes(plan):
             # What would be accepted of it is known from the best plan's rounds, and only its cost is to be learned.

@@ -74,7 +74,8 @@ class PlanWorth:
         tokens = {plan: of_chain[plan.depth] for plan in self.plans}
         if has_chains:
             trees = [plan for plan in self.plans if plan.budget]
-            gains = self.knowledge.tree_gains(depth, [plan.budget for plan in trees])
+            # Where a batch loses much by a tree that is too large, it is to be found out by itself.
+            gains = self.knowledge.tree_gains(depth, [plan.budget for plan in trees], are_nested=batch == 1)
             tokens |= {plan: tokens[plan] * gains[plan.budget] for plan in trees}
         if batch > 1:
             shares = self.knowledge.spread_of(batch).shares(self.knowledge.chain.rates(depth))

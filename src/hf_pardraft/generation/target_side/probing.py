@@ -73,8 +73,9 @@ def package_of(origin: type | FunctionType) -> str:
 
 
 def packages_of(modules: Sequence[nn.Module]) -> set[str]:
-    """The packages that the classes of some modules are from."""
-    return set(map(package_of, set(map(type, modules))))
+    """The packages that the classes of some modules are from, and their forwards, which may have been replaced."""
+    classes = set(map(type, modules))
+    return {package_of(origin) for each in classes for origin in (each, each.forward)}
 
 
 def _one_by_one(target: PreTrainedModel, ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -1,7 +1,9 @@
 """A data set of raw examples as one that can be trained on: tokenised, rid of what teaches nothing, and perhaps packed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from transformers.utils import logging
 
 from ...user_input.data import load_data, require_datasets
 from ..layouts import DroppedMasks, Layout
-from .documents import IGNORED, TOKEN_MASKS, labels_of, packed_examples
+from .documents import IGNORED, OPTIONAL, TOKEN_MASKS, labels_of, packed_examples
 from .encoding import check_tokenizer
 from .formats import (
     COLUMNS_OF_KIND,
@@ -30,16 +32,30 @@ logger = logging.get_logger(__name__)
 EXAMPLES_PER_PACKING = 1000
 
 
-def has_something_to_learn(labels: Any, run: int, num_before: int) -> bool:
-    """Whether `run` labels follow each other, the last of them after `num_before` tokens; `labels (length,)`, or `None` of an
-    example that has none: it learns all its tokens."""
-    if labels is None:
-        return True
-    length = 0
-    for place, label in enumerate(torch.as_tensor(labels).tolist()):
+def has_something_to_learn(*values: Any, names: Sequence[str], run: int, num_before: int) -> bool:
+    """Whether `run` labels follow each other in a document of an example, the last of them after `num_before` of its tokens.
+
+    Args:
+        *values: what the example has in some columns, `(length,)` each. Padding doesn't count, and without labels all tokens are
+            learned; see [`documents.checked`].
+        names: of the columns, `input_ids` among them.
+        run, num_before: see there.
+    """
+    example = dict(zip(names, values, strict=True))
+    if example.get("labels") is None:
+        example["labels"] = example["input_ids"]
+    given = [example.get(name) for name in ("labels", *OPTIONAL)]
+    labels, documents, real = (repeat(1) if own is None else torch.as_tensor(own).tolist() for own in given)
+    ended, length, place = None, 0, 0
+    for label, document, is_real in zip(labels, documents, real, strict=False):
+        if not is_real:
+            continue
+        if document != ended:
+            ended, length, place = document, 0, 0
         length = length + 1 if label != IGNORED else 0
         if length >= run and place >= num_before:
             return True
+        place += 1
     return False
 
 
@@ -108,7 +124,7 @@ def prepare_data(
     data = with_checked_tokens(data, columns, vocab_size)
     if kind == "tokens":
         data, columns = from_given_tokens(data, columns, context, options)
-    data = _with_something_to_learn(data, "labels" if "labels" in columns else "input_ids", layout, options)
+    data = _with_something_to_learn(data, columns, layout, options)
     if packing and "document_ids" not in columns:
         data = with_labels(data, columns).map(
             partial(packed_examples, max_length=max_length),
@@ -243,13 +259,14 @@ def with_labels(data: Any, columns: list[str]) -> Any:
     return data.map(lambda row: {"labels": row["input_ids"]})
 
 
-def _with_something_to_learn(data: Any, column: str, layout: type[Layout], options: dict[str, Any]) -> Any:
+def _with_something_to_learn(data: Any, columns: list[str], layout: type[Layout], options: dict[str, Any]) -> Any:
     from datasets import Dataset
 
-    keep = partial(has_something_to_learn, run=layout.supervised_run, num_before=layout.tokens_before)
+    names = [name for name in ("input_ids", "labels", *OPTIONAL) if name in columns]
+    keep = partial(has_something_to_learn, names=names, run=layout.supervised_run, num_before=layout.tokens_before)
     if not isinstance(data, Dataset):
-        return data.filter(WarnOnce(keep), input_columns=[column])
-    kept = data.filter(keep, input_columns=[column], **options, **described("Looking for labels", data))
+        return data.filter(WarnOnce(keep), input_columns=names)
+    kept = data.filter(keep, input_columns=names, **options, **described("Looking for labels", data))
     dropped = len(data) - len(kept)
     if not len(kept):
         raise ValueError(
@@ -272,8 +289,8 @@ class WarnOnce:
     keep: Any
     has_warned: bool = False
 
-    def __call__(self, labels: Any) -> bool:
-        kept = self.keep(labels)
+    def __call__(self, *values: Any) -> bool:
+        kept = self.keep(*values)
         if not kept and not self.has_warned:
             self.has_warned = True
             logger.warning("dropping examples that have nothing to learn (no answer, or none within max_length)")
