@@ -170,9 +170,9 @@ class ParallelDrafter:
         # Of a drafter without a limit of its own the greatest one is as of the others: far above any use, and no slip of a digit.
         limit = self.GREATEST_DEPTH if limit is None else limit
         if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= limit:
+            place = "drafter.generation_config" if requested is None else "the call or target.generation_config"
             raise ValueError(
-                f"num_assistant_tokens must be between 1 and {limit} for this {type(self).__name__}, got "
-                f"{depth!r}: set drafter.generation_config.num_assistant_tokens"
+                f"num_assistant_tokens must be between 1 and {limit} for this {type(self).__name__}, got {depth!r} by {place}"
             )
         return depth
 

@@ -1,15 +1,16 @@
 """Texts written together are those that each would be alone, whoever comes and goes."""
 
+import copy
 import functools
 from contextlib import nullcontext
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, GPTNeoConfig, OpenAIGPTConfig
 
 from ending_targets import END, ending_target, ragged_prompts, texts_of, with_ends
 from hf_pardraft.datagen.fast_steps import FastSteps
-from hf_pardraft.datagen.joined_cache import JoinedCache, has_entries_per_token
+from hf_pardraft.datagen.joined_cache import JoinedCache, has_entries_per_token, may_have_gaps
 from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.refilled_batch import Item, RefilledBatch
 from hf_pardraft.generation.packing import packed_weights, packing_trials
@@ -152,3 +153,79 @@ def test_targets_that_remember_more_than_entries_read_again(name):
     else:
         # Their texts do depend on the longest of a batch.
         assert written(fresh(target), temperature=0.9, num_rows=9).keys() == set(range(9))
+
+
+SETTINGS = {
+    "no cache": {"use_cache": False},
+    "static cache": {"cache_implementation": "static"},
+    "least length": {"min_new_tokens": 9, "min_length": 30},
+    "first tokens": {"begin_suppress_tokens": [5, 6, 7], "forced_bos_token_id": 9},
+    "last token": {"forced_eos_token_id": 11},
+    "decay": {"exponential_decay_length_penalty": (3, 1.5)},
+    "guidance": {"guidance_scale": 1.5, "encoder_repetition_penalty": 1.3, "repetition_penalty": 1.4},
+    "outputs": {"return_dict_in_generate": True, "output_scores": True, "num_return_sequences": 2, "num_beams": 2},
+    "stops": {"stop_strings": ["a"], "token_healing": True},
+    "assistance": {"prompt_lookup_num_tokens": 3, "num_assistant_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_targets_own_settings_count_for_nothing_but_its_ends(settings, temperature):
+    target = ending_target("qwen3")
+    prompts = ragged_prompts(7, target.config.vocab_size)
+    expected = written(target, temperature, num_rows=7)
+    own = copy.deepcopy(target.generation_config)
+    target.generation_config.update(**settings)
+    changed = target.generation_config.to_dict()
+    for batch_size in (1, 4):
+        writer = LocalWriter(
+            target, tiny_chat_tokenizer(), temperature=temperature, top_p=0.9, max_tokens=MOST, batch_size=batch_size
+        )
+        items = [Item(row, [*prompt], MOST - row % 3, seed=row) for row, prompt in enumerate(prompts)]
+        assert texts_of(writer.new_batch(), items) == expected
+    assert target.generation_config.to_dict() == changed != own.to_dict()
+
+
+def test_a_pad_token_that_has_no_row_in_the_embedding_pads_nothing():
+    """As in a fine-tune whose tokenizer got one more token than its model."""
+    target, tokenizer = ending_target("qwen3"), tiny_chat_tokenizer()
+    expected = written(target, num_rows=7)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    while tokenizer.pad_token_id < target.config.vocab_size:
+        tokenizer.add_tokens([f"<{len(tokenizer)}>"])
+        tokenizer.add_special_tokens({"pad_token": f"[PAD {len(tokenizer)}]"})
+    writer = LocalWriter(target, tokenizer, temperature=0.0, max_tokens=MOST, batch_size=4)
+    prompts = ragged_prompts(7, target.config.vocab_size)
+    items = [Item(row, [*prompt], MOST - row % 3, seed=row) for row, prompt in enumerate(prompts)]
+    assert texts_of(writer.new_batch(), items) == expected
+
+
+@pytest.mark.parametrize("window", [4, 12])
+def test_windows_that_count_columns_have_no_gaps_in_them(window):
+    config = GPTNeoConfig(
+        vocab_size=299,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=window,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=END,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    target = AutoModelForCausalLM.from_config(config)
+    assert has_entries_per_token(target)
+    assert not may_have_gaps(target)
+    written(with_ends(target).double(), num_rows=9, beginnings=[range(3, 30)])
+
+
+def test_a_target_that_keeps_nothing_of_a_text_reads_it_again():
+    config = OpenAIGPTConfig(vocab_size=299, n_embd=32, n_layer=2, n_head=4, n_positions=256)
+    torch.manual_seed(0)
+    target = with_ends(AutoModelForCausalLM.from_config(config))
+    assert not has_entries_per_token(target)
+    # Positions are counted from a batch's first column.
+    written(target.double(), batch_size=1, num_rows=5)

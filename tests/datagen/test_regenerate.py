@@ -601,3 +601,31 @@ def test_all_else_is_looked_at_before_a_target_is_loaded(arguments, match, tmp_p
     done = in_process.pardraft("regenerate", *arguments, "--target", "no/such-model")
     assert match in done.error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["add_generation_prompt", "tokenize", "messages", "tools"])
+def test_a_row_that_tells_the_template_what_the_renderer_does_costs_no_other(name, target, tokenizer, tmp_path):
+    rows = conversations(3)
+    rows[1]["chat_template_kwargs"] = {name: False}
+    result = regenerate(rows, tmp_path / "out.jsonl", local(target, tokenizer), "tiny", progress=False)
+    assert result.num_written == 2
+    assert f"got {name}: leave out" in result.failed[1]
+
+
+def test_settings_can_be_corrected_as_long_as_no_row_is_written(target, tokenizer, tmp_path, monkeypatch):
+    out, rows = tmp_path / "out.jsonl", conversations(2)
+    with monkeypatch.context() as failing:
+        failing.setattr(LocalWriter, "write", lambda self, rewrites: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            regenerate(rows, out, local(target, tokenizer, max_tokens=3), "tiny", progress=False)
+    regenerate(rows, out, local(target, tokenizer, max_tokens=4), "tiny", progress=False)
+    with pytest.raises(ValueError, match="was begun with max_tokens 4"):
+        regenerate(rows, out, local(target, tokenizer, max_tokens=3), "tiny", progress=False)
+
+
+def test_what_is_no_number_is_not_drawn_from():
+    scores = torch.zeros(3, 5)
+    scores[1, 2] = torch.nan
+    draws = ItemDraws([torch.Generator() for _ in range(3)])
+    with pytest.raises(ValueError, match=r"scores of item \[1\] of this batch are no numbers"):
+        draws(torch.zeros(3, 1), scores)

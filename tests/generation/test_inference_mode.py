@@ -13,11 +13,14 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    SequenceBiasLogitsProcessor,
     StoppingCriteria,
 )
 from transformers.generation.streamers import BaseStreamer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from compiled_cases import leave_uncompiled
 from hf_pardraft.generation.scheduling.schedule import Schedule
@@ -99,9 +102,29 @@ def attending_by_itself(target):
     target.set_attn_implementation("somebodys")
 
 
+def patching_a_class(target):
+    forward = LlamaMLP.forward
+    patched.setattr(LlamaMLP, "forward", lambda self, states: forward(self, states))
+
+
+def patching_a_function(target):
+    rotate = modeling_llama.apply_rotary_pos_emb
+    patched.setattr(modeling_llama, "apply_rotary_pos_emb", lambda *given, **options: rotate(*given, **options))
+
+
+# Undone after each test.
+patched = pytest.MonkeyPatch()
+
+
 @pytest.mark.parametrize(
     "options",
     [
+        {"change": patching_a_class},
+        {"change": patching_a_function},
+        {
+            "logits_processor": LogitsProcessorList([SequenceBiasLogitsProcessor([[[5], -9.0]])]),
+            "sequence_bias": [[[5], -9.0]],
+        },
         {"return_dict_in_generate": True},
         {"past_key_values": DynamicCache},
         {"logits_processor": LogitsProcessorList([Keeping()])},
@@ -121,8 +144,10 @@ def test_where_somebody_may_see_its_tensors_it_is_not_used(modes, options):
         change(target)
     if "past_key_values" in options:
         options = {"past_key_values": DynamicCache(config=target.config)}
-    plain = target.generate(random_prompt(5), **OPTIONS)
+    # What a processor of transformers' own does is asked for in another way.
+    plain = target.generate(random_prompt(5), **OPTIONS, sequence_bias=options.pop("sequence_bias", None))
     found = target.generate(random_prompt(5), assistant_model=tiny_drafter("dflash", target), **OPTIONS, **options)
+    patched.undo()
     assert torch.equal(found if isinstance(found, torch.Tensor) else found.sequences, plain)
     assert set(modes) == {False}
 

@@ -21,6 +21,12 @@ class ItemDraws(LogitsProcessor):
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         numbers = [torch.rand((), dtype=torch.float64, generator=generator) for generator in self.generators]
         shares = scores.softmax(dim=-1).cumsum(dim=-1)
+        if not shares[:, -1].isfinite().all():
+            items = shares[:, -1].isfinite().logical_not().nonzero().flatten().tolist()
+            raise ValueError(
+                f"the target's scores of item {items} of this batch are no numbers (NaN), so nothing can be drawn: try another "
+                "dtype (float32), or attn_implementation"
+            )
         # Above 0, as then the first token whose sum reaches it is one of probability above 0.
         thresholds = (1 - torch.stack(numbers)).to(shares)[:, None] * shares[:, -1:]
         drawn = torch.searchsorted(shares, thresholds)

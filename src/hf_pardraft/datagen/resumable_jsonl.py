@@ -90,8 +90,10 @@ class ResumableJsonl:
     def _check_settings(self, settings: dict[str, Any]) -> None:
         file = self._beside("settings")
         settings = json.loads(json.dumps(settings))
-        if not file.exists():
-            if self.path.exists() and self.path.stat().st_size:
+        has_rows = self.path.exists() and self.path.stat().st_size > 0
+        # Where there are no rows yet, other settings are as good.
+        if not (file.exists() and has_rows):
+            if has_rows:
                 raise ValueError(
                     f"{self.path} exists, but {file.name}, which says how it was made, does not: choose another output"
                 )

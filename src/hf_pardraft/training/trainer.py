@@ -107,8 +107,8 @@ class DraftTrainer(DrafterFilesTrainer):
         collators = [data_collator or self.scorer.layout.for_drafter(model, args) for _ in ("training", "evaluation")]
         check_one_device(args)
         raw_data, kwargs = kwargs.get("train_dataset"), prepare_all(model, target, args, kwargs)
-        self._note_in_drafter(args, raw_data, kwargs)
         data_collator, self.eval_collator = self._with_stored_states(collators, args)
+        self._note_in_drafter(args, raw_data, kwargs)
         trained = self._with_adapter(trained, args)
         super().__init__(model=trained, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
