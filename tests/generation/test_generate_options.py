@@ -12,8 +12,10 @@ from transformers import (
     GPT2Config,
     GPTNeoConfig,
     LogitsProcessor,
+    MaxLengthCriteria,
     PreTrainedModel,
     StoppingCriteria,
+    StoppingCriteriaList,
     TextIteratorStreamer,
 )
 from transformers.generation.streamers import BaseStreamer
@@ -448,3 +450,39 @@ def test_the_default_device_of_new_tensors_may_be_another(kind, count):
                 torch.manual_seed(0)
                 texts.append(target.generate(prompt, **options, **assistant))
         assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("budget", [0, 8])
+@pytest.mark.parametrize(
+    "options", [{"do_sample": False}, {"do_sample": True}, {"do_sample": True, "num_return_sequences": 2}]
+)
+@pytest.mark.parametrize("lengths", [(6,), (7, 2, 5)])
+def test_a_length_criterion_of_the_callers_own_goes_before_the_config(lengths, options, budget):
+    """transformers then leaves out the one that it makes of its config, be that shorter or longer."""
+    target = tiny_target("llama").double()
+    ids, mask = ragged_prompts(lengths)
+    for limit in (16, 60):
+        inputs = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 20, **options}
+        criteria, texts = StoppingCriteriaList([MaxLengthCriteria(limit)]), []
+        for is_drafted in (False, True):
+            drafter = None
+            if is_drafted:
+                mask_of_texts = mask.repeat_interleave(len(texts[0]) // len(mask), dim=0)
+                drafter = batch_oracle("pard", target, texts[0], mask_of_texts, budget).double()
+            torch.manual_seed(1)
+            texts.append(target.generate(**inputs, stopping_criteria=criteria, assistant_model=drafter))
+        assert torch.equal(*texts)
+        assert texts[0].shape[1] == limit
+
+
+def test_a_depth_that_is_refused_is_told_with_where_it_comes_from():
+    target = tiny_target("llama")
+    drafter = tiny_drafter("dflash", target)
+    drafter.generation_config.num_assistant_tokens = 2
+    target.generation_config.num_assistant_tokens = 20
+    with pytest.raises(ValueError, match=r"between 1 and .* got 20 by the call or target.generation_config"):
+        target.generate(PROMPT, assistant_model=drafter, **OPTIONS)
+    drafter.generation_config.num_assistant_tokens = 30
+    target.generation_config.num_assistant_tokens = None
+    with pytest.raises(ValueError, match=r"got 30 by drafter.generation_config"):
+        target.generate(PROMPT, assistant_model=drafter, **OPTIONS)

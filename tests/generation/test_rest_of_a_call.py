@@ -7,6 +7,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from drawn_plans import DrawnSchedule
 from hf_pardraft.generation import hooks
 from hf_pardraft.generation.plain import PlainRest
+from hf_pardraft.generation.scheduling.schedule import Schedule
 from sampled_cases import batch_of, double_target, knowing, unpadded
 from tiny_models import every_architecture, tiny_drafter
 from unusual_targets import hybrid_target
@@ -227,3 +228,25 @@ def test_several_sequences_of_each_prompt(leave):
     left = leave(3)
     assert_rest_is_plain(double_target(), batch_of(6, 3), do_sample=True, top_k=0, num_return_sequences=2)
     assert left
+
+
+def test_statistics_are_this_calls_from_its_beginning_on(monkeypatch):
+    """Also of a call that is left as a whole and fails on the way."""
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch, length: True)
+    target, batch, seen = double_target(), batch_of(6), []
+    drafter = tiny_drafter("pard", target)
+    drafter.generation_config.draft_schedule = "auto"
+    called(target, batch, drafter)
+    before = drafter.last_stats
+    assert before.rounds == NEW
+
+    class Failing(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            seen.append(drafter.last_stats)
+            if input_ids.shape[1] == 10:
+                raise KeyboardInterrupt
+            return scores
+
+    with pytest.raises(KeyboardInterrupt):
+        called(target, batch, drafter, logits_processor=LogitsProcessorList([Failing()]))
+    assert all(stats is drafter.last_stats is not before for stats in seen)

@@ -935,3 +935,26 @@ def test_calls_in_several_threads_may_teach_the_same_knowledge():
     finally:
         sys.setswitchinterval(before)
     assert all(0 <= rate <= 1 for rate in knowledge.chain.rates(9))
+
+
+def test_a_larger_tree_is_believed_to_gain_what_a_smaller_one_does_until_it_is_tried():
+    knowledge = Knowledge()
+    for _ in range(300):
+        knowledge.note(16, RoundOutcome([(3, 4)], [(0, 1)]))
+    knowledge.begin_text()
+    gains = knowledge.tree_gains(8, [32, 16, 64])
+    assert gains[64] == gains[32] == gains[16] > 3
+    for _ in range(300):
+        knowledge.note(32, RoundOutcome([(1, 2)], [(0, 1)]))
+    assert knowledge.tree_gains(8, [16, 32])[32] == pytest.approx(2, rel=0.1)
+    assert knowledge.tree_gains(8, [16, 64], are_nested=False)[64] < 1.5
+
+
+def test_where_a_large_tree_is_best_it_is_found():
+    shares = []
+    for seed in range(8):
+        world = World([0.35] * 8, tree_gain=1.0, slot=0.01, seed=seed)
+        world.speed(80)
+        shares.append(world.speed(20) / world.best_speed())
+    assert statistics.mean(shares) > 0.97
+    assert min(shares) > 0.9

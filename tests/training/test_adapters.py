@@ -234,3 +234,16 @@ def test_two_processes_train_the_adapter_of_one(target, text, tmp_path):
     for found in in_processes(train):
         assert found == pytest.approx(losses(alone), abs=1e-5)
     AutoDrafter.from_pretrained(tmp_path / "both")
+
+
+def test_an_adapter_of_a_head_that_was_cut_down_is_as_large_as_that(target, text, tmp_path):
+    """A DART drafter's, which trains its own."""
+    drafter = saved_drafter("dart", target, tmp_path / "base")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "lm_head"])
+    options = {"drafter": drafter, "keep_adapter": True, "draft_vocab_size": 20, "max_steps": 3}
+    trainer = trainer_for("dart", target, text, tmp_path / "run", trainer_options={"peft_config": config}, **options)
+    trainer.train()
+    trainer.save_model(tmp_path / "out")
+    loaded = AutoDrafter.from_pretrained(tmp_path / "out")
+    assert torch.equal(loaded.draft_token_ids, trainer.drafter.draft_token_ids)
+    torch.testing.assert_close(drafts(loaded, target), drafts(trainer.drafter, target), rtol=1e-4, atol=1e-4)

@@ -443,3 +443,42 @@ def test_a_generator_is_refused_with_advice_before_any_row_is_read(target, token
 def test_a_tokenizers_name_is_no_tokenizer():
     with pytest.raises(TypeError, match=r"tokenizer as processing_class, got a str: load it with AutoTokenizer"):
         prepare_data([CHAT], "a/path")
+
+
+GOOD = {"input_ids": [9, 9, 7, 40, 41, 5, 6], "attention_mask": [1] * 7, "labels": None, "document_ids": None}
+TEACH_NOTHING = {
+    "padding": {"input_ids": [5, 0, 0, 0, 0], "attention_mask": [1, 0, 0, 0, 0]},
+    "labels in padding": {
+        "input_ids": [5, 6, 7, 8, 9],
+        "attention_mask": [1, 1, 1, 0, 0],
+        "labels": [-100, -100, -100, 8, 9],
+    },
+    "documents of a token each": {"input_ids": [5, 6, 7, 8], "document_ids": [0, 1, 2, 3]},
+    "a token without labels": {"input_ids": [5], "labels": None},
+    "nothing without labels": {"input_ids": [], "labels": None},
+}
+
+
+@pytest.mark.parametrize("source", [list, Dataset.from_list])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+@pytest.mark.parametrize("row", TEACH_NOTHING.values(), ids=TEACH_NOTHING)
+def test_rows_that_teach_nothing_are_dropped_before_training(row, kind, source, tmp_path):
+    names = {"input_ids", *row}
+    good = {name: value for name, value in GOOD.items() if name in names}
+    if "document_ids" in names:
+        good["document_ids"] = [0] * 7
+    rows = source([good, row, good])
+    trainer = trainer_for(kind, tiny_target(), rows, tmp_path, max_steps=3, per_device_train_batch_size=1)
+    assert len(trainer.train_dataset) == 2
+    trainer.train()
+
+
+def test_what_a_drafter_needs_more_of_is_counted_in_documents_without_padding():
+    two = {"input_ids": [5, 6, 7, 8], "document_ids": [0, 0, 1, 1]}
+    padded = {"input_ids": [0, 0, 5, 6], "attention_mask": [0, 0, 1, 1]}
+    three = {"input_ids": [0, 5, 6, 7], "attention_mask": [0, 1, 1, 1]}
+    assert len(prepare_data([two], layout=AnchoredBlocks)) == len(prepare_data([padded], layout=AnchoredBlocks)) == 1
+    for nothing in (two, padded):
+        with pytest.raises(ValueError, match="none of 1 examples has something to learn"):
+            prepare_data([nothing], layout=SharedPrefixes)
+    assert len(prepare_data([three], layout=SharedPrefixes)) == 1

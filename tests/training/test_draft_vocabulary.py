@@ -136,3 +136,34 @@ def test_padding_and_first_tokens_do_not_count_since_nothing_is_learned_there(ta
     drafter = tiny_drafter("dflash", target)
     set_frequent_vocabulary(drafter, 2, [padded, padded, packed])
     assert drafter.draft_token_ids.tolist() == [41, 42]
+
+
+@pytest.mark.parametrize(("before", "after"), [(20, 24), (None, 20), (20, None)])
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+def test_a_vocabulary_does_not_change_on_the_way(kind, before, after, target, text, tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1}
+    trainer_for(kind, target, text, tmp_path, draft_vocab_size=before, max_steps=1, **options).train()
+    trainer = trainer_for(
+        kind, target, text, tmp_path, draft_vocab_size=after, max_steps=2, resume_changed=True, **options
+    )
+    with pytest.raises(ValueError, match=r"is of a drafter that proposes \S+ tokens .* can't change on the way"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_a_trainer_that_is_refused_leaves_the_vocabulary_as_it_was(target, text, tmp_path):
+    drafter = tiny_drafter("dflash", target)
+    drafter.set_draft_vocabulary([3, 5, 8], target)
+    rows = drafter.lm_head.weight.clone()
+    options = {"draft_vocab_size": 20, "features_folder": str(tmp_path / "missing")}
+    with pytest.raises((ValueError, OSError)):
+        trainer_for("dflash", target, text, tmp_path, drafter=drafter, **options)
+    assert drafter.draft_token_ids.tolist() == [3, 5, 8]
+    assert torch.equal(drafter.lm_head.weight, rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vocabulary_that_was_set_in_inference_mode_can_be_trained(kind, target, text, tmp_path):
+    drafter = tiny_drafter(kind, target)
+    with torch.inference_mode():
+        drafter.set_draft_vocabulary([3, 5, 8, 13, 21])
+    trainer_for(kind, target, text, tmp_path, drafter=drafter, max_steps=1).train()
