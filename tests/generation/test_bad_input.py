@@ -246,3 +246,10 @@ def test_a_mask_that_is_not_of_these_prompts(kind, mask, match):
 def test_an_offloaded_drafter_is_refused_with_what_to_do(kind, target):
     drafter = cpu_offload(tiny_drafter(kind, target), execution_device=torch.device("cpu"))
     assert_refused(target, drafter, "or are offloaded.* Load it whole with from_pretrained, onto one device")
+
+
+def test_a_batch_of_no_texts_is_refused():
+    target = tiny_target("llama")
+    ids = torch.zeros(0, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match="expected one text at least, got a batch of none"):
+        target.generate(ids, attention_mask=ids, assistant_model=tiny_drafter("pard", target), max_new_tokens=3)

@@ -166,6 +166,8 @@ def check_inputs(
     batch, length = input_ids.shape
     if not model_kwargs.get("use_cache"):
         raise ValueError("drafting needs the key/value cache: call generate with use_cache=True")
+    if batch == 0:
+        raise ValueError("expected one text at least, got a batch of none: leave the call out")
     if length == 0 or model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("drafting needs the prompt as input_ids, got inputs_embeds or an empty prompt: pass token ids")
     attention_mask = model_kwargs.get("attention_mask")
