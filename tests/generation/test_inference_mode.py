@@ -1,5 +1,7 @@
 """Calls run in inference mode where nobody can tell, and nowhere else."""
 
+import functools
+
 import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -112,6 +114,14 @@ def patching_a_function(target):
     patched.setattr(modeling_llama, "apply_rotary_pos_emb", lambda *given, **options: rotate(*given, **options))
 
 
+def patching_with_no_function(target):
+    patched.setattr(LlamaMLP, "forward", functools.partialmethod(LlamaMLP.forward))
+
+
+def patching_with_what_is_called(target):
+    patched.setattr(modeling_llama, "apply_rotary_pos_emb", functools.partial(modeling_llama.apply_rotary_pos_emb))
+
+
 # Undone after each test.
 patched = pytest.MonkeyPatch()
 
@@ -121,6 +131,8 @@ patched = pytest.MonkeyPatch()
     [
         {"change": patching_a_class},
         {"change": patching_a_function},
+        {"change": patching_with_no_function},
+        {"change": patching_with_what_is_called},
         {
             "logits_processor": LogitsProcessorList([SequenceBiasLogitsProcessor([[[5], -9.0]])]),
             "sequence_bias": [[[5], -9.0]],

@@ -63,8 +63,8 @@ def is_untouched(model: nn.Module, *packages: str) -> bool:
     if not packages_of(modules) <= known or any(map(is_replaced, modules)):
         return False
     classes = set(map(type, modules))
-    called = (each for of_class in classes for each in functions_called_by(of_class.forward))
-    if not all(isinstance(now := scope[name], FunctionType) and package_of(now) in known for scope, name in called):
+    called = (scope.get(name) for of_class in classes for scope, name in functions_called_by(of_class.forward))
+    if not all(isinstance(function, FunctionType) and package_of(function) in known for function in called):
         return False
     hooks, weight_types = [], set()
     for module in modules:
@@ -83,9 +83,12 @@ def is_untouched(model: nn.Module, *packages: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def functions_called_by(forward: FunctionType) -> list[tuple[dict[str, Any], str]]:
+def functions_called_by(forward: Callable) -> list[tuple[dict[str, Any], str]]:
     """The functions of its module that a forward may call, as the names that they have there: others may stand there later."""
     forward = inspect.unwrap(forward)
+    # Compiled to something else, it has no code of Python's.
+    if not isinstance(forward, FunctionType):
+        return []
     scope = forward.__globals__
     return [(scope, name) for name in forward.__code__.co_names if isinstance(scope.get(name), FunctionType)]
 

@@ -5,8 +5,7 @@ checkpoint, or a class of a user's own, has not.
 """
 
 import weakref
-from collections.abc import Sequence
-from types import FunctionType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -67,9 +66,9 @@ def _refusal(target: PreTrainedModel, reason: str) -> str:
     )
 
 
-def package_of(origin: type | FunctionType) -> str:
-    """The package that a class or function is from."""
-    return origin.__module__.partition(".")[0]
+def package_of(origin: type | Callable) -> str:
+    """The package that a class or function is from; none of what doesn't say."""
+    return (getattr(origin, "__module__", None) or "").partition(".")[0]
 
 
 def packages_of(modules: Sequence[nn.Module]) -> set[str]:
