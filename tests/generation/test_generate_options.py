@@ -452,9 +452,14 @@ def test_the_default_device_of_new_tensors_may_be_another(kind, count):
         assert torch.equal(*texts)
 
 
-@pytest.mark.parametrize("budget", [0, 8])
 @pytest.mark.parametrize(
-    "options", [{"do_sample": False}, {"do_sample": True}, {"do_sample": True, "num_return_sequences": 2}]
+    ("options", "budget"),
+    [
+        ({"do_sample": False}, 0),
+        ({"do_sample": False}, 8),
+        ({"do_sample": True}, 8),
+        ({"do_sample": True, "num_return_sequences": 2}, 0),
+    ],
 )
 @pytest.mark.parametrize("lengths", [(6,), (7, 2, 5)])
 def test_a_length_criterion_of_the_callers_own_goes_before_the_config(lengths, options, budget):

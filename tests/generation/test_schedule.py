@@ -943,9 +943,11 @@ def test_a_larger_tree_is_believed_to_gain_what_a_smaller_one_does_until_it_is_t
         knowledge.note(16, RoundOutcome([(3, 4)], [(0, 1)]))
     knowledge.begin_text()
     gains = knowledge.tree_gains(8, [32, 16, 64])
-    assert gains[64] == gains[32] == gains[16] > 3
+    assert gains[64] == gains[32] == pytest.approx(gains[16], rel=0.05)
+    assert gains[32] > 3
     for _ in range(300):
         knowledge.note(32, RoundOutcome([(1, 2)], [(0, 1)]))
+    knowledge.begin_text()
     assert knowledge.tree_gains(8, [16, 32])[32] == pytest.approx(2, rel=0.1)
     assert knowledge.tree_gains(8, [16, 64], are_nested=False)[64] < 1.5
 

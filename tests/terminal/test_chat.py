@@ -220,8 +220,9 @@ def test_a_chat_mode_is_not_judged_by_the_answer_that_plain_generate_began(famil
     assert not [warning for warning in recwarn if "was not trained" in str(warning.message)]
 
 
-def test_a_message_may_have_several_lines(family):
-    session = session_of(family, ['"""def f():', "    pass", '"""'])
+@pytest.mark.parametrize("end", [['"""'], []], ids=["closed", "by the end of the input"])
+def test_a_message_may_have_several_lines(family, end):
+    session = session_of(family, ['"""def f():', "    pass", *end])
     session.run()
     assert session.conversation.messages[0]["content"] == "def f():\n    pass"
 

@@ -236,6 +236,7 @@ def test_two_processes_train_the_adapter_of_one(target, text, tmp_path):
     AutoDrafter.from_pretrained(tmp_path / "both")
 
 
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
 def test_an_adapter_of_a_head_that_was_cut_down_is_as_large_as_that(target, text, tmp_path):
     """A DART drafter's, which trains its own."""
     drafter = saved_drafter("dart", target, tmp_path / "base")

@@ -138,8 +138,9 @@ def test_padding_and_first_tokens_do_not_count_since_nothing_is_learned_there(ta
     assert drafter.draft_token_ids.tolist() == [41, 42]
 
 
-@pytest.mark.parametrize(("before", "after"), [(20, 24), (None, 20), (20, None)])
-@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+@pytest.mark.parametrize(
+    ("kind", "before", "after"), [("pard", 20, 24), ("pard", None, 20), ("dflash", 20, None), ("dart", 20, 24)]
+)
 def test_a_vocabulary_does_not_change_on_the_way(kind, before, after, target, text, tmp_path):
     options = {"save_strategy": "steps", "save_steps": 1}
     trainer_for(kind, target, text, tmp_path, draft_vocab_size=before, max_steps=1, **options).train()

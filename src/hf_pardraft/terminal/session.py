@@ -170,13 +170,16 @@ class Session:
 
 
 def read_message(read_line: Callable[[], str]) -> str:
-    """The user's next line, or all lines between two that have three quotes."""
+    """The user's next line, or all lines between two that have three quotes; the end of the input ends them, too."""
     line = read_line()
     if not line.lstrip().startswith(BLOCK):
         return line
     lines = [line.lstrip().removeprefix(BLOCK)]
     while not lines[-1].rstrip().endswith(BLOCK):
-        lines.append(read_line())
+        try:
+            lines.append(read_line())
+        except EOFError:
+            break
     lines[-1] = lines[-1].rstrip().removesuffix(BLOCK)
     return "\n".join(lines).strip("\n")
 

@@ -260,10 +260,11 @@ class TreeGain:
 
         Args:
             of_tree, of_chain: the tokens of a round that are believed to be, where nothing is known of trees.
-            at_least: what is believed of smaller trees, before anything is found in this text.
+            at_least: what smaller trees gained in all texts, which is believed of these until they are tried.
         """
         if self.earlier:
-            believed, weight = max(self.earlier.factor(of_tree, of_chain), at_least), self.OF_EARLIER
+            believed, weight = self.earlier.factor(of_tree, of_chain, at_least), self.OF_EARLIER
         else:
             believed, weight = (1 + min(of_tree - 1, self.MOST * (of_chain - 1))) / of_chain, self.PRIOR_WEIGHT
+            believed = max(believed, at_least)
         return (self.of_tree + weight * believed) / (self.of_chain + weight)

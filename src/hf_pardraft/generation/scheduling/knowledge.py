@@ -96,12 +96,14 @@ class Knowledge:
 
         Args:
             depth, budgets: of the trees.
-            are_nested: whether larger ones are believed to gain what smaller ones do, which they hold.
+            are_nested: whether larger ones, until they are tried, are believed to gain what smaller ones do, which they hold.
         """
         of_chain, of_tree = (self.chain.expected_tokens(depth, caught)[depth] for caught in (0.0, TreeGain.CAUGHT))
-        gains, gain = {}, 0.0
+        gains, of_smaller = {}, 0.0
         for budget in sorted(budgets):
-            gains[budget] = gain = self.gain_of(budget).factor(of_tree, of_chain, at_least=gain if are_nested else 0.0)
+            gain = self.gain_of(budget)
+            gains[budget] = gain.factor(of_tree, of_chain, of_smaller)
+            of_smaller = gain.earlier.factor(of_tree, of_chain, of_smaller) if are_nested else 0.0
         return gains
 
     def gain_of(self, budget: int) -> TreeGain:

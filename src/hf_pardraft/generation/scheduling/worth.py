@@ -74,7 +74,7 @@ class PlanWorth:
         tokens = {plan: of_chain[plan.depth] for plan in self.plans}
         if has_chains:
             trees = [plan for plan in self.plans if plan.budget]
-            # Where a batch loses much by a tree that is too large, it is to be found out by itself.
+            # Where a batch would lose much by trees that are too large, these have to show by themselves what they gain.
             gains = self.knowledge.tree_gains(depth, [plan.budget for plan in trees], are_nested=batch == 1)
             tokens |= {plan: tokens[plan] * gains[plan.budget] for plan in trees}
         if batch > 1:
