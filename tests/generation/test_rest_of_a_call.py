@@ -179,6 +179,21 @@ def test_calls_that_return_states_are_drafted_to_the_end(leave, wanted):
     assert len(vars(found)[name]) == len(vars(plain)[name])
 
 
+def test_what_a_caller_does_with_each_forward_keeps_the_rest_here(leave):
+    left, target = leave(2), double_target()
+    update = target._update_model_kwargs_for_generation
+    seen = []
+
+    def looking(outputs, *arguments, **options):
+        seen.append(outputs.logits.shape)
+        return update(outputs, *arguments, **options)
+
+    target._update_model_kwargs_for_generation = looking
+    assert_rest_is_plain(target, batch_of(6))
+    assert seen
+    assert not left
+
+
 class Counting(LogitsProcessor):
     """Remembers how often it was called, and draws a random number each time."""
 

@@ -81,6 +81,8 @@ class PlainRest:
             not returns_states(generation_config)
             and not first_inputs(model_kwargs)
             and (has_mask or "_mask_length" in vars(generation_config))
+            # A caller's own may ask for what a forward has put out.
+            and "_update_model_kwargs_for_generation" not in vars(target)
         )
 
     def write(self, text: torch.LongTensor, num_new: int, stats: DecodeStats) -> Any:
