@@ -140,7 +140,7 @@ class PardDrafter(ParallelDrafter, PreTrainedModel):
         """As in `PreTrainedModel`. Tokens that are gone are left out of a draft vocabulary."""
         resized, ids = super().resize_token_embeddings(*args, **kwargs), self.draft_token_ids
         if ids is not None:
-            self.set_draft_vocabulary(ids[ids < self.config.vocab_size])
+            self.set_draft_vocabulary(ids[ids < self.config.vocab_size].tolist() or None)
         return resized
 
     @classmethod

@@ -248,10 +248,13 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()
     facts = describe_adapter(name_or_path, source)
     vocabulary = find_separate(name_or_path, [VOCABULARY_FILE], **source)
     if vocabulary is not None:
-        # An adapter of a head of its own is as large as that was.
-        drafter.set_draft_vocabulary(
-            vocabulary_in(vocabulary, drafter.config.vocab_size, config.get("draft_vocab_size"))
+        ids, known = (
+            vocabulary_in(vocabulary, drafter.config.vocab_size, config.get("draft_vocab_size")),
+            drafter.draft_token_ids,
         )
+        # An adapter of a head of its own is as large as that was. Where it is the base's, that keeps its head.
+        if known is None or not torch.equal(known.cpu(), ids):
+            drafter.set_draft_vocabulary(ids)
     # PEFT freezes what an adapter belongs to, and the whole drafter shall be trainable as ever.
     learned = {name for name, weight in drafter.named_parameters() if weight.requires_grad}
     merged = with_adapter(drafter, name_or_path, source, facts).merge_and_unload()

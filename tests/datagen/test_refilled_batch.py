@@ -228,3 +228,18 @@ def test_a_target_that_keeps_nothing_of_a_text_reads_it_again():
     assert not has_entries_per_token(target)
     # Positions are counted from a batch's first column.
     written(target.double(), batch_size=1, num_rows=5)
+
+
+def test_an_embedding_that_does_not_say_how_many_rows_it_has_is_padded_for_as_the_tokenizer_says():
+    class Wrapped(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, ids):
+            return self.inner(ids)
+
+    target = ending_target("qwen3")
+    expected = written(target, num_rows=5)
+    target.model.embed_tokens = Wrapped(target.model.embed_tokens)
+    assert written(target, num_rows=5) == expected

@@ -25,6 +25,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from compiled_cases import leave_uncompiled
+from hf_pardraft.generation import inference_mode
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.target_side.reader import TargetReader
 from tiny_models import ragged_prompts, random_prompt, tiny_drafter, tiny_target
@@ -277,3 +278,34 @@ def test_what_is_compiled_for_plain_generate_is_not_compiled_anew_for_what_is_le
         counts.append(len(graphs))
     assert counts[0] > 0
     assert counts == [counts[0]] * 3
+
+
+class Keeper:
+    """Is called like the function that it takes the place of, and keeps what that makes."""
+
+    def __init__(self, function):
+        self.function, self.kept = function, []
+
+    def __call__(self, *arguments, **options):
+        self.kept.append(self.function(*arguments, **options))
+        return self.kept[-1]
+
+
+def test_what_is_no_function_counts_also_before_anybody_has_looked(modes, monkeypatch):
+    inference_mode.called_by.cache_clear()
+    keeper = Keeper(modeling_llama.apply_rotary_pos_emb)
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", keeper)
+    target = tiny_target("llama")
+    target.generate(random_prompt(5), assistant_model=tiny_drafter("dflash", target), **OPTIONS)
+    assert set(modes) == {False}
+    assert not any(tensor.is_inference() for tensor in keeper.kept[-1])
+    inference_mode.called_by.cache_clear()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_compiled_module_has_no_forward_that_could_be_looked_at():
+    target = tiny_target("qwen3")
+    plain = target.generate(random_prompt(5), **OPTIONS)
+    target.model.layers[0].mlp.act_fn = torch.jit.script(torch.nn.SiLU())
+    found = target.generate(random_prompt(5), assistant_model=tiny_drafter("pard", target), **OPTIONS)
+    assert torch.equal(found, plain)

@@ -14,6 +14,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from hf_pardraft import PardDrafter
+from hf_pardraft.generation.hooks import evaluating
 from sampled_cases import (
     BUDGETS,
     KINDS,
@@ -29,7 +30,7 @@ from sampled_cases import (
     unpadded,
     untrained,
 )
-from tiny_models import random_prompt, tiny_target
+from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 PROCESSING = {
     "repetition penalty": {"repetition_penalty": 1.4, "temperature": 0.8},
@@ -344,3 +345,16 @@ class Raising(BaseStreamer):
 
     def end(self):
         """Never."""
+
+
+def test_of_calls_in_threads_the_last_one_puts_training_mode_back():
+    drafter = tiny_drafter("pard", double_target()).train()
+    calls = [evaluating(drafter) for _ in range(3)]
+    for each in calls:
+        each.__enter__()
+        assert not any(module.training for module in drafter.modules())
+    for each in calls[:2]:
+        each.__exit__(None, None, None)
+        assert not any(module.training for module in drafter.modules())
+    calls[2].__exit__(None, None, None)
+    assert all(module.training for module in drafter.modules())

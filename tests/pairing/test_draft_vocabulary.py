@@ -298,7 +298,7 @@ def test_a_vocabulary_that_only_the_config_knows_is_refused_before_any_work(tmp_
     assert AutoDrafter.from_pretrained(tmp_path / "copied").draft_token_ids.tolist() == IDS
 
 
-@pytest.mark.parametrize(("size", "left"), [(80, IDS), (48, IDS[:-1])])
+@pytest.mark.parametrize(("size", "left"), [(80, IDS), (48, IDS[:-1]), (6, [2, 3, 5])])
 def test_a_vocabulary_follows_an_embedding_that_is_resized(size, left, tmp_path):
     drafter = PardDrafter.from_causal_lm(tiny_target("qwen3", seed=1, num_hidden_layers=2), mask_token_id=4)
     drafter.set_draft_vocabulary(IDS)
@@ -308,5 +308,13 @@ def test_a_vocabulary_follows_an_embedding_that_is_resized(size, left, tmp_path)
     drafter, target = AutoDrafter.from_pretrained(tmp_path), tiny_target("qwen3", vocab_size=size)
     assert drafter.draft_token_ids.tolist() == left
     prompt = random_prompt(6) % size
-    options = {"max_new_tokens": 12, "do_sample": False}
+    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 12, "do_sample": False}
     assert torch.equal(target.generate(prompt, assistant_model=drafter, **options), target.generate(prompt, **options))
+
+
+def test_where_no_token_of_a_vocabulary_is_left_all_are_proposed():
+    drafter = PardDrafter.from_causal_lm(tiny_target("qwen3", seed=1, num_hidden_layers=2), mask_token_id=4)
+    drafter.set_draft_vocabulary([40, 41, 42])
+    drafter.resize_token_embeddings(40)
+    assert drafter.draft_token_ids is None
+    assert drafter.config.draft_vocab_size is None

@@ -248,3 +248,21 @@ def test_an_adapter_of_a_head_that_was_cut_down_is_as_large_as_that(target, text
     loaded = AutoDrafter.from_pretrained(tmp_path / "out")
     assert torch.equal(loaded.draft_token_ids, trainer.drafter.draft_token_ids)
     torch.testing.assert_close(drafts(loaded, target), drafts(trainer.drafter, target), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+@pytest.mark.parametrize("modules", [["q_proj"], ["q_proj", "lm_head"]])
+def test_a_drafter_with_rows_of_its_targets_head_keeps_them_with_an_adapter(modules, target, text, tmp_path):
+    drafter = tiny_drafter("dflash", target)
+    drafter.set_draft_vocabulary([3, 5, 8, 9, 20], target)
+    drafter.save_pretrained(tmp_path / "base")
+    drafter = AutoDrafter.from_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(r=2, target_modules=modules)
+    options = {"drafter": drafter, "keep_adapter": True, "max_steps": 2}
+    trainer = trainer_for("dflash", target, text, tmp_path / "run", trainer_options={"peft_config": config}, **options)
+    trainer.train()
+    trainer.save_model(tmp_path / "out")
+    loaded = AutoDrafter.from_pretrained(tmp_path / "out")
+    assert loaded.config.own_head
+    assert loaded.lm_head.weight.shape[0] == 5
+    torch.testing.assert_close(drafts(loaded, target), drafts(trainer.drafter, target), rtol=1e-4, atol=1e-4)

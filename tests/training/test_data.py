@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from datasets import Dataset, DatasetDict, load_dataset
+from datasets import Dataset, DatasetDict, IterableDataset, load_dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
@@ -481,3 +481,18 @@ def test_what_a_drafter_needs_more_of_is_counted_in_documents_without_padding():
         with pytest.raises(ValueError, match="none of 1 examples has something to learn"):
             prepare_data([nothing], layout=SharedPrefixes)
     assert len(prepare_data([three], layout=SharedPrefixes)) == 1
+
+
+def test_rows_of_a_stream_may_have_unlike_columns():
+    rows = [
+        {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "attention_mask": [1, 1, 1]},
+        {"input_ids": [4, 5], "labels": [4, 5]},
+    ]
+    stream = IterableDataset.from_generator(lambda: iter(rows))
+    assert [row["input_ids"] for row in prepare_data(stream)] == [[1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("documents", [["a", "b", "c"], [[0], [0], [1]]])
+def test_documents_that_are_no_numbers_are_told(documents):
+    with pytest.raises(ValueError, match="document_ids"):
+        prepare_data([{"input_ids": [1, 2, 3], "document_ids": documents}])

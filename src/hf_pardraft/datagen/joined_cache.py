@@ -195,7 +195,7 @@ def has_entries_per_token(target: PreTrainedModel) -> bool:
 def may_have_gaps(target: PreTrainedModel) -> bool:
     """Whether the columns between two tokens mean nothing to a target whose cache [`has_entries_per_token`]."""
     # GPT-Neo's windows of columns have names of their own.
-    has_windows = "local" in getattr(target.config, "attention_layers", ())
+    has_windows = "local" in str(getattr(target.config, "attention_layers", None))
     return set(get_layer_types_and_kwargs(target.config)[0]) <= SEE_ALL and not has_windows
 
 

@@ -85,7 +85,8 @@ class LocalWriter:
         self.end_ids = end_token_ids(target, tokenizer)
         pad = tokenizer.pad_token_id
         # It is masked, but has to have a row of the embedding, which was not made larger for all tokens that were added.
-        has_row = pad is not None and pad < target.get_input_embeddings().weight.shape[0]
+        num_rows = getattr(target.get_input_embeddings(), "num_embeddings", None)
+        has_row = pad is not None and (num_rows is None or pad < num_rows)
         self.pad_id = pad if has_row else min(self.end_ids, default=0)
         self.context = context_length(target.config)
         self.steps = CompiledSteps(target, pack_weights)

@@ -3,10 +3,13 @@
 import functools
 import inspect
 import os
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation import GenerationMode
 from transformers.utils import logging
@@ -27,6 +30,9 @@ from .tree_search import check_ngram_model
 logger = logging.get_logger(__name__)
 
 _originals: dict[str, Any] = {}
+# Of each drafter, and each call that it drafts in, the modules that were in training mode before.
+_trained: "weakref.WeakKeyDictionary[PreTrainedModel, list[list[nn.Module]]]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
 # Puts drafters in the place of their names among the arguments of a call; set by by_name.py, which may load.
 load_named: Callable[[PreTrainedModel, dict[str, Any]], dict[str, Any]] | None = None
 
@@ -164,14 +170,22 @@ def _get_candidate_generator(self, generation_config, input_ids, *args, assistan
 @contextmanager
 def evaluating(drafter: PreTrainedModel) -> Iterator[None]:
     """Let a drafter that is being trained draft as it will later: dropout would take numbers from the caller's generator."""
-    trained = [module for module in modules_of(drafter) if module.training]
-    for module in trained:
-        module.training = False
+    with _lock:
+        modules = [module for module in modules_of(drafter) if module.training]
+        trained = _trained.setdefault(drafter, [])
+        # The last call that ends, of several in threads, puts them back.
+        trained.append(modules)
+        for module in modules:
+            module.training = False
     try:
         yield
     finally:
-        for module in trained:
-            module.training = True
+        with _lock:
+            trained.remove(modules)
+            if trained:
+                trained[-1] += modules
+            for module in modules if not trained else ():
+                module.training = True
 
 
 @walking_once()

@@ -2,9 +2,10 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -63,8 +64,8 @@ def is_untouched(model: nn.Module, *packages: str) -> bool:
     if not packages_of(modules) <= known or any(map(is_replaced, modules)):
         return False
     classes = set(map(type, modules))
-    called = (scope.get(name) for of_class in classes for scope, name in functions_called_by(of_class.forward))
-    if not all(isinstance(function, FunctionType) and package_of(function) in known for function in called):
+    forwards = (getattr(of_class, "forward", None) for of_class in classes)
+    if not all(is_of(scope.get(name), known) for forward in forwards for scope, name in called_by(forward)):
         return False
     hooks, weight_types = [], set()
     for module in modules:
@@ -83,14 +84,21 @@ def is_untouched(model: nn.Module, *packages: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def functions_called_by(forward: Callable) -> list[tuple[dict[str, Any], str]]:
-    """The functions of its module that a forward may call, as the names that they have there: others may stand there later."""
+def called_by(forward: Callable | None) -> list[tuple[dict[str, Any], str]]:
+    """What a forward may call of its module, as the names that it has there: other things may stand there later."""
     forward = inspect.unwrap(forward)
     # Compiled to something else, it has no code of Python's.
     if not isinstance(forward, FunctionType):
         return []
     scope = forward.__globals__
-    return [(scope, name) for name in forward.__code__.co_names if isinstance(scope.get(name), FunctionType)]
+    return [(scope, name) for name in forward.__code__.co_names if callable(scope.get(name))]
+
+
+def is_of(called: Any, packages: set[str]) -> bool:
+    """Whether a function or class is from one of some packages, or Python's own, or another callable is of a class of theirs."""
+    if isinstance(called, (type, FunctionType, BuiltinFunctionType)):
+        return package_of(called) in packages or package_of(called) in sys.stdlib_module_names
+    return package_of(type(called)) in packages
 
 
 def is_watched() -> bool:

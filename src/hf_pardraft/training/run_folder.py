@@ -190,7 +190,7 @@ def check_no_other_run(folder: str | Path, overwrite: bool, files: bool = False)
 def check_same_run(checkpoint: str, identity: dict[str, Any], changed: bool) -> None:
     """Raise a `ValueError` if a checkpoint is another run's than `identity` describes, unless that is wanted (`changed`)."""
     found = read_identity(Path(checkpoint))
-    before, after = ((run or {}).get("drafter", {}).get("draft_vocab_size") for run in (found, identity))
+    before, after = (((run or {}).get("drafter") or {}).get("draft_vocab_size") for run in (found, identity))
     if changed and found is not None and before != after:
         raise ValueError(
             f"{checkpoint} is of a drafter that proposes {before or 'all'} tokens (draft_vocab_size), and this run's proposes "

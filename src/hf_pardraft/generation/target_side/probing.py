@@ -74,7 +74,8 @@ def package_of(origin: type | Callable) -> str:
 def packages_of(modules: Sequence[nn.Module]) -> set[str]:
     """The packages that the classes of some modules are from, and their forwards, which may have been replaced."""
     classes = set(map(type, modules))
-    return {package_of(origin) for each in classes for origin in (each, each.forward)}
+    # What is compiled has none that a class could be asked for.
+    return {package_of(origin) for each in classes for origin in (each, getattr(each, "forward", each))}
 
 
 def _one_by_one(target: PreTrainedModel, ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
 """A data set of raw examples as one that can be trained on: tokenised, rid of what teaches nothing, and perhaps packed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from ...user_input.data import load_data, require_datasets
 from ..layouts import DroppedMasks, Layout
-from .documents import IGNORED, OPTIONAL, TOKEN_MASKS, labels_of, packed_examples
+from .documents import IGNORED, OPTIONAL, TOKEN_MASKS, checked, labels_of, packed_examples
 from .encoding import check_tokenizer
 from .formats import (
     COLUMNS_OF_KIND,
@@ -32,24 +32,23 @@ logger = logging.get_logger(__name__)
 EXAMPLES_PER_PACKING = 1000
 
 
-def has_something_to_learn(*values: Any, names: Sequence[str], run: int, num_before: int) -> bool:
+def has_something_to_learn(example: dict[str, Any], run: int, num_before: int) -> bool:
     """Whether `run` labels follow each other in a document of an example, the last of them after `num_before` of its tokens.
 
     Args:
-        *values: what the example has in some columns, `(length,)` each. Padding doesn't count, and without labels all tokens are
-            learned; see [`documents.checked`].
-        names: of the columns, `input_ids` among them.
+        example: its `labels`, `(length,)`, or `input_ids` where there are none, and what it has of [`OPTIONAL`].
         run, num_before: see there.
     """
-    example = dict(zip(names, values, strict=True))
-    if example.get("labels") is None:
-        example["labels"] = example["input_ids"]
-    given = [example.get(name) for name in ("labels", *OPTIONAL)]
-    labels, documents, real = (repeat(1) if own is None else torch.as_tensor(own).tolist() for own in given)
+    labels = example["input_ids"] if example.get("labels") is None else example["labels"]
+    real, documents = example.get("attention_mask"), repeat(0)
+    if len(labels) == 0 or (real is not None and not any(real)):
+        return False
+    if any(example.get(name) is not None for name in OPTIONAL):
+        _, labels, documents = (part.tolist() for part in checked(example))
+    else:
+        labels = torch.as_tensor(labels).tolist()
     ended, length, place = None, 0, 0
-    for label, document, is_real in zip(labels, documents, real, strict=False):
-        if not is_real:
-            continue
+    for label, document in zip(labels, documents, strict=False):
         if document != ended:
             ended, length, place = document, 0, 0
         length = length + 1 if label != IGNORED else 0
@@ -57,6 +56,10 @@ def has_something_to_learn(*values: Any, names: Sequence[str], run: int, num_bef
             return True
         place += 1
     return False
+
+
+def _has_in_columns(*values: Any, names: Sequence[str], teaches: Callable[[dict[str, Any]], bool]) -> bool:
+    return teaches(dict(zip(names, values, strict=True)))
 
 
 def prepare_data(
@@ -124,7 +127,8 @@ def prepare_data(
     data = with_checked_tokens(data, columns, vocab_size)
     if kind == "tokens":
         data, columns = from_given_tokens(data, columns, context, options)
-    data = _with_something_to_learn(data, columns, layout, options)
+    # Of what was encoded here labels say all.
+    data = _with_something_to_learn(data, columns if kind == "tokens" else ["labels"], layout, options)
     if packing and "document_ids" not in columns:
         data = with_labels(data, columns).map(
             partial(packed_examples, max_length=max_length),
@@ -262,10 +266,11 @@ def with_labels(data: Any, columns: list[str]) -> Any:
 def _with_something_to_learn(data: Any, columns: list[str], layout: type[Layout], options: dict[str, Any]) -> Any:
     from datasets import Dataset
 
-    names = [name for name in ("input_ids", "labels", *OPTIONAL) if name in columns]
-    keep = partial(has_something_to_learn, names=names, run=layout.supervised_run, num_before=layout.tokens_before)
+    teaches = partial(has_something_to_learn, run=layout.supervised_run, num_before=layout.tokens_before)
     if not isinstance(data, Dataset):
-        return data.filter(WarnOnce(keep), input_columns=names)
+        return data.filter(WarnOnce(teaches))
+    names = [name for name in ("input_ids", "labels", *OPTIONAL) if name in columns]
+    keep = partial(_has_in_columns, names=names, teaches=teaches)
     kept = data.filter(keep, input_columns=names, **options, **described("Looking for labels", data))
     dropped = len(data) - len(kept)
     if not len(kept):
@@ -289,8 +294,8 @@ class WarnOnce:
     keep: Any
     has_warned: bool = False
 
-    def __call__(self, *values: Any) -> bool:
-        kept = self.keep(*values)
+    def __call__(self, example: dict[str, Any]) -> bool:
+        kept = self.keep(example)
         if not kept and not self.has_warned:
             self.has_warned = True
             logger.warning("dropping examples that have nothing to learn (no answer, or none within max_length)")
