@@ -23,12 +23,11 @@ MOST = 24
 
 
 def written(
-    target, temperature=0.0, batch_size=4, joins_caches=None, num_rows=19, beginnings=((),)
+    target, temperature=0.0, batch_size=4, joins_caches=None, num_rows=19, beginnings=((),), tokenizer=None
 ) -> dict[int, list[int]]:
     """What follows prompts of many lengths, by row; they have one of some beginnings each."""
-    writer = LocalWriter(
-        target, tiny_chat_tokenizer(), temperature=temperature, top_p=0.9, max_tokens=MOST, batch_size=batch_size
-    )
+    tokenizer = tokenizer or tiny_chat_tokenizer()
+    writer = LocalWriter(target, tokenizer, temperature=temperature, top_p=0.9, max_tokens=MOST, batch_size=batch_size)
     batch = writer.new_batch()
     batch.joins_caches = batch.joins_caches if joins_caches is None else joins_caches
     prompts = ragged_prompts(num_rows, target.config.vocab_size)
@@ -171,18 +170,13 @@ SETTINGS = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_a_targets_own_settings_count_for_nothing_but_its_ends(settings):
-    target, temperature = ending_target("qwen3"), 0.9
-    prompts = ragged_prompts(7, target.config.vocab_size)
-    expected = written(target, temperature, num_rows=7)
+    target = ending_target("qwen3")
+    expected = written(target, temperature=0.9, num_rows=7)
     own = copy.deepcopy(target.generation_config)
     target.generation_config.update(**settings)
     changed = target.generation_config.to_dict()
     for batch_size in (1, 4):
-        writer = LocalWriter(
-            target, tiny_chat_tokenizer(), temperature=temperature, top_p=0.9, max_tokens=MOST, batch_size=batch_size
-        )
-        items = [Item(row, [*prompt], MOST - row % 3, seed=row) for row, prompt in enumerate(prompts)]
-        assert texts_of(writer.new_batch(), items) == expected
+        assert written(target, temperature=0.9, batch_size=batch_size, num_rows=7) == expected
     assert target.generation_config.to_dict() == changed != own.to_dict()
 
 
@@ -194,10 +188,7 @@ def test_a_pad_token_that_has_no_row_in_the_embedding_pads_nothing():
     while tokenizer.pad_token_id < target.config.vocab_size:
         tokenizer.add_tokens([f"<{len(tokenizer)}>"])
         tokenizer.add_special_tokens({"pad_token": f"[PAD {len(tokenizer)}]"})
-    writer = LocalWriter(target, tokenizer, temperature=0.0, max_tokens=MOST, batch_size=4)
-    prompts = ragged_prompts(7, target.config.vocab_size)
-    items = [Item(row, [*prompt], MOST - row % 3, seed=row) for row, prompt in enumerate(prompts)]
-    assert texts_of(writer.new_batch(), items) == expected
+    assert written(target, num_rows=7, tokenizer=tokenizer) == expected
 
 
 @pytest.mark.parametrize("window", [4, 12])

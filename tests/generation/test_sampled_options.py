@@ -1,5 +1,7 @@
 """Sampled text is plain `generate`'s beside processors, criteria, returned scores and streamers, and over turns of a chat."""
 
+from itertools import permutations
+
 import pytest
 import torch
 from transformers import (
@@ -14,7 +16,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from hf_pardraft import PardDrafter
-from hf_pardraft.generation.hooks import evaluating
+from hf_pardraft.generation.candidate_generator import evaluating
 from sampled_cases import (
     BUDGETS,
     KINDS,
@@ -347,14 +349,15 @@ class Raising(BaseStreamer):
         """Never."""
 
 
-def test_of_calls_in_threads_the_last_one_puts_training_mode_back():
+@pytest.mark.parametrize("order", permutations(range(3)))
+def test_of_calls_in_threads_the_last_one_puts_training_mode_back(order):
     drafter = tiny_drafter("pard", double_target()).train()
     calls = [evaluating(drafter) for _ in range(3)]
     for each in calls:
         each.__enter__()
         assert not any(module.training for module in drafter.modules())
-    for each in calls[:2]:
-        each.__exit__(None, None, None)
+    for index in order[:2]:
+        calls[index].__exit__(None, None, None)
         assert not any(module.training for module in drafter.modules())
-    calls[2].__exit__(None, None, None)
+    calls[order[2]].__exit__(None, None, None)
     assert all(module.training for module in drafter.modules())

@@ -167,4 +167,7 @@ def test_a_vocabulary_that_was_set_in_inference_mode_can_be_trained(kind, target
     drafter = tiny_drafter(kind, target)
     with torch.inference_mode():
         drafter.set_draft_vocabulary([3, 5, 8, 13, 21])
-    trainer_for(kind, target, text, tmp_path, drafter=drafter, max_steps=1).train()
+    trainer = trainer_for(kind, target, text, tmp_path, drafter=drafter, max_steps=1)
+    trainer.train()
+    assert math.isfinite(losses(trainer)[0])
+    assert drafter.draft_token_ids.tolist() == [3, 5, 8, 13, 21]

@@ -1,5 +1,9 @@
 """A drafter's side of a round, for transformers' assisted decoding and for our own loop alike."""
 
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +21,35 @@ from .stats import DecodeStats, Proposal
 from .target_side.positions import num_positions, room_before
 from .target_side.prompt import PendingTokens
 from .target_side.rope import RopeChanges, longest_text, rope_changes
+from .target_side.structure import modules_of
 from .tree.columns import tokens_of
+
+# Of each drafter, in how many calls it drafts, and the modules that were in training mode before them.
+_trained: "weakref.WeakKeyDictionary[PreTrainedModel, tuple[int, list[nn.Module]]]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+@contextmanager
+def evaluating(drafter: PreTrainedModel) -> Iterator[None]:
+    """Let a drafter that is being trained draft as it will later: dropout would take numbers from the caller's generator.
+
+    Of several calls, in threads, the last one that ends puts its modules back.
+    """
+    with _lock:
+        num_calls, trained = _trained.get(drafter, (0, []))
+        modules = [module for module in modules_of(drafter) if module.training]
+        _trained[drafter] = num_calls + 1, trained + modules
+        for module in modules:
+            module.training = False
+    try:
+        yield
+    finally:
+        with _lock:
+            num_calls, trained = _trained.pop(drafter)
+            if num_calls > 1:
+                _trained[drafter] = num_calls - 1, trained
+            for module in trained if num_calls == 1 else ():
+                module.training = True
 
 
 class ParallelCandidateGenerator(CandidateGenerator):

@@ -3,13 +3,10 @@
 import functools
 import inspect
 import os
-import threading
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
-from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation import GenerationMode
 from transformers.utils import logging
@@ -17,22 +14,19 @@ from transformers.utils import logging
 from ..checkpoints.adopt import adopted
 from ..checkpoints.published import MUSE_GLIMMER, find_drafter_class
 from ..pairing.remembered import tokenizer_of, warn_if_other_text
-from .candidate_generator import ParallelCandidateGenerator
+from .candidate_generator import ParallelCandidateGenerator, evaluating
 from .checks import check_mode, check_request, warn_of_dropout
 from .dispatch import decoding_for, does_without_compiling, fit_to, schedule_for
 from .draft_judge import DraftJudge, lookup_for
 from .plain import is_compiled_alike, new_ids_of, write_plain
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
 from .stopping import StopChecks
-from .target_side.structure import is_hybrid, modules_of, walking_once
+from .target_side.structure import is_hybrid, walking_once
 from .tree_search import check_ngram_model
 
 logger = logging.get_logger(__name__)
 
 _originals: dict[str, Any] = {}
-# Of each drafter, and each call that it drafts in, the modules that were in training mode before.
-_trained: "weakref.WeakKeyDictionary[PreTrainedModel, list[list[nn.Module]]]" = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
 # Puts drafters in the place of their names among the arguments of a call; set by by_name.py, which may load.
 load_named: Callable[[PreTrainedModel, dict[str, Any]], dict[str, Any]] | None = None
 
@@ -165,27 +159,6 @@ def _get_candidate_generator(self, generation_config, input_ids, *args, assistan
     return _originals["_get_candidate_generator"](
         self, generation_config, input_ids, *args, assistant_model=assistant_model, **kwargs
     )
-
-
-@contextmanager
-def evaluating(drafter: PreTrainedModel) -> Iterator[None]:
-    """Let a drafter that is being trained draft as it will later: dropout would take numbers from the caller's generator."""
-    with _lock:
-        modules = [module for module in modules_of(drafter) if module.training]
-        trained = _trained.setdefault(drafter, [])
-        # The last call that ends, of several in threads, puts them back.
-        trained.append(modules)
-        for module in modules:
-            module.training = False
-    try:
-        yield
-    finally:
-        with _lock:
-            trained.remove(modules)
-            if trained:
-                trained[-1] += modules
-            for module in modules if not trained else ():
-                module.training = True
 
 
 @walking_once()

@@ -60,7 +60,6 @@ def checked_token_ids(
 
 # What is made in inference mode could not be trained later.
 @torch.inference_mode(False)
-@torch.no_grad()
 def set_draft_vocabulary(
     drafter: ParallelDrafter, token_ids: Sequence[int] | torch.Tensor | None, target: PreTrainedModel | None = None
 ) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from transformers.utils import logging
 
 from ...user_input.data import load_data, require_datasets
 from ..layouts import DroppedMasks, Layout
-from .documents import IGNORED, OPTIONAL, TOKEN_MASKS, checked, labels_of, packed_examples
+from .documents import IGNORED, OPTIONAL, TOKEN_MASKS, has_something_to_learn, labels_of, packed_examples
 from .encoding import check_tokenizer
 from .formats import (
     COLUMNS_OF_KIND,
@@ -30,32 +29,6 @@ from .sources import first_row
 logger = logging.get_logger(__name__)
 
 EXAMPLES_PER_PACKING = 1000
-
-
-def has_something_to_learn(example: dict[str, Any], run: int, num_before: int) -> bool:
-    """Whether `run` labels follow each other in a document of an example, the last of them after `num_before` of its tokens.
-
-    Args:
-        example: its `labels`, `(length,)`, or `input_ids` where there are none, and what it has of [`OPTIONAL`].
-        run, num_before: see there.
-    """
-    labels = example["input_ids"] if example.get("labels") is None else example["labels"]
-    real, documents = example.get("attention_mask"), repeat(0)
-    if len(labels) == 0 or (real is not None and not any(real)):
-        return False
-    if any(example.get(name) is not None for name in OPTIONAL):
-        _, labels, documents = (part.tolist() for part in checked(example))
-    else:
-        labels = torch.as_tensor(labels).tolist()
-    ended, length, place = None, 0, 0
-    for label, document in zip(labels, documents, strict=False):
-        if document != ended:
-            ended, length, place = document, 0, 0
-        length = length + 1 if label != IGNORED else 0
-        if length >= run and place >= num_before:
-            return True
-        place += 1
-    return False
 
 
 def _has_in_columns(*values: Any, names: Sequence[str], teaches: Callable[[dict[str, Any]], bool]) -> bool:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from itertools import compress, pairwise
+from itertools import compress, pairwise, repeat
 from typing import Any
 
 import torch
@@ -60,6 +60,32 @@ def labels_of(example: dict[str, Any]) -> Any:
             )
         labels = labels.masked_fill(mask == 0, IGNORED)
     return labels
+
+
+def has_something_to_learn(example: dict[str, Any], run: int, num_before: int) -> bool:
+    """Whether `run` labels follow each other in a document of an example, the last of them after `num_before` of its tokens.
+
+    Args:
+        example: its `labels`, `(length,)`, or `input_ids` where there are none, and what it has of [`OPTIONAL`].
+        run, num_before: see there.
+    """
+    labels = example["input_ids"] if example.get("labels") is None else example["labels"]
+    real, documents = example.get("attention_mask"), repeat(0)
+    if len(labels) == 0 or (real is not None and not any(real)):
+        return False
+    if any(example.get(name) is not None for name in OPTIONAL):
+        _, labels, documents = (part.tolist() for part in checked(example))
+    else:
+        labels = torch.as_tensor(labels).tolist()
+    ended, length, place = None, 0, 0
+    for label, document in zip(labels, documents, strict=False):
+        if document != ended:
+            ended, length, place = document, 0, 0
+        length = length + 1 if label != IGNORED else 0
+        if length >= run and place >= num_before:
+            return True
+        place += 1
+    return False
 
 
 def document_starts(documents: torch.LongTensor) -> torch.BoolTensor:
