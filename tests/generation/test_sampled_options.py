@@ -349,7 +349,7 @@ class Raising(BaseStreamer):
         """Never."""
 
 
-@pytest.mark.parametrize("order", permutations(range(3)))
+@pytest.mark.parametrize("order", [*permutations(range(3))])
 def test_of_calls_in_threads_the_last_one_puts_training_mode_back(order):
     drafter = tiny_drafter("pard", double_target()).train()
     calls = [evaluating(drafter) for _ in range(3)]
