@@ -18,7 +18,7 @@ from threads import in_threads, torch_threads
 
 DTYPES = [torch.float32, torch.bfloat16]
 # What processors of other kinds are given, as far as this one understands it. Flags that come later take precedence.
-PROCESSORS = ["-march=native", "-march=x86-64-v3", "-march=x86-64"]
+PROCESSORS = ["-march=native", "-march=x86-64-v4", "-march=x86-64-v3", "-march=x86-64"]
 
 pytestmark = [
     pytest.mark.skipif(panels.library() is None, reason="there is no compiler here"),
@@ -37,6 +37,8 @@ def processor(request, monkeypatch, no_layout_is_known):
     """The same layout as it is compiled for some processor."""
     if "x86" in request.param and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("another kind of processor")
+    if request.param == "-march=x86-64-v4" and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("a processor without AVX-512")
     monkeypatch.setattr(panels, "FLAGS", (*FLAGS, request.param))
     assert panels.library() is not None
     return request.param

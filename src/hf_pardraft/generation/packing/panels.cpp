@@ -2,8 +2,9 @@
 // the weights are what they were, as fast.
 //
 // The matrix (outputs, inputs) lies in panels of COLUMNS outputs: (panels, steps, COLUMNS) words of 32 bits, which are read from
-// the first to the last. A step is one input in float32, and two in bfloat16, the first in a word's low half. Outputs and inputs
-// that fill up the last panel and step are zeros.
+// the first to the last. A step is one input in float32, and two in bfloat16, the first in a word's low half: so a processor that
+// has an instruction for products of two pairs (AVX512_BF16) takes them as they lie. Outputs and inputs that fill up the last panel
+// and step are zeros.
 //
 // A core waits for the memory or computes, and does one after the other unless it asks for weights long before it needs them. So
 // each pass over a part of a panel asks for the next part, whose weights lie in the core's second cache when their turn comes, and
@@ -13,6 +14,10 @@
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 // As many sums as registers hold, beside a step's weights.
 #if defined(__AVX512F__)
@@ -36,11 +41,15 @@ constexpr int64_t SHIFT = 29;
 typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+// How numbers of a dtype are multiplied: so many PRODUCTS a step, each of what it takes of a token with a vector of words.
 struct Float32 {
-  static constexpr int64_t INPUTS = 1;
+  static constexpr int64_t INPUTS = 1, PRODUCTS = 1;
   typedef float Number;
+  typedef float Token;
+  typedef Floats Weights;
 
-  static inline Floats input(Words words, int64_t) { return (Floats)words; }
+  static inline Weights weights(Words words, int64_t) { return (Floats)words; }
+  static inline Floats added(Floats sum, Token token, Weights weights) { return sum + token * weights; }
   static inline float widened(float number) { return number; }
   static inline float rounded(float sum) { return sum; }
 };
@@ -49,7 +58,27 @@ struct BFloat16 {
   static constexpr int64_t INPUTS = 2;
   typedef uint16_t Number;
 
-  static inline Floats input(Words words, int64_t which) { return (Floats)(which ? words & 0xffff0000u : words << 16); }
+#if defined(__AVX512BF16__)
+  static constexpr int64_t PRODUCTS = 1;
+  typedef int32_t Token;
+  typedef __m512bh Weights;
+
+  static inline Weights weights(Words words, int64_t) { return (Weights)words; }
+  static inline Floats added(Floats sum, Token pair, Weights pairs) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), pairs);
+  }
+  static inline void take(const uint16_t* numbers, int64_t count, Token* pairs) { std::memcpy(pairs, numbers, 2 * count); }
+#else
+  static constexpr int64_t PRODUCTS = 2;
+  typedef float Token;
+  typedef Floats Weights;
+
+  static inline Weights weights(Words words, int64_t which) { return (Floats)(which ? words & 0xffff0000u : words << 16); }
+  static inline Floats added(Floats sum, Token token, Weights weights) { return sum + token * weights; }
+  static inline void take(const uint16_t* numbers, int64_t count, Token* tokens) {
+    for (int64_t input = 0; input < count; input++) tokens[input] = widened(numbers[input]);
+  }
+#endif
 
   static inline float widened(uint16_t number) {
     uint32_t bits = (uint32_t)number << 16;
@@ -74,7 +103,7 @@ static inline void ask_for_step(const uint32_t* weights) {
 // Adds the products of `rows` tokens with a part of a panel to their sums (rows, COLUMNS), and asks for weights at `next`, as many
 // as make a part in so many passes.
 template <class Kind, int64_t rows>
-static void add_products(const float* tokens, int64_t inputs, const uint32_t* weights, int64_t steps, float* sums,
+static void add_products(const typename Kind::Token* tokens, int64_t stride, const uint32_t* part, int64_t steps, float* sums,
                          const uint32_t* next, int64_t passes) {
   Floats sum[rows][VECTORS] = {};
   for (int64_t step = 0, asks = 0; step < steps; step++) {
@@ -82,14 +111,14 @@ static void add_products(const float* tokens, int64_t inputs, const uint32_t* we
       ask_for_step<2>(next);
       next += COLUMNS, asks += passes;
     }
-    ask_for_step<3>(weights + (step + SOON) * COLUMNS);
-    const Words* words = (const Words*)(weights + step * COLUMNS);
-    for (int64_t which = 0; which < Kind::INPUTS; which++) {
-      Floats weight[VECTORS];
-      for (int64_t vector = 0; vector < VECTORS; vector++) weight[vector] = Kind::input(words[vector], which);
+    ask_for_step<3>(part + (step + SOON) * COLUMNS);
+    const Words* words = (const Words*)(part + step * COLUMNS);
+    for (int64_t which = 0; which < Kind::PRODUCTS; which++) {
+      typename Kind::Weights weights[VECTORS];
+      for (int64_t vector = 0; vector < VECTORS; vector++) weights[vector] = Kind::weights(words[vector], which);
       for (int64_t row = 0; row < rows; row++) {
-        float token = tokens[row * inputs + step * Kind::INPUTS + which];
-        for (int64_t vector = 0; vector < VECTORS; vector++) sum[row][vector] += token * weight[vector];
+        typename Kind::Token token = tokens[row * stride + step * Kind::PRODUCTS + which];
+        for (int64_t vector = 0; vector < VECTORS; vector++) sum[row][vector] = Kind::added(sum[row][vector], token, weights[vector]);
       }
     }
   }
@@ -108,18 +137,18 @@ static constexpr AddProducts<Kind> ADD_PRODUCTS[] = {
 };
 
 template <class Kind>
-static void multiply_by_panel(const float* tokens, const uint32_t* panel, const typename Kind::Number* bias,
-                              typename Kind::Number* outputs, int64_t num_tokens, int64_t inputs, int64_t num_outputs,
+static void multiply_by_panel(const typename Kind::Token* tokens, const uint32_t* panel, const typename Kind::Number* bias,
+                              typename Kind::Number* outputs, int64_t num_tokens, int64_t num_steps, int64_t num_outputs,
                               int64_t columns) {
   alignas(LINE) float sums[MOST_ROWS * COLUMNS];
-  int64_t passes = (num_tokens + ROWS - 1) / ROWS, all_steps = inputs / Kind::INPUTS;
+  int64_t passes = (num_tokens + ROWS - 1) / ROWS, stride = num_steps * Kind::PRODUCTS;
   std::fill(sums, sums + num_tokens * COLUMNS, 0.0f);
-  for (int64_t begin = 0; begin < all_steps; begin += PART) {
-    int64_t steps = std::min(PART, all_steps - begin);
-    const uint32_t *weights = panel + begin * COLUMNS, *next = weights + steps * COLUMNS;
+  for (int64_t begin = 0; begin < num_steps; begin += PART) {
+    int64_t steps = std::min(PART, num_steps - begin);
+    const uint32_t *part = panel + begin * COLUMNS, *next = part + steps * COLUMNS;
     for (int64_t pass = 0; pass < passes; pass++) {
       int64_t first = pass * num_tokens / passes, rows = (pass + 1) * num_tokens / passes - first;
-      ADD_PRODUCTS<Kind>[rows](tokens + first * inputs + begin * Kind::INPUTS, inputs, weights, steps, sums + first * COLUMNS,
+      ADD_PRODUCTS<Kind>[rows](tokens + first * stride + begin * Kind::PRODUCTS, stride, part, steps, sums + first * COLUMNS,
                                next + pass * steps / passes * COLUMNS, passes);
     }
   }
@@ -135,20 +164,19 @@ template <class Kind>
 static void multiply(const typename Kind::Number* tokens, const uint32_t* panels, const typename Kind::Number* bias,
                      typename Kind::Number* outputs, int64_t num_tokens, int64_t num_inputs, int64_t num_outputs,
                      int64_t num_threads) {
-  int64_t inputs = (num_inputs + Kind::INPUTS - 1) / Kind::INPUTS * Kind::INPUTS;
-  std::vector<float> wide;
-  if (Kind::INPUTS > 1) {
-    wide.resize(num_tokens * inputs);
+  int64_t steps = (num_inputs + Kind::INPUTS - 1) / Kind::INPUTS, stride = steps * Kind::PRODUCTS;
+  std::vector<typename Kind::Token> taken;
+  if constexpr (Kind::INPUTS > 1) {
+    taken.resize(num_tokens * stride);
     for (int64_t token = 0; token < num_tokens; token++)
-      for (int64_t input = 0; input < num_inputs; input++)
-        wide[token * inputs + input] = Kind::widened(tokens[token * num_inputs + input]);
+      Kind::take(tokens + token * num_inputs, num_inputs, taken.data() + token * stride);
   }
-  const float* rows = Kind::INPUTS > 1 ? wide.data() : (const float*)tokens;
+  const typename Kind::Token* rows = Kind::INPUTS > 1 ? taken.data() : (const typename Kind::Token*)tokens;
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
   for (int64_t column = 0; column < num_outputs; column += COLUMNS)
     for (int64_t first = 0; first < num_tokens; first += MOST_ROWS)
-      multiply_by_panel<Kind>(rows + first * inputs, panels + column * (inputs / Kind::INPUTS), bias ? bias + column : nullptr,
-                              outputs + first * num_outputs + column, std::min(MOST_ROWS, num_tokens - first), inputs,
+      multiply_by_panel<Kind>(rows + first * stride, panels + column * steps, bias ? bias + column : nullptr,
+                              outputs + first * num_outputs + column, std::min(MOST_ROWS, num_tokens - first), steps,
                               num_outputs, std::min(COLUMNS, num_outputs - column));
 }
 

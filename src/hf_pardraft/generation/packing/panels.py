@@ -34,7 +34,8 @@ def library() -> ctypes.CDLL | None:
 
     try:
         # Code is kept by its text, and a folder may be shared by processors that have other instructions.
-        source = f"// {torch.backends.cpu.get_cpu_capability()}\n{SOURCE.read_text()}"
+        instructions = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported()
+        source = f"// {instructions}\n{SOURCE.read_text()}"
         compiled = CppCodeCache.load(source, needs_vec_isa=False, extra_flags=FLAGS)
     except (RuntimeError, OSError, ImportError) as error:
         logger.info(
