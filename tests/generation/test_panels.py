@@ -11,9 +11,10 @@ import torch
 from torch._inductor.codecache import CppCodeCache
 from torch.nn import functional
 
-from hf_pardraft.generation.packing import panels
+from hf_pardraft.generation.packing import native_code, panels
+from hf_pardraft.generation.packing.native_code import FLAGS
 from hf_pardraft.generation.packing.packed_layouts import PANELS, layouts_for
-from hf_pardraft.generation.packing.panels import FLAGS, SOURCE, multiply_panels, pack_panels, sum_rows
+from hf_pardraft.generation.packing.panels import SOURCE, multiply_panels, pack_panels, sum_rows
 from threads import in_threads, torch_threads
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -39,7 +40,7 @@ def processor(request, monkeypatch, no_layout_is_known):
         pytest.skip("another kind of processor")
     if request.param == "-march=x86-64-v4" and torch.backends.cpu.get_cpu_capability() != "AVX512":
         pytest.skip("a processor without AVX-512")
-    monkeypatch.setattr(panels, "FLAGS", (*FLAGS, request.param))
+    monkeypatch.setattr(native_code, "FLAGS", (*FLAGS, request.param))
     assert panels.library() is not None
     return request.param
 
@@ -156,10 +157,10 @@ def test_without_a_compiler_libraries_pack_and_the_log_says_why(monkeypatch, cap
         raise failure
 
     monkeypatch.setattr(CppCodeCache, "load", fail)
-    monkeypatch.setattr(panels.logger, "propagate", True)
-    caplog.set_level(logging.INFO, logger=panels.logger.name)
+    monkeypatch.setattr(native_code.logger, "propagate", True)
+    caplog.set_level(logging.INFO, logger=native_code.logger.name)
     assert panels.library() is None
     assert PANELS not in layouts_for(torch.float32)
     with pytest.raises(RuntimeError, match=r"no panels of torch\.float32 on this machine"):
         pack_panels(torch.ones(2, 2))
-    assert f"{SOURCE.name} can't be compiled here: {failure}" in caplog.text
+    assert f"Without {SOURCE.name} torch's libraries compute here, since it can't be compiled: {failure}" in caplog.text

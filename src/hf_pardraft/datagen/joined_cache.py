@@ -8,7 +8,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, get_layer_types_and_kwargs
 
 from ..generation.target_side.rope import rope_changes
-from .fast_steps import keys_stand_side_by_side
+from .step_attention import keys_stand_side_by_side
 
 # Layers that see all entries, of which there is one per token. Those with a window are told by their masks what is in it, and
 # keep the rest.

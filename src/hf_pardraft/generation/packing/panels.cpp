@@ -10,23 +10,8 @@
 // each pass over a part of a panel asks for the next part, whose weights lie in the core's second cache when their turn comes, and
 // each step asks for those of a later one, which then lie in its first.
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <vector>
-
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
-
 // As many sums as registers hold, beside a step's weights.
-#if defined(__AVX512F__)
-constexpr int64_t LANES = 16, VECTORS = 3, ROWS = 8;
-#elif defined(__AVX__)
-constexpr int64_t LANES = 8, VECTORS = 2, ROWS = 6;
-#else
-constexpr int64_t LANES = 4, VECTORS = 3, ROWS = 8;
-#endif
+constexpr int64_t VECTORS = LANES == 8 ? 2 : 3, ROWS = LANES == 8 ? 6 : 8;
 constexpr int64_t COLUMNS = LANES * VECTORS;
 // So many tokens are multiplied by a panel while it is in the cache.
 constexpr int64_t MOST_ROWS = 8 * ROWS;
@@ -38,9 +23,6 @@ constexpr int64_t LINE = 64;
 // From the highest bits of a word's numbers to others, which are no number's highest.
 constexpr int64_t SHIFT = 29;
 
-typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint32_t Words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
 // How numbers of a dtype are multiplied: so many PRODUCTS a step, each of what it takes of a token with a vector of words.
 struct Float32 {
   static constexpr int64_t INPUTS = 1, PRODUCTS = 1;
@@ -50,8 +32,6 @@ struct Float32 {
 
   static inline Weights weights(Words words, int64_t) { return (Floats)words; }
   static inline Floats added(Floats sum, Token token, Weights weights) { return sum + token * weights; }
-  static inline float widened(float number) { return number; }
-  static inline float rounded(float sum) { return sum; }
 };
 
 struct BFloat16 {
@@ -79,20 +59,6 @@ struct BFloat16 {
     for (int64_t input = 0; input < count; input++) tokens[input] = widened(numbers[input]);
   }
 #endif
-
-  static inline float widened(uint16_t number) {
-    uint32_t bits = (uint32_t)number << 16;
-    float wide;
-    std::memcpy(&wide, &bits, sizeof wide);
-    return wide;
-  }
-
-  // To the nearest, of two to the even one.
-  static inline uint16_t rounded(float sum) {
-    uint32_t bits;
-    std::memcpy(&bits, &sum, sizeof bits);
-    return sum != sum ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  }
 };
 
 template <int locality>
@@ -118,7 +84,8 @@ static void add_products(const typename Kind::Token* tokens, int64_t stride, con
       for (int64_t vector = 0; vector < VECTORS; vector++) weights[vector] = Kind::weights(words[vector], which);
       for (int64_t row = 0; row < rows; row++) {
         typename Kind::Token token = tokens[row * stride + step * Kind::PRODUCTS + which];
-        for (int64_t vector = 0; vector < VECTORS; vector++) sum[row][vector] = Kind::added(sum[row][vector], token, weights[vector]);
+        for (int64_t vector = 0; vector < VECTORS; vector++)
+          sum[row][vector] = Kind::added(sum[row][vector], token, weights[vector]);
       }
     }
   }
@@ -154,8 +121,9 @@ static void multiply_by_panel(const typename Kind::Token* tokens, const uint32_t
   }
   for (int64_t token = 0; token < num_tokens; token++) {
     float* sum = sums + token * COLUMNS;
-    for (int64_t column = 0; bias && column < columns; column++) sum[column] += Kind::widened(bias[column]);
-    for (int64_t column = 0; column < columns; column++) outputs[token * num_outputs + column] = Kind::rounded(sum[column]);
+    for (int64_t column = 0; bias && column < columns; column++) sum[column] += widened(bias[column]);
+    for (int64_t column = 0; column < columns; column++)
+      outputs[token * num_outputs + column] = rounded<typename Kind::Number>(sum[column]);
   }
 }
 

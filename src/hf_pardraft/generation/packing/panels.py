@@ -1,8 +1,7 @@
 """A layout of our own for weights on a CPU: products of a few tokens in the time in which the memory gives the weights.
 
 Libraries read a matrix and compute with it in turns; `panels.cpp` asks for weights long before it computes with them, so that
-eight tokens take hardly more time than one. It is compiled once for a machine, in a second, by the compiler that inductor uses,
-into inductor's cache.
+eight tokens take hardly more time than one.
 """
 
 import ctypes
@@ -11,9 +10,8 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional
-from transformers.utils import logging
 
-logger = logging.get_logger(__name__)
+from .native_code import compiled
 
 SOURCE = Path(__file__).with_name("panels.cpp")
 # Inputs that share a word of 32 bits.
@@ -22,31 +20,19 @@ INPUTS_OF_STEP = {torch.float32: 1, torch.bfloat16: 2}
 SHIFT = 29
 # So many rows are summed at once where nothing is compiled, since each step copies them.
 ROWS_AT_ONCE = 256
-# Inductor does without both unless it is told to.
-FLAGS = ("-ffp-contract=fast", "-ftree-loop-vectorize")
 
 
 @functools.lru_cache
 def library() -> ctypes.CDLL | None:
-    """What `panels.cpp` was compiled to; `None` where there is no compiler for it, or no folder that can be written to."""
-    # It takes a moment to import, and most machines with a GPU never need it.
-    from torch._inductor.codecache import CppCodeCache
-
-    try:
-        # Code is kept by its text, and a folder may be shared by processors that have other instructions.
-        instructions = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported()
-        source = f"// {instructions}\n{SOURCE.read_text()}"
-        compiled = CppCodeCache.load(source, needs_vec_isa=False, extra_flags=FLAGS)
-    except (RuntimeError, OSError, ImportError) as error:
-        logger.info(
-            f"Weights are packed by torch's libraries alone, since {SOURCE.name} can't be compiled here: {error}"
-        )
+    """What `panels.cpp` was compiled to; `None` where it can't be."""
+    library = compiled(SOURCE)
+    if library is None:
         return None
-    compiled.columns_of_panel.restype = ctypes.c_int64
-    for multiply in (compiled.multiply_float32, compiled.multiply_bfloat16):
+    library.columns_of_panel.restype = ctypes.c_int64
+    for multiply in (library.multiply_float32, library.multiply_bfloat16):
         multiply.restype, multiply.argtypes = None, [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 4
-    compiled.sum_rows.restype, compiled.sum_rows.argtypes = None, [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 3
-    return compiled
+    library.sum_rows.restype, library.sum_rows.argtypes = None, [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 3
+    return library
 
 
 def pack_panels(matrix: torch.Tensor) -> torch.Tensor:
