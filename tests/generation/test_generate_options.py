@@ -480,6 +480,27 @@ def test_a_length_criterion_of_the_callers_own_goes_before_the_config(lengths, o
         assert texts[0].shape[1] == limit
 
 
+@pytest.mark.parametrize("budget", [0, 8])
+@pytest.mark.parametrize("lengths", [(6,), (7, 2, 5)])
+@pytest.mark.parametrize("limit", [{"max_new_tokens": 12.0}, {"max_new_tokens": 12.5}, {"max_length": 20.25}])
+def test_a_length_that_is_no_whole_number_ends_texts_as_in_plain_generate(limit, lengths, budget):
+    """As a factor makes it: transformers takes it, and compares."""
+    target, (ids, mask) = tiny_target("llama").double(), ragged_prompts(lengths)
+    inputs = {"input_ids": ids, "attention_mask": mask, "do_sample": False, **limit}
+    plain = target.generate(**inputs)
+    drafter = batch_oracle("pard", target, plain, mask, budget).double()
+    assert torch.equal(target.generate(**inputs, assistant_model=drafter), plain)
+
+
+def test_a_length_criterion_may_know_no_end():
+    target, endless = tiny_target("llama").double(), StoppingCriteriaList([MaxLengthCriteria(float("inf"))])
+    inputs = {"inputs": PROMPT, "do_sample": False, "stopping_criteria": endless}
+    end = target.generate(PROMPT, do_sample=False, max_new_tokens=15)[0, -1].item()
+    plain = target.generate(**inputs, eos_token_id=end)
+    drafter = make_oracle(tiny_drafter("pard", target), plain[0], [1.0] * 4).double()
+    assert torch.equal(target.generate(**inputs, eos_token_id=end, assistant_model=drafter), plain)
+
+
 def test_a_depth_that_is_refused_is_told_with_where_it_comes_from():
     target = tiny_target("llama")
     drafter = tiny_drafter("dflash", target)

@@ -20,7 +20,7 @@ from .dispatch import decoding_for, does_without_compiling, fit_to, schedule_for
 from .draft_judge import DraftJudge, lookup_for
 from .plain import is_compiled_alike, new_ids_of, write_plain
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
-from .stopping import StopChecks
+from .stopping import StopChecks, whole_length
 from .target_side.structure import is_hybrid, walking_once
 from .tree_search import check_ngram_model
 
@@ -188,7 +188,7 @@ def _assisted_decoding(
         assistant_model = adopted(assistant_model)
         # A caller's own criterion takes the place of the one that `generate` makes of its config.
         longest = StopChecks(stopping_criteria).max_length
-        generation_config.max_length = max(generation_config.max_length, longest or 0)
+        generation_config.max_length = max(whole_length(generation_config.max_length), longest or 0)
         asked = settings_of_call(assistant_model, generation_config)
         settings = fit_to(asked, self, model_kwargs, generation_config)
         setattr(generation_config, RESOLVED, settings)

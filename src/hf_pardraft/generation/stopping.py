@@ -1,5 +1,6 @@
 """Where a text is over, inside a run of new tokens."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -10,6 +11,11 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 def pads_finished_items(criteria: StoppingCriteriaList) -> bool:
     """Whether plain `generate` pads the items that are over: it asks for an attribute that any criterion may have."""
     return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+
+
+def whole_length(max_length: float) -> float:
+    """At how many tokens a text has reached `max_length`, which a caller's factor may make a fraction, or an infinity."""
+    return math.ceil(max_length) if max_length < math.inf else max_length
 
 
 class StopChecks:
@@ -25,7 +31,7 @@ class StopChecks:
         known = {id(criterion) for criterion in lengths + ends}
         self.others = StoppingCriteriaList(criterion for criterion in criteria if id(criterion) not in known)
         self.length_criteria = lengths
-        self.max_length = min((criterion.max_length for criterion in lengths), default=None)
+        self.max_length = min((whole_length(criterion.max_length) for criterion in lengths), default=None)
         self.pads = pads_finished_items(criteria)
         self.eos_token_ids = {token for criterion in ends for token in criterion.eos_token_id.flatten().tolist()}
         self.end_of_item: list[int | None] = [None] * batch
