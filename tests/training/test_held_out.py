@@ -101,6 +101,28 @@ def test_sampled_evaluations_compare_with_each_other(target, text):
     assert {greedy, first, other} != {first}
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"use_cache": False},
+        {"num_beams": 4},
+        {"num_return_sequences": 2},
+        {"stop_strings": ["no tokenizer"]},
+        {"repetition_penalty": 2.0, "suppress_tokens": [*range(30)]},
+        {"eos_token_id": [7, 8]},
+    ],
+)
+def test_of_the_targets_own_settings_an_evaluation_minds_what_ends_a_text_alone(setting, text):
+    target = tiny_target("qwen3")
+    prompts = held_out_prompts(text, 3)
+    plain = counts_of(draft_from(target, tiny_drafter("dflash", target), prompts, 16))
+    vars(target.generation_config).update(setting)
+    before = target.generation_config.to_dict()
+    found = counts_of(draft_from(target, tiny_drafter("dflash", target), prompts, 16))
+    assert found == plain or (found[0] < plain[0] and "eos_token_id" in setting)
+    assert target.generation_config.to_dict() == before
+
+
 def test_the_best_checkpoint_is_the_one_that_drafts_best(target, text, tmp_path):
     """Tau is a number to be raised, and what it measures is brought back at the end."""
     taus = iter([2.0, 3.5, 3.0])

@@ -264,6 +264,23 @@ def test_continuations_are_the_targets_own_samples(target):
     assert mixed[1].tolist() == written[1].tolist()
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"num_return_sequences": 2},
+        {"stop_strings": ["no tokenizer"]},
+        {"suppress_tokens": [*range(60)]},
+        {"num_beams": 2},
+    ],
+)
+def test_continuations_follow_the_targets_law_whatever_its_own_settings_ask_for(setting):
+    target = tiny_target("qwen3", eos_token_id=7)
+    prefixes, uniforms = [random_prompt(5, 3)[0]] * 20, torch.rand(20, 3, generator=torch.Generator().manual_seed(0))
+    plain = sample_continuations(target, prefixes, uniforms)
+    vars(target.generation_config).update(setting)
+    assert torch.equal(sample_continuations(target, prefixes, uniforms), plain)
+
+
 def test_continuations_follow_seed_epoch_and_example(target, tmp_path):
     trainer = trainer_for("dflash", target, tmp_path, objective="streak", streak_prefixes=2)
     batch = trainer.data_collator(list(texts(3)))

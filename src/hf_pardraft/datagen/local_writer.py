@@ -1,10 +1,9 @@
 """Answers that the target writes here, in batches that are filled up as texts come to their ends."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from itertools import islice
 from typing import Any
-from unittest import mock
 
 import torch
 from transformers import (
@@ -20,8 +19,7 @@ from transformers import (
 from ..generation.packing.packed_layers import packed_layers
 from ..generation.packing.packing_trials import products_of
 from ..generation.target_side.shared_keys import shared_keys
-from ..generation.target_side.structure import modules_of
-from ..user_input.models import context_length, end_of_text_ids, up_to_end
+from ..user_input.models import context_length, end_of_text_ids, up_to_end, without_settings_of_its_own
 from .compiled_steps import CompiledSteps
 from .draws import ItemDraws, Nucleus
 from .fast_steps import FastSteps
@@ -245,19 +243,6 @@ class LocalWriter:
     def _item_criteria(self) -> StoppingCriteriaList:
         """What ends a text besides tokens."""
         return StoppingCriteriaList()
-
-
-@contextmanager
-def without_settings_of_its_own(target: PreTrainedModel) -> Iterator[None]:
-    """Let a target's `generation_config` add nothing to what a call of `generate` asks for.
-
-    A batch is written in several calls, in which what counts from a text's beginning or end would count anew.
-    """
-    with ExitStack() as parts:
-        for part in modules_of(target):
-            if "generation_config" in vars(part):
-                parts.enter_context(mock.patch.object(part, "generation_config", GenerationConfig()))
-        yield
 
 
 def end_token_ids(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..models.base import ParallelDrafter
-from ..user_input.models import context_length
+from ..user_input.models import context_length, end_of_text_ids, without_settings_of_its_own
 from .data.documents import IGNORED, checked
 from .metrics import MOST_POSITIONS
 
@@ -115,6 +115,8 @@ def draft_from(
 ) -> Drafting:
     """Let `target` go on from each prompt with `drafter`, and count. The random state of the caller stays as it is.
 
+    Of the target's own generation settings only the tokens that end a text count.
+
     Args:
         target, drafter: in evaluation mode.
         prompts: `(length,)` each.
@@ -122,11 +124,11 @@ def draft_from(
         temperature: 0 is greedy.
         seed: of the sampling, so that one evaluation compares with the next.
     """
-    sampling = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+    settings = {"do_sample": False, "eos_token_id": sorted(end_of_text_ids(target)) or None, "pad_token_id": 0}
     if temperature:
-        sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
+        settings |= {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
     counted, context = Drafting(), context_length(target.config)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), without_settings_of_its_own(target):
         torch.manual_seed(seed)
         for prompt in prompts:
             room = max_new_tokens if context is None else min(max_new_tokens, context - len(prompt))
@@ -138,7 +140,7 @@ def draft_from(
                 attention_mask=torch.ones_like(ids),
                 assistant_model=drafter,
                 # Each round at full depth, whatever the clock says.
-                generation_config=GenerationConfig(max_new_tokens=room, draft_schedule="fixed", **sampling),
+                generation_config=GenerationConfig(max_new_tokens=room, draft_schedule="fixed", **settings),
                 # Under ZeRO's stage 3 generate takes every model for a part of one, and this target is whole.
                 synced_gpus=False,
             )

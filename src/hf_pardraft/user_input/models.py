@@ -2,15 +2,17 @@
 whatever is wrong with one is an error that names it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -75,6 +77,20 @@ def end_of_text_ids(target: PreTrainedModel) -> set[int]:
     """The token ids that end a text of `target`."""
     ids = target.generation_config.eos_token_id
     return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+
+
+@contextmanager
+def without_settings_of_its_own(target: PreTrainedModel) -> Iterator[None]:
+    """Let a target's `generation_config` add nothing to what a call of `generate` asks for.
+
+    It is for those who call the target: it may ask for beams, for no cache or for a tokenizer to find stop strings with, or for
+    another law; and what counts from a text's beginning or end counts anew in each call of several.
+    """
+    with ExitStack() as parts:
+        for part in target.modules():
+            if "generation_config" in vars(part):
+                parts.enter_context(mock.patch.object(part, "generation_config", GenerationConfig()))
+        yield
 
 
 def up_to_end(tokens: list[int], ends: set[int]) -> list[int]:

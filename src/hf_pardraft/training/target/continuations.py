@@ -3,7 +3,7 @@
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from ...user_input.models import end_of_text_ids
+from ...user_input.models import end_of_text_ids, without_settings_of_its_own
 from ..layouts.base import UNKNOWN
 
 
@@ -48,20 +48,14 @@ def sample_continuations(
     ids = torch.stack([torch.nn.functional.pad(prefix, (longest - len(prefix), 0)) for prefix in prefixes])
     mask = torch.arange(longest) >= longest - lengths[:, None]
     ends = sorted(end_of_text_ids(target))
-    settings = GenerationConfig(
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        num_beams=1,
-        repetition_penalty=1.0,
-        eos_token_id=ends or None,
-        pad_token_id=0,
-    )
-    written = target.generate(
-        ids,
-        attention_mask=mask.to(ids.device).long(),
-        generation_config=settings,
-        logits_processor=LogitsProcessorList([DrawnByUniforms(uniforms)]),
-    )[:, longest:]
+    settings = GenerationConfig(max_new_tokens=num_tokens, do_sample=False, eos_token_id=ends or None, pad_token_id=0)
+    with without_settings_of_its_own(target):
+        written = target.generate(
+            ids,
+            attention_mask=mask.to(ids.device).long(),
+            generation_config=settings,
+            logits_processor=LogitsProcessorList([DrawnByUniforms(uniforms)]),
+        )[:, longest:]
     written = torch.nn.functional.pad(written, (0, num_tokens - written.shape[1]), value=UNKNOWN)
     if not ends:
         return written
