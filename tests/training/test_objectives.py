@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from datasets import Dataset
-from transformers import HfArgumentParser
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser
 
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
 from hf_pardraft.models.inputs import DraftInputs
@@ -262,6 +262,27 @@ def test_continuations_are_the_targets_own_samples(target):
     longer = random_prompt(8, 4)[0]
     mixed = sample_continuations(target, [longer, prefix], torch.stack([uniforms[5], uniforms[1]]))
     assert mixed[1].tolist() == written[1].tolist()
+
+
+@torch.no_grad()
+def test_continuations_end_where_the_context_of_the_target_does(tmp_path):
+    """Learned positions have no row for what comes after."""
+    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
+    torch.manual_seed(0)
+    target = GPT2LMHeadModel(GPT2Config(n_positions=16, eos_token_id=None, bos_token_id=None, **sizes)).eval()
+    prefixes = [random_prompt(length, length)[0] for length in (16, 4, 15, 13, 12)]
+    uniforms = torch.rand(5, DEPTH, generator=torch.Generator().manual_seed(0))
+    written = sample_continuations(target, prefixes, uniforms)
+    assert (written >= 0).sum(dim=1).tolist() == [0, 4, 1, 3, 4]
+    for prefix, numbers, tokens in zip(prefixes, uniforms, written, strict=True):
+        text = prefix
+        for number, token in zip(numbers, tokens[tokens >= 0], strict=False):
+            law = target(text[None]).logits[0, -1].double().softmax(-1).cumsum(-1)
+            assert token == (law <= number * law[-1]).sum()
+            text = torch.cat([text, token[None]])
+    data = Dataset.from_list([{"input_ids": random_prompt(16, seed)[0].tolist()} for seed in range(4)])
+    trainer = trainer_for("dflash", target, tmp_path, data, tiny_drafter("dflash", target, DEPTH), objective="streak")
+    trainer.compute_loss(trainer.drafter, trainer.data_collator(list(trainer.train_dataset)))
 
 
 @pytest.mark.parametrize(

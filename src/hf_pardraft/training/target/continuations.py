@@ -3,7 +3,7 @@
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from ...user_input.models import end_of_text_ids, without_settings_of_its_own
+from ...user_input.models import context_length, end_of_text_ids, without_settings_of_its_own
 from ..layouts.base import UNKNOWN
 
 
@@ -40,8 +40,21 @@ def sample_continuations(
         uniforms: `(prefixes, num_tokens)`, in [0, 1), where the randomness comes from.
 
     Returns:
-        `(prefixes, num_tokens)`, `UNKNOWN` after an end of text.
+        `(prefixes, num_tokens)`, `UNKNOWN` after an end of text, and where the target's context ends.
     """
+    num_tokens, context = uniforms.shape[1], context_length(target.config)
+    lengths = torch.tensor([len(prefix) for prefix in prefixes])
+    rooms = torch.full_like(lengths, num_tokens) if context is None else (context - lengths).clamp(0, num_tokens)
+    found = torch.full(uniforms.shape, UNKNOWN, dtype=torch.long, device=prefixes[0].device)
+    # A batch goes as far as all of it can.
+    for room in rooms[rooms > 0].unique().tolist():
+        chosen = (rooms == room).nonzero()[:, 0].tolist()
+        found[chosen, :room] = _written(target, [prefixes[index] for index in chosen], uniforms[chosen, :room])
+    return found
+
+
+def _written(target: PreTrainedModel, prefixes: list[torch.LongTensor], uniforms: torch.Tensor) -> torch.LongTensor:
+    """[`sample_continuations`] of prefixes that leave room for all tokens."""
     num_tokens = uniforms.shape[1]
     lengths = torch.tensor([len(prefix) for prefix in prefixes])
     longest = int(lengths.max())
