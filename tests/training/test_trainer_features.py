@@ -131,6 +131,31 @@ def test_what_would_be_left_undone_is_refused(target, text, tmp_path):
         DraftTrainer(tiny_drafter("dflash", target), target, arguments, train_dataset=text, eval_dataset=sets)
 
 
+def test_an_optimizer_of_weights_that_are_not_trained_is_refused(target, text, tmp_path):
+    """Of an adapter, or of a head that a draft vocabulary cut, it would learn nothing."""
+    peft = pytest.importorskip("peft")
+    adapter = {"peft_config": peft.LoraConfig(r=2, target_modules=["q_proj"])}
+    for kind, options, settings in (
+        ("dart", {}, {"draft_vocab_size": 20}),
+        ("dflash", adapter, {}),
+        ("pard", adapter, {}),
+    ):
+        drafter = tiny_drafter(kind, target)
+        options = {"optimizers": (torch.optim.SGD(drafter.parameters(), lr=0.1), None), **options}
+        with pytest.raises(ValueError, match="optimizer_cls_and_kwargs"):
+            trainer_for(kind, target, text, tmp_path, drafter=drafter, trainer_options=options, **settings)
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
+def test_an_optimizer_of_what_is_trained_is_used(kind, target, text, tmp_path):
+    drafter = tiny_drafter(kind, target)
+    drafter.set_draft_vocabulary(range(20))
+    optimizer = torch.optim.SGD(drafter.parameters(), lr=0.1)
+    options, before = {"optimizers": (optimizer, None)}, [weight.detach().clone() for weight in drafter.parameters()]
+    trainer_for(kind, target, text, tmp_path, drafter=drafter, trainer_options=options, max_steps=1).train()
+    assert all(not torch.equal(*pair) for pair in zip(drafter.parameters(), before, strict=True))
+
+
 def test_a_target_that_is_spread_over_devices_is_refused(text, tmp_path):
     spread = tiny_target("qwen3")
     spread.hf_device_map = {"model.embed_tokens": 0, "model.layers": 1}

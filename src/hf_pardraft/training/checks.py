@@ -224,6 +224,26 @@ def check_arguments(args: "DraftTrainingArguments", kwargs: dict[str, Any]) -> N
         )
 
 
+def check_optimizer(
+    optimizer: torch.optim.Optimizer | None, before: list[torch.Tensor], trained: torch.nn.Module
+) -> None:
+    """Raise a `ValueError` if a caller's optimizer was made for other weights than those that are trained.
+
+    Args:
+        optimizer: that the trainer was given, if any.
+        before: the drafter's weights when it was given.
+        trained: the drafter now, with an adapter or a draft vocabulary of the trainer's making.
+    """
+    given = [] if optimizer is None else [weight for group in optimizer.param_groups for weight in group["params"]]
+    replaced = {id(weight) for weight in before} - {id(weight) for weight in trained.parameters()}
+    if any(id(weight) in replaced for weight in given) or (given and not any(w.requires_grad for w in given)):
+        raise ValueError(
+            "the optimizer in optimizers= holds weights that are not trained: peft_config freezes a drafter's own, and "
+            "draft_vocab_size cuts the head of a DART drafter. Pass optimizer_cls_and_kwargs=(class, settings), which makes it "
+            "of what is trained, or adapt the drafter, or call drafter.set_draft_vocabulary, before you make the optimizer"
+        )
+
+
 def check_in_one_place(target: PreTrainedModel) -> None:
     """Raise a `ValueError` for a target that is spread over devices or processes, or lies on a disk."""
     places = {str(place) for place in (vars(target).get("hf_device_map") or {}).values()}

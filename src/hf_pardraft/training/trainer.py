@@ -24,6 +24,7 @@ from .checks import (
     check_arguments,
     check_in_one_place,
     check_one_device,
+    check_optimizer,
     check_pair,
     check_recomputing,
     check_spreading,
@@ -108,8 +109,10 @@ class DraftTrainer(DrafterFilesTrainer):
         check_one_device(args)
         raw_data, kwargs = kwargs.get("train_dataset"), prepare_all(model, target, args, kwargs)
         data_collator, self.eval_collator = self._with_stored_states(collators, args)
+        before = [*model.parameters()]
         self._note_in_drafter(args, raw_data, kwargs)
         trained = self._with_adapter(trained, args)
+        check_optimizer((kwargs.get("optimizers") or [None])[0], before, trained)
         super().__init__(model=trained, args=args, data_collator=data_collator, **kwargs)
         if target is not None and args.place_model_on_device:
             target.to(args.device)
