@@ -38,7 +38,8 @@ def main(work: Path) -> None:
     drafter.save_pretrained(work / "measured", push_to_hub=True, repo_id="someone/third", token=TOKEN)
     averaged = {name: weight + 1 for name, weight in drafter.state_dict().items()}
     options = {"state_dict": averaged, "with_code": False, "push_to_hub": True}
-    drafter.save_pretrained(work / "averaged", repo_id="someone/averaged", token=TOKEN, **options)
+    for variant in (None, "fp16"):
+        drafter.save_pretrained(work / "averaged", repo_id="someone/averaged", token=TOKEN, variant=variant, **options)
     for repository in ("someone/earlier", "someone/earlier-too"):
         drafter.push_to_hub(repository, token=TOKEN)
     found["over"] = ended("push", work / "measured", "someone/earlier", "--token", TOKEN)

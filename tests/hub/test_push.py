@@ -180,6 +180,10 @@ def test_weights_of_an_earlier_drafter_do_not_stay_in_its_repository(published):
     assert hub.names("someone/earlier-too") == sorted([*before["drafter"], "notes.txt"])
 
 
+def test_a_variant_leaves_the_weights_of_its_repository_alone(published):
+    assert {"model.safetensors", "model.fp16.safetensors"} <= {*published[0].names("someone/averaged")}
+
+
 def test_the_stand_in_knew_every_request(published):
     hub, _, _ = published
     # Loading looks for the repository's discussions and the like, and does without.

@@ -132,6 +132,20 @@ def test_weights_of_an_earlier_save_in_other_shards_do_not_stay(target, tmp_path
     assert all(torch.equal(w, first.state_dict()[name]) for name, w in loaded.state_dict().items())
 
 
+def test_a_variant_takes_the_place_of_itself_alone(target, tmp_path):
+    first, second = tiny_drafter("dflash", target), tiny_drafter("dflash", target, seed=7)
+    first.save_pretrained(tmp_path)
+    for size in ("5GB", "20KB", "5GB"):
+        first.save_pretrained(tmp_path, variant="non-ema", max_shard_size=size)
+        second.save_pretrained(tmp_path, variant="fp16", max_shard_size=size)
+        assert all((tmp_path / name).exists() for name in ("model.safetensors", "config.json"))
+        for variant, drafter in ((None, first), ("non-ema", first), ("fp16", second)):
+            loaded = AutoDrafter.from_pretrained(tmp_path, variant=variant)
+            assert all(torch.equal(w, drafter.state_dict()[name]) for name, w in loaded.state_dict().items())
+    weights = {path.name for path in tmp_path.glob("model*.safetensors*")}
+    assert weights == {"model.safetensors", "model.non-ema.safetensors", "model.fp16.safetensors"}
+
+
 def test_the_class_that_fsdp_makes_is_saved_as_the_drafters_own(target, tmp_path):
     drafter = tiny_drafter("dflash", target)
     drafter.__class__ = type("FSDPDFlashDrafter", (DFlashDrafter,), {"__module__": "torch.distributed.fsdp"})

@@ -28,7 +28,7 @@ LEFTOVERS = (f"{SAVING}*", ".ngram-*", ".card-*", ".tuning.*", ".model*.safetens
 SWITCHES = ("config.json", "adapter_config.json")
 # A card, which somebody may have written by hand.
 CARD = "README.md"
-MAIN_WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")
+MAIN_WEIGHTS = re.compile(r"(adapter_)?model(\.(?P<variant>[\w-]+?))?(-\d+-of-\d+)?\.safetensors")
 WEIGHT_PATTERNS = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -42,6 +42,13 @@ WEIGHT_PATTERNS = (
     *PROJECTION_FILES,
     VOCABULARY_FILE,
 )
+# The same of weights that were saved as a variant.
+VARIANT_PATTERNS = (
+    "model.{0}.safetensors",
+    "model.safetensors.index.{0}.json",
+    "model.{0}-*-of-*.safetensors",
+    "model-*-of-*.{0}.safetensors",
+)
 
 Stale = Callable[[Path, set[str]], Iterable[str]]
 
@@ -49,7 +56,10 @@ Stale = Callable[[Path, set[str]], Iterable[str]]
 def stale_weights(folder: Path, files: set[str]) -> list[str]:
     """Weights of an earlier save, see [`stale_among`], in a folder."""
     found = (
-        path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern) if path.is_symlink() or path.is_file()
+        path
+        for pattern in stale_patterns(files)
+        for path in folder.glob(pattern)
+        if path.is_symlink() or path.is_file()
     )
     return stale_among((path.relative_to(folder).as_posix() for path in found), files)
 
@@ -57,9 +67,18 @@ def stale_weights(folder: Path, files: set[str]) -> list[str]:
 def stale_among(found: Iterable[str], files: set[str]) -> list[str]:
     """Of the names that are `found`, weights of an earlier save, say in other shards or as an adapter, that would be loaded
     instead of, or beside, those among `files`."""
-    if not any(MAIN_WEIGHTS.fullmatch(name) for name in files):
-        return []
-    return sorted(name for name in {*found} - files if any(fnmatchcase(name, pattern) for pattern in WEIGHT_PATTERNS))
+    patterns = stale_patterns(files)
+    return sorted(name for name in {*found} - files if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def stale_patterns(files: Iterable[str]) -> list[str]:
+    """Patterns of the weights that those among `files` replace: a variant replaces itself alone."""
+    variants = {match["variant"] for match in map(MAIN_WEIGHTS.fullmatch, files) if match}
+    return [
+        pattern.format(variant)
+        for variant in variants
+        for pattern in (WEIGHT_PATTERNS if variant is None else VARIANT_PATTERNS)
+    ]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
 from transformers.utils.hub import create_and_tag_model_card, hf_api
 
-from ..checkpoints.atomic_folders import CARD, WEIGHT_PATTERNS, stale_among
+from ..checkpoints.atomic_folders import CARD, stale_among, stale_patterns
 from ..checkpoints.saving import own_class
 from ..user_input.redaction import redacted
 from .upload import Upload, check_link
@@ -128,7 +128,7 @@ def push_drafter(
             commit_message=commit_message or f"Upload {own_class(model).__name__}",
             commit_description=commit_description,
             # Of those that are uploaded none is deleted.
-            delete_patterns=[*WEIGHT_PATTERNS],
+            delete_patterns=stale_patterns(path.name for path in folder.iterdir()),
         )
 
 
