@@ -316,6 +316,12 @@ def test_a_folder_without_weights(folder):
         AutoDrafter.from_pretrained(folder)
 
 
+def test_a_variant_that_is_not_there_is_named(folder):
+    names = r"model\.fp16\.safetensors, model\.safetensors\.index\.fp16\.json, pytorch_model\.fp16\.bin"
+    with pytest.raises(OSError, match=f"holds no weights: expected one of {names}"):
+        AutoDrafter.from_pretrained(folder, variant="fp16")
+
+
 # Configs
 
 

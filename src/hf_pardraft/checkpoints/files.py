@@ -107,11 +107,10 @@ def find_weight_files(name_or_path, kwargs: dict[str, Any]) -> list[str]:
     """
     source, variant, choice = hub_arguments(kwargs), kwargs.get("variant"), kwargs.get("use_safetensors")
     names = {True: SAFETENSORS_FILES, False: PICKLE_FILES, None: SAFETENSORS_FILES + PICKLE_FILES}[choice]
+    if variant is not None:
+        # "model.fp16.safetensors", "model.safetensors.index.fp16.json"
+        names = [f".{variant}.".join(name.rsplit(".", 1)) for name in names]
     for name in names:
-        if variant is not None:
-            # "model.fp16.safetensors", "model.safetensors.index.fp16.json"
-            stem, suffix = name.rsplit(".", 1)
-            name = f"{stem}.{variant}.{suffix}"
         path = find_optional(name_or_path, name, **source)
         if path is None:
             continue
