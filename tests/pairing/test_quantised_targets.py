@@ -9,6 +9,7 @@ from transformers.integrations.gguf import utils as gguf_modules
 from transformers.integrations.gguf.dequant import GGML_Q8_0
 
 from hf_pardraft import PardDrafter
+from hf_pardraft.checkpoints.weights import check_finite
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
 
 RATES = [0.8, 0.7, 0.7, 0.6]
@@ -93,6 +94,8 @@ class Quantised(torch.Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func is torch.Tensor.__getitem__:
             raise ValueError("quantised rows can't be had")
+        if func is torch.Tensor.sum:
+            raise NotImplementedError("unimplemented: aten.sum")
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
         return result.as_subclass(cls) if func is torch.Tensor.detach else result
@@ -105,6 +108,12 @@ def subclassed():
         if isinstance(module, nn.Linear):
             module.weight = nn.Parameter(module.weight.detach().clone().as_subclass(Quantised), requires_grad=False)
     return target
+
+
+def test_quantised_weights_of_a_drafter_are_asked_for_no_sum():
+    drafter = tiny_drafter("pard", tiny_target("llama"))
+    drafter.lm_head.weight = nn.Parameter(drafter.lm_head.weight.detach().as_subclass(Quantised), requires_grad=False)
+    check_finite(drafter, "a folder")
 
 
 def test_quantised_weights_are_not_compared_with_those_of_training(subclassed):
