@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoModel, PreTrainedConfig
+from transformers import AutoModel, GenerationConfig, PreTrainedConfig
 
 from .checkpoints.atomic_folders import finish_interrupted
 from .checkpoints.config_checks import check_config_fields
@@ -72,6 +72,11 @@ def find_drafter_config(name_or_path: Any, **source: Any) -> dict[str, Any] | No
         check_place(name_or_path)
         source = with_subfolder(name_or_path, with_resolved_revision(name_or_path, source))
         file = find_file(name_or_path, "config.json", **source)
+        adapter = None if file is not None else find_file(name_or_path, ADAPTER_FILE, **source)
+        if adapter is not None:
+            # As PEFT saves it. What it belongs to says what it is.
+            base = read_json_object(adapter).get("base_model_name_or_path")
+            file = find_file(base, "config.json", **of_its_base(source))
         fields = {} if file is None else read_json_object(file)
     except (OSError, TypeError, ValueError):
         return None
@@ -84,7 +89,10 @@ def load_any(name_or_path, trust_remote_code: bool, kwargs: dict[str, Any], adap
     finish_interrupted(name_or_path)
     kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
     if find_optional(name_or_path, ADAPTER_FILE, **hub_arguments(kwargs)):
-        return load_adapted(name_or_path, kwargs, adapters)
+        drafter = load_adapted(name_or_path, kwargs, adapters)
+        # What is missing, or left over, would have been an error.
+        info = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
+        return (drafter, info) if kwargs.get("output_loading_info") else drafter
     config = kwargs.get("config")
     if isinstance(config, PreTrainedConfig):
         fields = config.to_dict()
@@ -117,6 +125,13 @@ def load_with_its_own_code(name_or_path, **kwargs: Any) -> ParallelDrafter:
             "it with transformers' own classes"
         )
     return model
+
+
+def of_its_base(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for what an adapter belongs to."""
+    # The base is another repository, so what says where in the adapter's its files are is of no use.
+    adapters_own = ("revision", "subfolder", "output_loading_info", "generation_config")
+    return {name: value for name, value in kwargs.items() if name not in adapters_own}
 
 
 def base_of_adapter(name_or_path, kwargs: dict[str, Any], adapters: tuple) -> str:
@@ -210,6 +225,15 @@ def with_adapter(drafter: ParallelDrafter, name_or_path, source: dict[str, Any],
     return adapted
 
 
+def settings_with_adapter(drafter: ParallelDrafter, name_or_path, kwargs: dict[str, Any]) -> GenerationConfig:
+    """The settings of an adapted drafter: the caller's, those beside the adapter, or, as PEFT saves none, its base's."""
+    source, given = hub_arguments(kwargs), kwargs.get("generation_config")
+    if given is not None:
+        return GenerationConfig.from_dict(given.to_dict())
+    is_saved = find_optional(name_or_path, "generation_config.json", **source) is not None
+    return load_generation_config(name_or_path, **source) if is_saved else drafter.generation_config
+
+
 def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()) -> ParallelDrafter:
     """The drafter that an adapter belongs to, with the adapter merged in.
 
@@ -225,8 +249,7 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()
         raise ImportError(f"{name_or_path} is an adapter, which needs the peft package: pip install peft")
     source = hub_arguments(kwargs)
     base_name = base_of_adapter(name_or_path, kwargs, adapters)
-    # The base is another repository, so what says where in the adapter's its files are is of no use.
-    options = {name: value for name, value in kwargs.items() if name not in ("revision", "subfolder")}
+    options = of_its_base(kwargs)
     with naming_base(name_or_path, base_name):
         base_config, _ = PreTrainedConfig.get_config_dict(base_name, **hub_arguments(options))
     config, _ = PreTrainedConfig.get_config_dict(name_or_path, **source)
@@ -261,7 +284,7 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()
     check_finite(merged, name_or_path)
     for name, weight in merged.named_parameters():
         weight.requires_grad_(name in learned)
-    merged.generation_config = load_generation_config(name_or_path, **source)
+    merged.generation_config = settings_with_adapter(merged, name_or_path, kwargs)
     if config.keys() & PairedConfig.__annotations__.keys():
         # What the base was trained with is not what the adapter was; a field without a value is not written.
         for name in PairedConfig.__annotations__:

@@ -5,10 +5,12 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig
 
 from hf_pardraft import AutoDrafter, PardDrafter
+from hf_pardraft.auto import find_drafter_config
 from published_checkpoints import change_config
-from tiny_models import tiny_drafter, tiny_target
+from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 peft = pytest.importorskip("peft")
 FILE = "adapter_model.safetensors"
@@ -56,6 +58,39 @@ WHOLE += [(kind, method) for kind in ("dflash", "dflare", "dart") for method in 
 def test_what_peft_saves_is_whole(kind, method, tmp_path):
     drafter = AutoDrafter.from_pretrained(adapter(tmp_path, kind, method))
     assert drafter.config.drafter_kind == kind.removesuffix("2")
+
+
+def test_it_takes_the_arguments_of_a_whole_drafter(tmp_path):
+    folder = adapter(tmp_path, "pard")
+    drafter, info = AutoDrafter.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values())
+    # PEFT saves no settings: they are the base's.
+    assert drafter.draft_depth == AutoDrafter.from_pretrained(tmp_path / "base").draft_depth == 4
+    given = GenerationConfig(num_assistant_tokens=3)
+    assert AutoDrafter.from_pretrained(folder, generation_config=given).draft_depth == 3
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+def test_where_transformers_takes_a_name_an_adapters_will_do(kind, tmp_path):
+    folder, target = adapter(tmp_path, kind), tiny_target("qwen3")
+    expected = AutoDrafter.from_pretrained(folder).state_dict()
+    for auto_class in (AutoModel, AutoModelForCausalLM):
+        loaded = auto_class.from_pretrained(folder).state_dict()
+        assert loaded.keys() == expected.keys()
+        assert all(torch.equal(weight, loaded[name]) for name, weight in expected.items())
+    options = {"max_new_tokens": 8, "do_sample": False}
+    text = target.generate(random_prompt(6), **options)
+    assert torch.equal(target.generate(random_prompt(6), **options, assistant_model=str(folder)), text)
+
+
+@pytest.mark.parametrize("base", [None, "adapter", 3, "ordinary"])
+def test_an_adapter_of_no_drafter_is_loaded_as_ever(base, tmp_path):
+    folder = adapter(tmp_path, "pard")
+    tiny_target("qwen3").save_pretrained(tmp_path / "ordinary")
+    name = str(tmp_path / base) if isinstance(base, str) else base
+    config = json.loads((folder / "adapter_config.json").read_text()) | {"base_model_name_or_path": name}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    assert find_drafter_config(folder) is None
 
 
 @pytest.mark.parametrize(
