@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
+from transformers import GenerationConfig, LlamaForCausalLM
 
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, ParallelDrafter, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
@@ -154,6 +154,25 @@ def test_fields_of_the_config_may_be_given_and_the_loading_info_asked_for(tmp_pa
     drafter, info = AutoDrafter.from_pretrained(folder, block_size=4, output_loading_info=True)
     assert drafter.config.block_size == 4
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash", "dflare", "dart"])
+def test_settings_that_are_given_are_the_drafters(kind, tmp_path):
+    tiny_drafter(kind, tiny_target("qwen3")).save_pretrained(tmp_path)
+    given = GenerationConfig(num_assistant_tokens=2, tree_budget=6)
+    loaded = AutoDrafter.from_pretrained(tmp_path, generation_config=given)
+    given.num_assistant_tokens = 3
+    assert (loaded.draft_depth, loaded.generation_config.tree_budget) == (2, 6)
+
+
+@pytest.mark.parametrize("layout", ["pard", "speculators", "muse_glimmer"])
+def test_weights_under_other_names_load_by_a_key_mapping(layout, tmp_path):
+    folder = LAYOUTS[layout](tmp_path / "checkpoint")
+    expected, weights = AutoDrafter.from_pretrained(folder), load_file(folder / "model.safetensors")
+    save_file({f"drafter.{name}": w for name, w in weights.items()}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"unexpected keys: drafter\."):
+        AutoDrafter.from_pretrained(folder)
+    assert same_weights(AutoDrafter.from_pretrained(folder, key_mapping={r"^drafter\.": ""}), expected)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..models.base import ParallelDrafter, hub_arguments
@@ -29,7 +29,7 @@ from .published import RENAMED_WEIGHTS, find_drafter_class
 from .sources import with_resolved_revision, with_subfolder
 from .tensor_files import TensorFacts, describe_tensors, is_safetensors
 from .vocabulary import vocabulary_in
-from .weights import account_for_weights, check_finite, expected_weights
+from .weights import account_for_weights, check_finite, expected_weights, own_name
 
 logger = logging.get_logger(__name__)
 
@@ -102,7 +102,8 @@ def load_checked(model_class: type[ParallelDrafter], name_or_path, *model_args: 
     Raises:
         OSError, ValueError: see [`ParallelDrafter.from_pretrained`].
     """
-    return_info = kwargs.pop("output_loading_info", False)
+    return_info, given = kwargs.pop("output_loading_info", False), kwargs.get("generation_config")
+    renamed = {**(kwargs.pop("key_mapping", None) or {}), **renamed_weights(model_class)}
     if kwargs.get("weights_only") is False:
         raise ValueError(
             "a pickle may hold a program, so drafters are loaded with weights_only=True only: leave it out"
@@ -114,15 +115,18 @@ def load_checked(model_class: type[ParallelDrafter], name_or_path, *model_args: 
         check_generation_config(name_or_path, **hub_arguments(kwargs))
         facts = describe_checkpoint(name_or_path, kwargs)
         if not isinstance(kwargs.get("config"), PreTrainedConfig):
-            found = reduced_head(config, facts)
+            found = reduced_head(config, {own_name(name, renamed): tensor for name, tensor in facts.items()})
             config.update(found)
             kwargs = {**kwargs, **found}
         # Quantised weights are stored in shapes and dtypes of their own.
         if kwargs.get("quantization_config") is None and "quantization_config" not in config.to_dict():
-            match_weights(model_class, config, facts, name_or_path)
+            match_weights(model_class, config, facts, name_or_path, renamed)
     model, info = model_class.load_whole(
-        name_or_path, *model_args, output_loading_info=True, key_mapping=renamed_weights(model_class) or None, **kwargs
+        name_or_path, *model_args, output_loading_info=True, key_mapping=renamed or None, **kwargs
     )
+    if given is not None:
+        # Transformers passes it over for what can't write text by itself.
+        model.generation_config = GenerationConfig.from_dict(given.to_dict())
     # What was renamed is called by our names from now on, in saved files, too.
     model._weight_conversions = []
     check_finite(model, name_or_path)
@@ -140,7 +144,7 @@ def reduced_head(config: PreTrainedConfig, facts: dict[str, TensorFacts]) -> dic
 
     Args:
         config: of any drafter.
-        facts: what the weight files hold.
+        facts: what the weight files hold, by our names.
 
     Raises:
         ValueError: if the map of a draft vocabulary is no list of tokens, or the head has rows of neither it nor all tokens.
@@ -245,9 +249,14 @@ def describe_checkpoint(name_or_path, kwargs: dict[str, Any]) -> dict[str, Tenso
 
 
 def match_weights(
-    model_class: type[PreTrainedModel], config: PreTrainedConfig, facts: dict[str, TensorFacts], name_or_path
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    facts: dict[str, TensorFacts],
+    name_or_path,
+    renamed: dict[str, str] | None = None,
 ) -> dict[str, str]:
     """The names that a drafter's weights have in the files, see [`account_for_weights`]; says which weights are not read."""
+    renamed = renamed_weights(model_class) if renamed is None else renamed
     if config.num_hidden_layers > len(facts):
         # Thousands of layers take minutes to build, even without memory.
         raise model_class.misfit(
@@ -256,9 +265,7 @@ def match_weights(
     with explaining(model_class, name_or_path):
         expected, optional = expected_weights(lambda: model_class(config))
     try:
-        sources = account_for_weights(
-            facts, expected, optional, renamed_weights(model_class), model_class.ignored_weights
-        )
+        sources = account_for_weights(facts, expected, optional, renamed, model_class.ignored_weights)
     except ValueError as error:
         raise model_class.misfit(name_or_path, str(error)) from error
     unread = sorted(facts.keys() - sources.values())

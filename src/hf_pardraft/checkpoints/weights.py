@@ -52,11 +52,9 @@ def account_for_weights(
     problems, sources = [], {}
     left_over = []
     for name, facts in found.items():
-        own = name
-        for pattern, replacement in (renamed or {}).items():
-            own = re.sub(pattern, replacement, own)
+        own = own_name(name, renamed or {})
         if own not in expected:
-            if not any(re.search(pattern, name) for pattern in ignored):
+            if not any(re.search(pattern, own) for pattern in ignored):
                 left_over.append(name)
             continue
         if own in sources:
@@ -71,6 +69,13 @@ def account_for_weights(
             "; ".join([*problems[:NAMED], *([f"and {len(problems) - NAMED} more"] if problems[NAMED:] else [])])
         )
     return sources
+
+
+def own_name(name: str, renamed: dict[str, str]) -> str:
+    """What a weight of a file is called in the model; `renamed` as for [`account_for_weights`]."""
+    for pattern, replacement in renamed.items():
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def mismatches(name: str, facts: TensorFacts, expected: torch.Tensor) -> list[str]:
