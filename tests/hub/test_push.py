@@ -220,6 +220,15 @@ def test_a_folder_without_code_says_so(tmp_path):
     assert "no code" in done.out
 
 
+@pytest.mark.parametrize(("name", "is_gap"), [("someone/3-grams", False), ("3-grams", True), ("/data/3-grams", True)])
+def test_an_ngram_model_that_only_this_machine_has_is_a_gap(name, is_gap, tmp_path):
+    drafter = tiny_drafter("dflash", tiny_target("qwen3"))
+    drafter.generation_config.ngram_model = name
+    drafter.save_pretrained(tmp_path / "drafter")
+    done = pardraft("push", tmp_path / "drafter", "someone/drafter", "--dry-run")
+    assert (f"the n-gram model {name}, without which it drafts nowhere else" in done.out) == is_gap
+
+
 def truncate(folder):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])

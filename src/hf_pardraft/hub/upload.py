@@ -12,7 +12,7 @@ from ..checkpoints.atomic_folders import CARD
 from ..checkpoints.files import check_beside
 from ..checkpoints.locks import LOCK
 from ..user_input.files import read_json
-from .cards import card_gaps, has_measured_numbers
+from .cards import REPOSITORY, card_gaps, has_measured_numbers
 
 # What lies beside a drafter and is no part of it.
 LEFT_OUT_FOLDERS = {
@@ -72,13 +72,18 @@ def plan_upload(folder: Path, load: Callable[[Path], Any]) -> Upload:
     # Before anything is read that a link may show.
     files, left_out = folder_contents(folder)
     check_code(folder)
-    load(folder)
+    ngram = load(folder).generation_config.to_dict().get("ngram_model")
     card = read_card(folder)
     gaps = ["no model card (README.md): pardraft card FOLDER"] if card is None else card_gaps(card)
     if not saved_auto_map(folder):
         gaps.append(
             "no code: it loads only where hf_pardraft is installed; AutoDrafter.from_pretrained(FOLDER).save_pretrained(FOLDER) "
             "writes it"
+        )
+    if ngram is not None and (Path(ngram).exists() or not REPOSITORY.fullmatch(ngram)):
+        gaps.append(
+            f"the n-gram model {ngram}, without which it drafts nowhere else: publish that (NgramModel.push_to_hub) and name its "
+            "repository in generation_config.ngram_model, or leave the setting out"
         )
     return Upload(folder, files, left_out, gaps, card is not None and has_measured_numbers(card))
 
