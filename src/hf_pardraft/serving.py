@@ -115,7 +115,8 @@ def with_drafter(target: PreTrainedModel, drafter: ParallelDrafter) -> Callable[
             return plain(*args, generation_config=generation_config, **kwargs)
         try:
             return plain(*args, generation_config=generation_config, assistant_model=drafter, **kwargs)
-        except ValueError as error:
+        # An n-gram model that is named and not there is an OSError.
+        except (OSError, ValueError) as error:
             raise HTTPException(status_code=400, detail=str(error)) from error
 
     return generate

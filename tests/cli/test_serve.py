@@ -223,7 +223,11 @@ def test_why_a_request_has_no_drafter(setting, word):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("setting", "reason"),
-    [({"tree_budget": "many"}, "tree_budget"), ({"draft_schedule": "later"}, "draft_schedule")],
+    [
+        ({"tree_budget": "many"}, "tree_budget"),
+        ({"draft_schedule": "later"}, "draft_schedule"),
+        ({"tree_budget": 8, "ngram_model": "/nowhere"}, "no n-gram model at /nowhere"),
+    ],
 )
 def test_a_setting_that_is_wrong_is_the_clients_error_and_is_told(drafting, setting, reason, stream):
     body = {**REQUESTS["/v1/completions"], "generation_config": json.dumps(setting), "stream": stream}
