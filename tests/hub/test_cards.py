@@ -194,6 +194,15 @@ def test_the_rows_of_a_drafter_can_be_named(hub):
     assert (folder / "README.md").read_text() == before
 
 
+def test_a_name_with_a_bar_is_one_cell_of_the_table(hub):
+    folder, row = save_drafter("dflash", hub), {"name": "one|two", "speedup": 2.0, "tau": 3.0}
+    assert pardraft("card", folder, "--results", write_results(hub, rows=[row]), "--row", "one|two").code == 0
+    assert "| one\\|two | 2.00x | 3.00 |" in (folder / "README.md").read_text()
+
+
+PLAIN_ROW = {"name": "plain", "speedup": 1.0, "tau": 1.0}
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
@@ -204,6 +213,7 @@ def test_the_rows_of_a_drafter_can_be_named(hub):
         ({"rows": [{"name": "drafter", "speedup": float("nan"), "tau": 2.0}]}, "speedup nan"),
         ({"rows": [{"name": "drafter", "speedup": "2", "tau": 2.0}]}, "speedup '2'"),
         ({"rows": ["drafter"]}, "lacks name, speedup, tau"),
+        ({"rows": [PLAIN_ROW, PLAIN_ROW | {"temperature": "hot"}]}, "row 'plain' of .* has temperature 'hot'"),
         ({"simulated": True}, "simulation"),
         ({"random_weights": True}, "random_weights"),
     ],

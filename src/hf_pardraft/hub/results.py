@@ -105,6 +105,11 @@ def read_row(row: Any, path: str | Path, varied: list[str]) -> MeasuredRow:
     figures = {key: row[key] for key in ("speedup", "tau")}
     if row.get("tokens_per_second") is not None:
         figures["tokens_per_second"] = row["tokens_per_second"]
+    wrong = [key for key in varied if row.get(key) is not None and not is_number(row[key])]
+    if wrong:
+        raise ValueError(
+            f"row {row['name']!r} of {path} has {wrong[0]} {row[wrong[0]]!r}: expected a number. Pass what pardraft eval wrote"
+        )
     for key, value in figures.items():
         if not is_number(value) or value <= 0:
             raise ValueError(
