@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from hf_pardraft.generation.tree.token_tree import build_tree
 from tiny_models import every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
@@ -173,6 +176,28 @@ def test_attention_without_masks_refuses_trees(attention):
     drafter = tree_drafter("pard", target)
     with pytest.raises(ValueError, match="attn_implementation"):
         greedy(target, random_prompt(4), assistant_model=drafter, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("masks", [None, "flash_attention_2", "sdpa"])
+def test_attention_of_somebodys_own_takes_trees_if_it_is_given_masks_for_all_queries(masks):
+    def attend(module, query, key, value, mask, **options):
+        causal = torch.ones(1, 1, query.shape[2], key.shape[2]).tril(key.shape[2] - query.shape[2]).bool()
+        return sdpa_attention_forward(module, query, key, value, mask if masks == "sdpa" else causal, **options)
+
+    name = f"somebodys_{masks}".replace("flash", "fast")
+    AttentionInterface.register(name, attend)
+    if masks is not None:
+        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[masks])
+    target, prompt = tiny_target("llama"), random_prompt(9)
+    target.set_attn_implementation(name)
+    expected = greedy(target, prompt, max_new_tokens=LONGEST)
+    for budget in (0, 14):
+        drafter = make_oracle(tree_drafter("pard", target, budget), expected[0], [0.6] * 5, runner_up=0.8)
+        if budget and masks != "sdpa":
+            with pytest.raises(ValueError, match=f"{name} does not take"):
+                greedy(target, prompt, assistant_model=drafter, max_new_tokens=LONGEST)
+        else:
+            assert torch.equal(greedy(target, prompt, assistant_model=drafter, max_new_tokens=LONGEST), expected)
 
 
 def test_trees_are_built_in_half_precision_too():

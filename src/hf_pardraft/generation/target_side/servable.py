@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
 from transformers.utils import logging
 
 from ...models.inputs import input_device
@@ -25,8 +26,10 @@ CONTINUING_FAMILIES = {
     "qwen3_5_text",
     "qwen3_next",
 }
-# Attention kernels that take no mask of their own choosing.
+# Attention kernels that take no mask of our choosing say so by their names, or by what transformers makes their masks with: of
+# others (a kernel of the Hub, a caller's own) flash attention's, which are of padding alone, or nothing.
 MASKLESS_ATTENTION = ("flash", "paged")
+MASKLESS_FUNCTIONS = (flash_attention_mask, None)
 # Families in which a token's result depends on how many tokens a forward reads.
 UNSERVED_FAMILIES = {
     "moshi": "its cache forgets what its attention mask, which has no window, lets it see",
@@ -118,10 +121,12 @@ def check_hybrid(model_type: str, batch: int, settings: DraftSettings) -> None:
 def check_takes_masks(target: PreTrainedModel, model_kwargs: dict[str, Any]) -> None:
     """Raise a `ValueError` unless the target takes the masks and positions of a tree or of items of different lengths."""
     attention = target.config.get_text_config(decoder=True)._attn_implementation
-    if any(name in attention for name in MASKLESS_ATTENTION):
+    is_maskless = ALL_MASK_ATTENTION_FUNCTIONS.get(attention) in MASKLESS_FUNCTIONS
+    if is_maskless or any(name in attention for name in MASKLESS_ATTENTION):
         raise ValueError(
             f"trees and batches need an attention mask of their own, which {attention} does not take: load the target with "
-            'attn_implementation="sdpa", or draft chains (tree_budget=0) for one sequence at a time'
+            'attn_implementation="sdpa" (or, if it is your own and does, name its mask by AttentionMaskInterface.register), or '
+            "draft chains (tree_budget=0) for one sequence at a time"
         )
     if attention == "flex_attention" and input_device(target).type == "cpu":
         # Given a mask as a tensor it writes beyond its memory there (torch 2.13), and the process dies.
