@@ -116,6 +116,18 @@ def test_prompt_learning_is_refused_and_leaves_the_base_model_as_it_was(kind):
     assert torch.equal(drafted(base, drafter), base.generate(PROMPT, **OPTIONS))
 
 
+@pytest.mark.parametrize("loop", ["native", "stock"])
+def test_a_target_that_trains_with_gradient_checkpointing_is_refused_until_it_is_in_eval_mode(loop):
+    target = tiny_target("llama").train()
+    target.activation_checkpointing_enable()
+    drafter = tiny_drafter("pard", target)
+    drafter.generation_config.decode_loop = loop
+    with pytest.raises(ValueError, match=r"gradient checkpointing.*eval\(\)"):
+        drafted(target, drafter)
+    target.eval()
+    assert torch.equal(drafted(target, drafter), target.generate(PROMPT, **OPTIONS))
+
+
 def test_an_adapter_that_counts_tokens_from_the_end_of_a_forward_is_refused_and_others_are_served():
     peft = pytest.importorskip("peft")
     fields = {"task_type": "CAUSAL_LM", "init_lora_weights": False, "target_modules": ["q_proj", "v_proj"]}

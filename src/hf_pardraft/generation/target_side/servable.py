@@ -58,6 +58,8 @@ def check_forwards(target: PreTrainedModel, returns_attentions: bool = False) ->
     lowest, highest = fields.get("time_step_limit") or (0.0, math.inf)
     if lowest > 0 or highest < math.inf:
         reason = f"its recurrent layers have a time_step_limit ({lowest}, {highest})"
+    if target.training and target.is_activation_checkpointing:
+        reason = "it trains with gradient checkpointing, and its layers then get no cache (after target.eval() they do)"
     if "alora_offsets" in told_by_hooks(target):
         reason = "its activated LoRA adapter counts tokens from the end of each forward"
     if reason is not None:
