@@ -302,7 +302,7 @@ def test_data_sets_are_streamed(tmp_path):
     assert list(texts_of_dataset(str(path), None, "train", "body")) == ["ab", "c"]
     with pytest.raises(ValueError, match="no column 'text': it has body"):
         list(texts_of_dataset(str(path), None, "train", "text"))
-    with pytest.raises(ValueError, match="no column 'text': it has body"):
+    with pytest.raises(ValueError, match="no column 'text' or 'messages' or 'completion': it has body"):
         list(texts_of_dataset(str(path), None, "train"))
 
 
@@ -316,6 +316,16 @@ def test_of_conversations_the_answers_are_counted(tmp_path):
         answers = [f"assistant {turn}{n}" for n in "ab" for turn in (2, 4)]
         column = "dialogue" if name == "dialogue" else None
         assert list(texts_of_dataset(str(path), None, "train", column)) == answers
+
+
+def test_what_regenerate_writes_of_prompts_is_counted_without_naming_a_column(tmp_path):
+    pytest.importorskip("datasets")
+    answered = {"prompt": "ab", "index": 0, "truncated": False, "completion": "cd"}
+    asked = {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "cd"}]}
+    for row in (answered, asked):
+        path = tmp_path / "answers.jsonl"
+        path.write_text(json.dumps(row))
+        assert list(texts_of_dataset(str(path), None, "train")) == ["cd"]
 
 
 def test_what_is_no_text_is_refused():

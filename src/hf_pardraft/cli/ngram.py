@@ -33,8 +33,8 @@ def build(
     column: Annotated[
         str | None,
         typer.Option(
-            help="Of the data set, with the text, or with conversations, of which the answers are counted; by default text, or "
-            "else messages."
+            help="Of the data set, with the text, or with conversations, of which the answers are counted; by default text, "
+            "messages or completion."
         ),
     ] = None,
     add_end_token: Annotated[bool, typer.Option("--add-end-token", help="Let each document end in eos_token.")] = False,

@@ -16,8 +16,8 @@ from ..user_input.files import not_utf8
 # Characters of a file that are read, and texts that are tokenised, at once. A fast tokenizer works on them in parallel.
 PIECE_CHARACTERS = 1 << 20
 TEXTS_PER_BATCH = 256
-# Of a data set, those that hold its text, by default the first that there is.
-COLUMNS = ("text", "messages")
+# Of a data set, those that hold its text, by default the first that there is; `pardraft regenerate` writes the latter two.
+COLUMNS = ("text", "messages", "completion")
 
 
 def token_documents(
@@ -87,7 +87,8 @@ def texts_of_dataset(name_or_path: str, config: str | None, split: str, column: 
 
     Args:
         name_or_path, config, split: as [`load_data`] takes them.
-        column: that holds texts, or conversations as lists of messages; by default "text", or else "messages".
+        column: that holds texts, or conversations as lists of messages; by default the first of
+            [`COLUMNS`] that a row has.
 
     Raises:
         ImportError: without the `datasets` package.
@@ -99,9 +100,13 @@ def texts_of_dataset(name_or_path: str, config: str | None, split: str, column: 
             example = next(examples, None)
         if example is None:
             return
-        name = column or next((each for each in COLUMNS if each in example), COLUMNS[0])
-        if name not in example:
-            raise ValueError(f"the data set has no column {name!r}: it has {', '.join(example)}")
+        names = (column,) if column else COLUMNS
+        name = next((each for each in names if each in example), None)
+        if name is None:
+            raise ValueError(
+                f"the data set has no column {' or '.join(map(repr, names))}: it has {', '.join(example)}. Name the column to "
+                "count"
+            )
         yield from texts_in(example[name])
 
 
