@@ -171,6 +171,18 @@ def test_a_limit_takes_questions_from_all_over():
     assert evenly(list(range(3)), 5) == evenly(list(range(3)), None) == [0, 1, 2]
 
 
+def test_a_row_that_a_limit_leaves_keeps_its_number(tmp_path):
+    rows = [{"prompt": "x"}] * 5 + [{"answer": "x"}] + [{"prompt": "x"}] * 4
+    with pytest.raises(ValueError, match=r"prompt 6 of rows\.jsonl has the columns"):
+        load_questions(read_source(str(written(tmp_path / "rows.jsonl", rows))), limit=2)
+
+
+def test_a_line_of_a_text_ends_at_a_line_feed_only(tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_bytes("some\u2028text\r\nmore\x0c\n".encode())
+    assert [q.completion for q in load_questions(read_source(str(file)))] == ["some\u2028text", "more\x0c"]
+
+
 def test_the_chat_template_is_used_with_its_arguments():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE

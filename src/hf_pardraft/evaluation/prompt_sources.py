@@ -66,11 +66,13 @@ def load_questions(source: PromptSource, limit: int | None = None) -> list[Quest
         OSError: if a file or the Hub can't be read.
     """
     if source.file is not None and source.file.name.endswith(TEXT_SUFFIXES):
-        lines = read_text(source.file).splitlines()
+        lines = read_text(source.file).split("\n")
         questions = [asked(line) for line in evenly([line for line in lines if line.strip()], limit)]
     else:
         rows = read_rows(source.file) if source.file else hub_rows(source.benchmark)
-        questions = questions_of(evenly(rows, limit), source)
+        # Numbered before most are left out: a message names the row of the file.
+        numbers = evenly(range(len(rows)), limit)
+        questions = questions_of(((number + 1, rows[number]) for number in numbers), source)
     if not questions:
         raise ValueError(f"there is no prompt in {source.file or source.benchmark}: expected one per line")
     return questions
@@ -82,11 +84,11 @@ def evenly(rows: Any, limit: int | None) -> list[Any]:
     return [rows[index * len(rows) // count] for index in range(count)]
 
 
-def questions_of(rows: Iterable[dict[str, Any]], source: PromptSource) -> list[Question]:
-    """A question of each row."""
+def questions_of(rows: Iterable[tuple[int, dict[str, Any]]], source: PromptSource) -> list[Question]:
+    """A question of each row, which comes with its number."""
     benchmark = BENCHMARKS.get(source.benchmark)
     questions = []
-    for number, row in enumerate(rows, start=1):
+    for number, row in rows:
         where = f"prompt {number} of {source.name}"
         if not isinstance(row, dict):
             raise ValueError(f"{where} is no object: expected the columns of a question, got {type(row).__name__}")
