@@ -51,6 +51,24 @@ def test_everything_side_by_side(tiny_family, prompts, tmp_path):
     assert len(list(plots.iterdir())) == 3
 
 
+def test_results_of_before_are_there_until_there_are_new_ones(tiny_family, prompts, tmp_path, monkeypatch):
+    results = tmp_path / "results.json"
+    results.write_text("earlier")
+
+    def broken_off(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_pardraft.evaluation.runner.measure", broken_off)
+    pair = ["--target", tiny_family / "target", "--drafter", tiny_family / "pard", "--prompts", prompts]
+    assert invoke("eval", *pair, "--max-new-tokens", 5, "--json", results).code == 130
+    assert results.read_text() == "earlier"
+
+
+def test_two_results_do_not_share_a_file(tmp_path):
+    same = ["--json", tmp_path / "out.json", "--markdown", tmp_path / "folder" / ".." / "out.json"]
+    assert "expected two files" in invoke("eval", "--target", "x", "--drafter", "y", "--prompts", "random", *same).error
+
+
 def test_compiled_rounds_are_measured_beside_eager_ones_at_every_batch_size(
     tiny_family, prompts, tmp_path, monkeypatch
 ):

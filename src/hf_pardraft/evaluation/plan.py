@@ -110,6 +110,8 @@ class Outputs:
             check_matplotlib()
         for path in (self.json, self.markdown):
             check_file_to_write(path)
+        if self.json is not None and self.markdown is not None and self.json.resolve() == self.markdown.resolve():
+            raise ValueError(f"expected two files for --json and --markdown, got {self.json} for both: name another")
         if self.plots is not None:
             check_folder_to_write(self.plots)
 

@@ -236,8 +236,8 @@ def ending_tokens(target: PreTrainedModel) -> set[int]:
 
 
 def save_json(bench: Workbench) -> None:
-    """Write what is known so far, if it was asked for."""
-    if bench.plan.outputs.json:
+    """Write what is known so far, if it was asked for; before anything is known, an earlier file stays."""
+    if bench.plan.outputs.json and bench.report.rows:
         write_whole(bench.plan.outputs.json, as_json(bench.report))
 
 
