@@ -1,5 +1,6 @@
 """The `pardraft` command as a user types it."""
 
+import io
 import json
 import subprocess
 import sys
@@ -101,6 +102,16 @@ def test_an_error_is_one_line_that_helps(arguments, tmp_path, monkeypatch):
     assert done.code == 1
     assert "nowhere" in done.error
     assert "Traceback" not in done.err
+
+
+def test_streams_that_are_closed_are_no_bug(monkeypatch):
+    told = io.StringIO()
+    for name, stream in (("stdin", None), ("stdout", None), ("stderr", told)):
+        monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setattr(sys, "argv", ["pardraft", "generate", "--target", "x"])
+    with in_process.unsilenced(), pytest.raises(SystemExit):
+        in_process.main()
+    assert "expected a prompt, got an empty text" in told.getvalue()
 
 
 def test_the_version_is_told():

@@ -72,8 +72,16 @@ def quieten() -> None:
     transformers.utils.logging.set_verbosity_error()
 
 
+def open_closed_streams() -> None:
+    """Where a shell (`<&-`) or a service closed a standard stream: there is nothing to read, and nobody who reads."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if vars(sys)[name] is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def main(command: typer.Typer = app) -> None:
     """Entry point: an error is one line, without a traceback unless that is asked for."""
+    open_closed_streams()
     try:
         command()
     # The one place where all of them end; a bug says there that it is one.
