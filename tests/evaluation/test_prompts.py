@@ -183,6 +183,13 @@ def test_a_line_of_a_text_ends_at_a_line_feed_only(tmp_path):
     assert [q.completion for q in load_questions(read_source(str(file)))] == ["some\u2028text", "more\x0c"]
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json"])
+def test_the_mark_that_an_editor_begins_a_file_with_is_no_text(tmp_path, name):
+    content = {"a.txt": "Once", "a.jsonl": '{"prompt": "Once"}', "a.json": '[{"prompt": "Once"}]'}[name]
+    (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    assert [q.completion for q in load_questions(read_source(str(tmp_path / name)))] == ["Once"]
+
+
 def test_the_chat_template_is_used_with_its_arguments():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE

@@ -328,6 +328,12 @@ def test_what_regenerate_writes_of_prompts_is_counted_without_naming_a_column(tm
         assert list(texts_of_dataset(str(path), None, "train")) == ["cd"]
 
 
+def test_the_mark_that_an_editor_begins_a_file_with_is_no_text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\n")
+    assert list(texts_of_files([path])) == ["one\n"]
+
+
 def test_what_is_no_text_is_refused():
     tokenizer = tiny_tokenizer()
     with pytest.raises(ValueError, match="expected texts, got int"):

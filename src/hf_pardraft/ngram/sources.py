@@ -61,7 +61,8 @@ def texts_of_files(paths: Iterable[str | Path], separator: str | None = None) ->
         ValueError: if one is no UTF-8.
     """
     for path in paths:
-        with open(path, encoding="utf-8") as file:
+        # Without the byte order mark that some editors begin a file with.
+        with open(path, encoding="utf-8-sig") as file:
             try:
                 yield from _separated(file, separator) if separator else _cut_at_lines(file)
             except UnicodeDecodeError as error:

@@ -18,7 +18,7 @@ def quoted(value: Any) -> str:
 
 
 def decode_text(data: bytes, source: str | Path) -> str:
-    """Bytes as text.
+    """Bytes as text, without the byte order mark that some editors begin a file with.
 
     Args:
         data: what was read.
@@ -28,7 +28,7 @@ def decode_text(data: bytes, source: str | Path) -> str:
         ValueError: if they are no UTF-8.
     """
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise ValueError(not_utf8(source, error)) from error
 
