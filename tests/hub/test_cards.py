@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import EvalResult, ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_pardraft import PardDrafter
+from hf_pardraft import AutoDrafter, PardDrafter
 from hf_pardraft.checkpoints.published import KIND_NAMES
 from hf_pardraft.evaluation.entries import plain_entry
 from hf_pardraft.hub.cards import TEMPLATES, card_gaps, has_measured_numbers
@@ -151,12 +151,31 @@ def test_everything_that_a_card_lacks_can_be_said(hub):
     recipe = hub / "recipe.md"
     recipe.write_text("On its target's answers.")
     said = ["--license", "mit", "--dataset", "someone/questions", "--language", "en", "--recipe", recipe]
+    said += ["--repo", "someone/drafter"]
     done = pardraft("card", folder, "--results", write_results(hub), *said)
     assert done.code == 0
     assert "gap" not in done.out
     card = ModelCard.load(folder / "README.md")
     assert (card.data.license, card.data.datasets, card.data.language) == ("mit", ["someone/questions"], ["en"])
     assert "On its target's answers." in card.text
+
+
+def test_the_example_loads_what_was_published_and_not_what_lay_here(hub):
+    folder = save_drafter("dflash", hub)
+    drafter = AutoDrafter.from_pretrained(folder)
+    drafter.config.target_name_or_path = "my-target"
+    (folder / "README.md").unlink()
+    drafter.save_pretrained(folder)
+    path = folder / "README.md"
+    path.write_text(path.read_text() + "\nMy own words on drafter and my-target.\n")
+    assert "the example loads the drafter from a folder" in pardraft("card", folder, "--license", "mit").out
+    done = pardraft("card", folder, "--repo", "someone/drafter", "--base-model", "someone/target")
+    assert "the example" not in done.out
+    card = ModelCard.load(path)
+    (names,) = run_examples(card)
+    assert names["drafter"].last_stats.rounds > 0
+    assert "| Target | [someone/target](" in card.text
+    assert "My own words on drafter and my-target." in card.text
 
 
 def test_a_card_that_people_wrote_gets_a_part_of_its_own(hub):

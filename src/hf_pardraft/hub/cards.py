@@ -26,6 +26,9 @@ UNKNOWN_TARGET = "TARGET"
 OWN_TASK = "speculative decoding"
 NO_RECIPE = "Not recorded: say here how and on which text it was trained."
 NO_LICENCE = "Not decided: say here under which licence it may be used."
+# How the templates name the target and the drafter.
+NAMED = {"target": 'from_pretrained("{}"', "repo_id": 'from_pretrained("{}"', "target_text": "| Target | {} |"}
+OWN_FOLDER = re.compile(r'AutoDrafter\.from_pretrained\("[^"/]*"')
 # Names of a Hub repository; what looks otherwise was a folder.
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -92,8 +95,11 @@ def update_card(card: ModelCard, drafter: ParallelDrafter, facts: CardFacts, nam
     Raises what [`make_card`] raises.
     """
     values = template_values(drafter, facts, name)
+    # Where a fresh card named a folder and a local target.
+    before, text = template_values(drafter, CardFacts(), name), card.text
+    for part, shape in NAMED.items():
+        text = text.replace(shape.format(before[part]), shape.format(values[part]))
     given = {"usage": facts.usage, "recipe": facts.recipe, "licence": facts.licence, "measured": facts.results}
-    text = card.text
     for part, fact in given.items():
         if fact is not None:
             text = with_part(text, part, values[part])
@@ -284,7 +290,10 @@ def card_gaps(card: ModelCard) -> list[str]:
         "no data sets: pardraft card FOLDER --dataset REPOSITORY": not card.data.datasets,
         "no training recipe: pardraft card FOLDER --recipe FILE": NO_RECIPE in card.text,
         "no example to run: pardraft card FOLDER --usage FILE": "```python" not in card.text,
-        "the example names no target: pardraft card FOLDER --base-model REPOSITORY --fresh": (
+        "the example loads the drafter from a folder: pardraft card FOLDER --repo REPOSITORY": bool(
+            OWN_FOLDER.search(card.text)
+        ),
+        "the example names no target: pardraft card FOLDER --base-model REPOSITORY": (
             f'from_pretrained("{UNKNOWN_TARGET}"' in card.text
         ),
     }
