@@ -3,11 +3,14 @@
 import inspect
 import json
 from pathlib import Path
+from typing import Any, get_type_hints
 
+import pytest
 import typer
 
 import hf_pardraft
 from hf_pardraft.cli.app import app
+from hf_pardraft.models.base import ParallelDrafter
 
 # Renew it on purpose only (python tests/test_public_api.py): a name or an option that goes breaks somebody's script.
 RECORDED = Path(__file__).parent / "fixtures" / "public_api.json"
@@ -97,6 +100,12 @@ def public_api() -> dict:
 
 def test_all_names_and_arguments_are_still_there():
     assert python_names() == json.loads(RECORDED.read_text())["python"]
+
+
+@pytest.mark.parametrize("name", ["generation_config", "last_stats", "ngram"])
+def test_a_type_checker_allows_what_the_documents_do_with_a_drafter(name):
+    # Without a type, `last_stats = None` is taken for what is never anything else.
+    assert get_type_hints(ParallelDrafter)[name] is Any
 
 
 def test_all_commands_and_options_are_still_there():

@@ -96,9 +96,8 @@ class ParallelDrafter:
     are laid out, and what it learns from them.
 
     Attributes:
-        training_layout: "dropped_masks" for a causal LM's text with masks after each position, some of them dropped;
-            "anchored_blocks" for blocks of an anchor and masks beside the target's hidden states; "shared_prefix" for a text's
-            tokens with masks after many of its prefixes.
+        training_layout: "dropped_masks", a causal LM's text with masks after each position, some dropped; "anchored_blocks", an
+            anchor and masks beside the target's hidden states; "shared_prefix", a text's tokens with masks after many prefixes.
         training_objective: what it learns unless training is told otherwise: "cross_entropy" with the text; PARD's, each of
             whose positions is averaged by itself ("subtask_cross_entropy"); or "annealed_kl" to the target's law.
         last_stats: how the latest `generate` call went.
@@ -110,8 +109,9 @@ class ParallelDrafter:
     GREATEST_DEPTH = 4096
     training_layout: str | None = None
     training_objective = "cross_entropy"
-    last_stats = None
-    ngram = None
+    generation_config: Any
+    last_stats: Any = None
+    ngram: Any = None
     services: ClassVar[DrafterServices | None] = None
     # Weights that checkpoints may hold and a drafter does not read: patterns of their names, and why.
     ignored_weights: ClassVar[dict[str, str]] = {r"rotary_emb\.inv_freq$": "computed from the config"}
