@@ -30,8 +30,9 @@ def kernels() -> dict[torch.dtype, ctypes._CFuncPtr]:
     return found
 
 
+@torch.compiler.assume_constant_result
 def keys_stand_side_by_side(dtype: torch.dtype) -> bool:
-    """Whether keys are to lie such that a number of each stands beside that of the next, as the kernel reads them."""
+    """Whether there is a kernel: keys are then to lie such that a number of each stands beside that of the next."""
     return dtype in kernels()
 
 
@@ -70,7 +71,7 @@ def _can_attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mas
     """Whether the kernel takes this."""
     tensors = [tensor for tensor in (query, key, value, mask) if tensor is not None]
     return (
-        query.dtype in kernels()
+        keys_stand_side_by_side(query.dtype)
         and all(tensor.dtype == query.dtype and tensor.device.type == "cpu" for tensor in tensors)
         and query.shape[2] <= FEW_QUERIES
         and key.shape == value.shape
