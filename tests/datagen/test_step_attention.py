@@ -193,7 +193,7 @@ def test_a_token_of_heads_that_share_keys_is_left_to_the_kernel_and_a_gradient_i
 
 
 @needs_kernels
-def test_what_is_compiled_calls_the_kernel_without_copying_keys():
+def test_the_kernel_is_an_operation_that_torch_can_compile_with():
     query, key, value = step(torch.float32)
     mask = masked(2, 40, torch.float32)
     torch.library.opcheck(torch.ops.hf_pardraft.step_attention.default, (query, key, value, mask, 0.25))

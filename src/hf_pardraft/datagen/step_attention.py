@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ _library.define("step_attention(Tensor query, Tensor key, Tensor value, Tensor? 
 
 
 @functools.lru_cache
-def kernels() -> dict[torch.dtype, ctypes._CFuncPtr]:
+def kernels() -> dict[torch.dtype, Callable[..., None]]:
     """The kernel for each dtype; none where they can't be compiled."""
     library = compiled(SOURCE)
     if library is None:
