@@ -214,14 +214,14 @@ def test_a_forward_multiplies_by_packed_weights_where_it_may(products_of_forward
 def test_other_products_are_as_ever(products_of_forwards):
     layer, other = torch.nn.Linear(64, 48), torch.nn.Linear(64, 48)
     tokens, weight = torch.randn(3, 64), torch.nn.Parameter(torch.randn(64, 48))
-    linear = torch.nn.functional.linear
-    expected = [other(tokens), tokens @ (2 * layer.weight).t(), 2 * tokens @ weight + 1]
+
+    def others():
+        doubled = torch.nn.functional.linear(input=tokens, weight=2 * layer.weight)
+        return other(tokens), doubled, torch.addmm(torch.ones(48), tokens, weight, alpha=2)
+
+    expected = others()
     with PackedProducts(torch.nn.Sequential(layer)):
-        found = [
-            other(tokens),
-            linear(input=tokens, weight=2 * layer.weight),
-            torch.addmm(torch.ones(48), tokens, weight, alpha=2),
-        ]
+        found = others()
         with pytest.raises(RuntimeError, match="dtype"):
             layer(tokens.double())
         assert not products_of_forwards
