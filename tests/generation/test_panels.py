@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from torch._inductor import cpp_builder
 from torch._inductor.codecache import CppCodeCache
 from torch.nn import functional
 
@@ -149,6 +150,16 @@ def test_the_library_is_compiled_once_for_a_machine(tmp_path):
         made.append([(file, file.stat().st_mtime_ns) for file in tmp_path.rglob("*.so")])
     assert len(made[0]) == 1
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("is_gcc", [True, False])
+def test_only_gcc_is_given_a_flag_that_clang_refuses(monkeypatch, no_layout_is_known, is_gcc):
+    given = []
+    monkeypatch.setattr(CppCodeCache, "load", lambda text, extra_flags, **options: given.extend(extra_flags))
+    monkeypatch.setattr(cpp_builder, "is_gcc", lambda: is_gcc)
+    assert panels.library() is None
+    assert "-ffp-contract=fast" in given
+    assert ("-ftree-loop-vectorize" in given) == is_gcc
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("no C++ compiler"), PermissionError("read only"), OSError("noexec")])

@@ -10,20 +10,23 @@ logger = logging.get_logger(__name__)
 
 # What each of our sources begins with.
 NUMBERS = Path(__file__).with_name("numbers.h")
-# Inductor does without both unless it is told to.
-FLAGS = ("-ffp-contract=fast", "-ftree-loop-vectorize")
+# Inductor does without them unless it is told to; clang makes vectors of loops by itself, and refuses GCC's flag for it.
+FLAGS = ("-ffp-contract=fast",)
+FLAGS_OF_GCC = ("-ftree-loop-vectorize",)
 
 
 def compiled(source: Path) -> ctypes.CDLL | None:
     """What a source was compiled to; `None` where there is no compiler for it, or no folder that can be written to."""
     # It takes a moment to import, and most machines with a GPU never need it.
+    from torch._inductor import cpp_builder
     from torch._inductor.codecache import CppCodeCache
 
     try:
+        flags = (*FLAGS_OF_GCC, *FLAGS) if cpp_builder.is_gcc() else FLAGS
         # Code is kept by its text, and a folder may be shared by processors that have other instructions.
         instructions = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported()
         text = f"// {instructions}\n{NUMBERS.read_text()}\n{source.read_text()}"
-        return CppCodeCache.load(text, needs_vec_isa=False, extra_flags=FLAGS)
+        return CppCodeCache.load(text, needs_vec_isa=False, extra_flags=flags)
     except (RuntimeError, OSError, ImportError) as error:
         logger.info(f"Without {source.name} torch's libraries compute here, since it can't be compiled: {error}")
         return None
