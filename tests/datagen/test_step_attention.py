@@ -135,6 +135,8 @@ CALLS = {
     "a mask of booleans": {"mask": "bool"},
     "a mask for all items": {"mask": "one"},
     "a mask of each head": {"mask": "heads"},
+    "a mask of one number for all columns": {"mask": "number"},
+    "no items": {"num_items": 0, "num_heads": 6, "enable_gqa": True},
     "a scale": {"scale": 0.7},
     "keys that lie as values do": {"lie": "columns"},
     "values of another size": {"value_size": 24},
@@ -144,17 +146,18 @@ CALLS = {
 }
 
 
-def arguments_of(dtype, num_heads=2, mask="items", lie=None, value_size=16, num_tokens=1, **options):
-    query, key, value = step(dtype, num_tokens, 16, 40)
-    query = torch.randn(2, num_heads, num_tokens, 16).to(dtype)
+def arguments_of(dtype, num_heads=2, mask="items", lie=None, value_size=16, num_tokens=1, num_items=2, **options):
+    query, key, value = step(dtype, num_tokens, 16, 40, num_items)
+    query = torch.randn(num_items, num_heads, num_tokens, 16).to(dtype)
     key = key.contiguous() if lie else key
     value = torch.randn(2, 2, 40, value_size).to(dtype) if value_size != 16 else value
-    added = masked(2, 40, dtype)
+    added = masked(num_items, 40, dtype)
     masks = {
         "items": added,
         "one": added[:1],
         "bool": added > -1e9,
         "heads": added.repeat(1, num_heads, 1, 1),
+        "number": torch.full((2, 1, 1, 1), -1.5, dtype=dtype),
         None: None,
     }
     return (query, key, value), {"attn_mask": masks[mask], **options}
@@ -173,6 +176,17 @@ def test_it_is_torchs_attention_however_it_is_called(call, dtype, has_compiler, 
     with torch.no_grad(), FastSteps():
         found = functional.scaled_dot_product_attention(*tensors, **options)
     torch.testing.assert_close(found, expected, atol=2 * TOLERANCES[dtype], rtol=2 * TOLERANCES[dtype])
+
+
+@needs_kernels
+@pytest.mark.parametrize("wrong", ["mask", "query"])
+def test_what_is_too_short_or_long_is_refused_as_by_torch_and_nothing_else_is_read(wrong):
+    query, key, value = step(torch.float32, num_queries=1)
+    mask = torch.zeros(2, 1, 1, 30 if wrong == "mask" else 40)
+    query = torch.randn(2, 2, 1, 24) if wrong == "query" else query
+    for attend in (functional.scaled_dot_product_attention, step_attention):
+        with pytest.raises(RuntimeError):
+            attend(query, key, value, mask)
 
 
 @needs_kernels

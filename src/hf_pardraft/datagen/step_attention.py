@@ -54,7 +54,8 @@ def step_attention(
     see_alike = attn_mask is None or (attn_mask.ndim == 4 and attn_mask.shape[2] == 1)
     is_one_token = query.ndim == 4 and query.shape[2] == 1 and len(query) == len(key)
     is_shared = enable_gqa and is_one_token and (attn_mask is None or attn_mask.shape[1] == 1)
-    grouped = query.reshape(*key.shape[:2], -1, query.shape[3]) if is_shared else query
+    heads = key.shape[1]
+    grouped = query.reshape(len(query), heads, query.shape[1] // heads, query.shape[3]) if is_shared else query
     is_step = grouped.ndim == 4 and see_alike and grouped.shape[:2] == key.shape[:2]
     if not is_step or is_causal or dropout_p or enable_gqa > is_shared or query.requires_grad:
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -65,7 +66,7 @@ def step_attention(
         mixed = torch.ops.hf_pardraft.step_attention(grouped, key, value, attn_mask, scale)
     else:
         mixed = attention(grouped, key, value, attn_mask, scale=scale)
-    return mixed.view(*query.shape[:3], -1)
+    return mixed.view(*query.shape[:3], mixed.shape[3])
 
 
 def _can_attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
@@ -75,9 +76,12 @@ def _can_attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mas
         keys_stand_side_by_side(query.dtype)
         and all(tensor.dtype == query.dtype and tensor.device.type == "cpu" for tensor in tensors)
         and query.shape[2] <= FEW_QUERIES
+        and query.shape[3] == key.shape[3]
         and key.shape == value.shape
         and key.stride(2) == value.stride(3) == 1
-        and (mask is None or (mask.shape[1] == mask.stride(3) == 1 and len(mask) in (1, len(key))))
+        and (mask is None or (len(mask) in (1, len(key)) and mask.shape[1] == mask.stride(3) == 1))
+        # To torch one number may stand for all columns.
+        and (mask is None or mask.shape[3] == key.shape[2])
     )
 
 
