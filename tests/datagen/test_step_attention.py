@@ -92,6 +92,15 @@ def test_it_is_right_as_compiled_for_other_processors(processor, dtype):
 
 
 @needs_kernels
+def test_the_mean_of_a_long_text_is_rounded_hardly_more_than_that_of_a_short_one():
+    torch.manual_seed(0)
+    for size in (64, 72):
+        query, key, value = step(torch.float32, size=size, columns=8192, items=1)
+        found, expected = (each(query / 10, key, value + 1, None, size**-0.5) for each in (_attend, exact))
+        assert (found.double() - expected).abs().mean() < 3e-7
+
+
+@needs_kernels
 @pytest.mark.parametrize("spread", [1.0, 30.0, 3000.0])
 def test_scores_of_any_spread_are_weighed_rightly(spread):
     torch.manual_seed(0)

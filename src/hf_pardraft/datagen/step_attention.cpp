@@ -8,6 +8,8 @@
 constexpr int64_t QUERIES = 4, VECTORS = LANES == 16 ? 4 : 2;
 constexpr int64_t BLOCK = VECTORS * LANES;
 constexpr int64_t LINE = 64;
+// Values of so many columns are summed before they are added to those before: fewer roundings follow each other.
+constexpr int64_t PART = 128;
 // What hides a column is lower.
 constexpr float LOWEST = -1e30f;
 
@@ -95,17 +97,23 @@ static void weigh(float* scores, const Number* mask, int64_t columns) {
 template <class Number, int64_t queries, int64_t vectors>
 static void mix(const float* weights, int64_t row, const Number* values, int64_t stride, int64_t ahead, int64_t columns,
                 Number* outputs, int64_t size) {
-  Floats sum[queries][vectors] = {};
-  for (int64_t column = 0; column < columns; column++) {
-    ask_for(values + column * stride + ahead, vectors * LANES);
-    Floats value[vectors];
-    for (int64_t vector = 0; vector < vectors; vector++) value[vector] = loaded(values + column * stride + vector * LANES);
+  Floats total[queries][vectors] = {};
+  for (int64_t begin = 0; begin < columns; begin += PART) {
+    Floats sum[queries][vectors] = {};
+    int64_t end = std::min(columns, begin + PART);
+    for (int64_t column = begin; column < end; column++) {
+      ask_for(values + column * stride + ahead, vectors * LANES);
+      Floats value[vectors];
+      for (int64_t vector = 0; vector < vectors; vector++) value[vector] = loaded(values + column * stride + vector * LANES);
+      for (int64_t which = 0; which < queries; which++)
+        for (int64_t vector = 0; vector < vectors; vector++) sum[which][vector] += weights[which * row + column] * value[vector];
+    }
     for (int64_t which = 0; which < queries; which++)
-      for (int64_t vector = 0; vector < vectors; vector++) sum[which][vector] += weights[which * row + column] * value[vector];
+      for (int64_t vector = 0; vector < vectors; vector++) total[which][vector] += sum[which][vector];
   }
   for (int64_t which = 0; which < queries; which++)
     for (int64_t number = 0; number < vectors * LANES; number++)
-      outputs[which * size + number] = rounded<Number>(sum[which][number / LANES][number % LANES]);
+      outputs[which * size + number] = rounded<Number>(total[which][number / LANES][number % LANES]);
 }
 
 struct Shape {
