@@ -199,7 +199,8 @@ def test_what_is_too_short_or_long_is_refused_as_by_torch_and_nothing_else_is_re
 
 
 @needs_kernels
-def test_a_token_of_heads_that_share_keys_is_left_to_the_kernel_and_a_gradient_is_not(monkeypatch):
+@pytest.mark.parametrize("num_heads", [6, 142])
+def test_a_token_of_heads_that_share_keys_is_left_to_the_kernel_and_a_gradient_is_not(num_heads, monkeypatch):
     asked = []
 
     def noted(*arguments, **options):
@@ -207,7 +208,7 @@ def test_a_token_of_heads_that_share_keys_is_left_to_the_kernel_and_a_gradient_i
         return functional.scaled_dot_product_attention(*arguments, **options)
 
     monkeypatch.setattr(module, "attention", noted)
-    (query, key, value), options = arguments_of(torch.float32, num_heads=6, enable_gqa=True)
+    (query, key, value), options = arguments_of(torch.float32, num_heads=num_heads, enable_gqa=True)
     step_attention(query, key, value, **options)
     assert not asked
     step_attention(query.requires_grad_(), key, value, **options).sum().backward()
