@@ -262,7 +262,10 @@ def test_training_steps():
     assert not shown
 
 
-@pytest.mark.parametrize(("suffix", "label", "unlike"), [("", "", 244), ("_without_amx", ", without AMX", 79)])
+WRITING = [("", "", 244), ("_without_amx", ", without AMX", 79), ("_avx512_bf16", ", with AVX512_BF16", 80)]
+
+
+@pytest.mark.parametrize(("suffix", "label", "unlike"), WRITING)
 def test_writing_training_text(suffix, label, unlike):
     shown = table_of("training.md", f"tokens a second{label}", "bfloat16", "over plain").values()
     found = [results(f"writing_{dtype}{suffix}")["results"][0] for dtype in ("bfloat16", "float32")]
@@ -325,7 +328,14 @@ def test_draft_vocabularies():
         assert numbers(cells) == pytest.approx([value for row in expected for value in row], abs=0.051)
 
 
-@pytest.mark.parametrize(("name", "suffix"), [("memory_limit", ""), ("memory_limit_amx", ", with AMX")])
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [
+        ("memory_limit", ""),
+        ("memory_limit_amx", ", with AMX"),
+        ("memory_limit_avx512_bf16", ", with AVX512_BF16"),
+    ],
+)
 def test_near_the_memorys_speed(name, suffix):
     rows = {
         (*entry.split(", ")[:3], row["way"], row.get("tokens")): row
