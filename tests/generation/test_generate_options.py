@@ -492,6 +492,8 @@ def test_a_length_that_is_no_whole_number_ends_texts_as_in_plain_generate(limit,
     assert torch.equal(target.generate(**inputs, assistant_model=drafter), plain)
 
 
+# Without a length of its own `generate` says so.
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default `max_length`")
 def test_a_length_criterion_may_know_no_end():
     target, endless = tiny_target("llama").double(), StoppingCriteriaList([MaxLengthCriteria(float("inf"))])
     inputs = {"inputs": PROMPT, "do_sample": False, "stopping_criteria": endless}
