@@ -271,10 +271,8 @@ def load_adapted(name_or_path: str, kwargs: dict[str, Any], adapters: tuple = ()
     facts = describe_adapter(name_or_path, source)
     vocabulary = find_separate(name_or_path, [VOCABULARY_FILE], **source)
     if vocabulary is not None:
-        ids, known = (
-            vocabulary_in(vocabulary, drafter.config.vocab_size, config.get("draft_vocab_size")),
-            drafter.draft_token_ids,
-        )
+        ids = vocabulary_in(vocabulary, drafter.config.vocab_size, config.get("draft_vocab_size"))
+        known = drafter.draft_token_ids
         # An adapter of a head of its own is as large as that was. Where it is the base's, that keeps its head.
         if known is None or not torch.equal(known.cpu(), ids):
             drafter.set_draft_vocabulary(ids)

@@ -1,7 +1,5 @@
 """A writer's attention over one token is the softmax it should be, as compiled for any processor, or torch's where nothing is."""
 
-import platform
-
 import pytest
 import torch
 from torch.nn import functional
@@ -9,12 +7,10 @@ from torch.nn import functional
 from hf_pardraft.datagen import step_attention as module
 from hf_pardraft.datagen.fast_steps import FastSteps
 from hf_pardraft.datagen.step_attention import _attend, kernels, step_attention
-from hf_pardraft.generation.packing import native_code
+from processors import PROCESSORS, compile_for
 from threads import torch_threads
 
 DTYPES = [torch.float32, torch.bfloat16]
-# What processors of other kinds are given, as far as this one understands it.
-PROCESSORS = ["-march=native", "-march=x86-64-v4", "-march=x86-64-v3", "-march=x86-64"]
 # So near to the exact result: the mean of a few numbers, rounded to their dtype.
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 8e-3}
 
@@ -24,11 +20,7 @@ needs_kernels = pytest.mark.skipif(not kernels(), reason="there is no compiler h
 @pytest.fixture(params=PROCESSORS)
 def processor(request, monkeypatch):
     """The kernels as they are compiled for some processor."""
-    if "x86" in request.param and platform.machine() not in ("x86_64", "AMD64"):
-        pytest.skip("another kind of processor")
-    if request.param == "-march=x86-64-v4" and torch.backends.cpu.get_cpu_capability() != "AVX512":
-        pytest.skip("a processor without AVX-512")
-    monkeypatch.setattr(native_code, "FLAGS", (*native_code.FLAGS, request.param))
+    compile_for(request.param, monkeypatch)
     kernels.cache_clear()
     yield request.param
     kernels.cache_clear()

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import platform
 import subprocess
 import sys
 
@@ -13,14 +12,12 @@ from torch._inductor.codecache import CppCodeCache
 from torch.nn import functional
 
 from hf_pardraft.generation.packing import native_code, panels
-from hf_pardraft.generation.packing.native_code import FLAGS
 from hf_pardraft.generation.packing.packed_layouts import PANELS, layouts_for
 from hf_pardraft.generation.packing.panels import SOURCE, multiply_panels, pack_panels, sum_rows
+from processors import PROCESSORS, compile_for
 from threads import in_threads, torch_threads
 
 DTYPES = [torch.float32, torch.bfloat16]
-# What processors of other kinds are given, as far as this one understands it. Flags that come later take precedence.
-PROCESSORS = ["-march=native", "-march=x86-64-v4", "-march=x86-64-v3", "-march=x86-64"]
 
 pytestmark = [
     pytest.mark.skipif(panels.library() is None, reason="there is no compiler here"),
@@ -37,11 +34,7 @@ def no_gradients():
 @pytest.fixture(params=PROCESSORS)
 def processor(request, monkeypatch, no_layout_is_known):
     """The same layout as it is compiled for some processor."""
-    if "x86" in request.param and platform.machine() not in ("x86_64", "AMD64"):
-        pytest.skip("another kind of processor")
-    if request.param == "-march=x86-64-v4" and torch.backends.cpu.get_cpu_capability() != "AVX512":
-        pytest.skip("a processor without AVX-512")
-    monkeypatch.setattr(native_code, "FLAGS", (*FLAGS, request.param))
+    compile_for(request.param, monkeypatch)
     assert panels.library() is not None
     return request.param
 

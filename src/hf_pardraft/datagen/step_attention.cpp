@@ -7,7 +7,6 @@
 // So many queries of a head are multiplied at once, by so many vectors: their sums stay in registers.
 constexpr int64_t QUERIES = 4, VECTORS = LANES == 16 ? 4 : 2;
 constexpr int64_t BLOCK = VECTORS * LANES;
-constexpr int64_t LINE = 64;
 // Values of so many columns are summed before they are added to those before: fewer roundings follow each other.
 constexpr int64_t PART = 128;
 // What hides a column is lower.

@@ -18,6 +18,9 @@ constexpr int64_t LANES = 8;
 constexpr int64_t LANES = 4;
 #endif
 
+// Bytes that are fetched from the memory at once.
+constexpr int64_t LINE = 64;
+
 typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 

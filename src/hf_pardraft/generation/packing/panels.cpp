@@ -19,7 +19,6 @@ constexpr int64_t MOST_ROWS = 8 * ROWS;
 constexpr int64_t PART = 64;
 // So many steps later weights are wanted in the first cache.
 constexpr int64_t SOON = 16;
-constexpr int64_t LINE = 64;
 // From the highest bits of a word's numbers to others, which are no number's highest.
 constexpr int64_t SHIFT = 29;
 
