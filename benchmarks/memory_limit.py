@@ -40,8 +40,8 @@ from hf_pardraft.generation.compiled import steps
 from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.compiled.static_cache import new_static_cache
 from hf_pardraft.generation.packing import packed_weights
+from hf_pardraft.generation.packing.fast_attention import fast_attention
 from hf_pardraft.generation.packing.packed_layers import packed_layers
-from hf_pardraft.generation.target_side.shared_keys import shared_keys
 from hf_pardraft.generation.tree.token_tree import chain_tree
 from result_files import RESULTS, public_command, save, this_machine
 from simulation import Simulation, write_script
@@ -137,7 +137,7 @@ def measure_forwards(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
     def around(way: Any) -> AbstractContextManager:
         return packed_layers(target, wanted=True) if way[0] == UNCOMPILED_PACKED else nullcontext()
 
-    with shared_keys(target):
+    with fast_attention(target):
         times = in_turns(ways, arguments.repeats, WARM_UP["forwards"], around)
     bandwidth = read.nbytes / median(times.pop("read"))
     cached = sum(tensor.nbytes for layer in side.cache.layers for tensor in (layer.keys, layer.values))

@@ -30,7 +30,6 @@ ARROWS = {
         "generation.target_side.probing",
         "generation.target_side.rope",
         "generation.target_side.servable",
-        "generation.target_side.shared_keys",
         "generation.target_side.structure",
         "likeliest",
         "models",

@@ -15,11 +15,11 @@ from transformers.utils import logging
 
 from ..generation.compiled.compiler import Compiler
 from ..generation.compiled.static_cache import StaticKVLayer
+from ..generation.packing.fast_attention import fast_attention
 from ..generation.packing.packed_layers import fit_in_memory, packable_layers
 from ..generation.packing.replaced_forwards import have_replaced_forwards
 from ..generation.target_side.probing import FORWARD_ERRORS, TOLERANCES, relative_errors
 from ..generation.target_side.servable import check_takes_masks
-from ..generation.target_side.shared_keys import shared_keys
 from ..generation.target_side.structure import modules_of
 from ..models.masks import additive
 from .fast_steps import FastSteps
@@ -124,7 +124,7 @@ class CompiledSteps:
             self.may_compile = self.may_compile and not args and is_step(kwargs)
             return self._step(usual, kwargs) if self.may_compile else usual(*args, **kwargs)
 
-        with shared_keys(self.target), mock.patch.object(self.target, "forward", forward):
+        with fast_attention(self.target), mock.patch.object(self.target, "forward", forward):
             yield
         # What it keeps of each step's shapes.
         self._compiler.check_again()

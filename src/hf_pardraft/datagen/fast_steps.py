@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..generation.packing.token_attention import attention, token_attention
 from ..likeliest import likeliest
-from .step_attention import attention, step_attention
 
 
 class FastSteps(TorchFunctionMode):
@@ -19,4 +19,4 @@ class FastSteps(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.argmax and len(args) == 1 and kwargs == {"dim": -1}:
             return likeliest(*args)
-        return (step_attention if func is attention else func)(*args, **kwargs)
+        return (token_attention if func is attention else func)(*args, **kwargs)

@@ -7,8 +7,8 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, get_layer_types_and_kwargs
 
+from ..generation.packing.token_attention import can_lie_side_by_side
 from ..generation.target_side.rope import rope_changes
-from .step_attention import keys_stand_side_by_side
 
 # Layers that see all entries, of which there is one per token. Those with a window are told by their masks what is in it, and
 # keep the rest.
@@ -135,7 +135,7 @@ def _zeros(entries: torch.Tensor, num_items: int, num_columns: int, which: int) 
     What holds nothing is masked, but must be finite.
     """
     heads, size = entries.shape[1], entries.shape[3]
-    if which == 0 and entries.device.type == "cpu" and keys_stand_side_by_side(entries.dtype):
+    if which == 0 and can_lie_side_by_side(entries):
         return entries.new_zeros(num_items, heads, size, num_columns).transpose(2, 3)
     return entries.new_zeros(num_items, heads, num_columns, size)
 

@@ -16,9 +16,9 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
+from ..generation.packing.fast_attention import fast_attention
 from ..generation.packing.packed_layers import packed_layers
 from ..generation.packing.packing_trials import products_of
-from ..generation.target_side.shared_keys import shared_keys
 from ..user_input.models import context_length, end_of_text_ids, up_to_end, without_settings_of_its_own
 from .compiled_steps import CompiledSteps
 from .draws import ItemDraws, Nucleus
@@ -190,7 +190,7 @@ class LocalWriter:
             elif self.drafter is None:
                 ways.enter_context(self.steps.counted())
                 ways.enter_context(packed_layers(self.target, wanted=self.pack_weights))
-                ways.enter_context(shared_keys(self.target))
+                ways.enter_context(fast_attention(self.target))
                 ways.enter_context(FastSteps() if device.type == "cpu" else nullcontext())
             written = self.target.generate(
                 torch.tensor(padded, device=device),

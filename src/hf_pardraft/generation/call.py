@@ -15,6 +15,7 @@ from .draft_judge import DraftJudge
 from .finished import FinishedItems
 from .inference_mode import mode_for
 from .outputs import ItemRead, OutputRecorder
+from .packing.fast_attention import fast_attention
 from .packing.fused_norms import fused_norms
 from .packing.packed_layers import packed_layers
 from .plain import PlainRest, new_ids_of
@@ -27,7 +28,6 @@ from .target_side.callers_cache import is_callers, window_in
 from .target_side.prompt import TOKEN_TYPES, PendingTokens, Prompt, prompt_without_padding
 from .target_side.reader import TargetReader
 from .target_side.rope import longest_text
-from .target_side.shared_keys import shared_keys
 from .target_side.step_inputs import SLICED_INPUTS, StepInputs
 from .target_side.structure import attended_layers
 
@@ -97,7 +97,7 @@ class DecodingCall(ABC):
         # Whose forwards a round runs.
         self.models = target, candidates.drafter, *candidates.gathered_heads()
         self.packing = packed_layers(*self.models, wanted=candidates.settings.pack_weights)
-        self.fusing, self.sharing = fused_norms(*self.models), shared_keys(target)
+        self.fusing, self.sharing = fused_norms(*self.models), fast_attention(target)
 
     def run(self, input_ids: torch.LongTensor) -> Any:
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""

@@ -10,12 +10,12 @@ from transformers.utils import ModelOutput
 
 from ..models.base import ParallelDrafter
 from .inference_mode import mode_for
+from .packing.fast_attention import fast_attention
 from .packing.fused_norms import fused_norms
 from .packing.packed_layers import packed_layers
 from .settings import returns_states, settings_of_call, wants_compiled
 from .stats import DecodeStats
 from .target_side.prompt import first_inputs
-from .target_side.shared_keys import shared_keys
 
 
 def write_plain(
@@ -39,7 +39,7 @@ def write_plain(
         if not wants_compiled(generation_config):
             ways.enter_context(packed_layers(target, wanted=wanted))
             ways.enter_context(fused_norms(target))
-            ways.enter_context(shared_keys(target))
+            ways.enter_context(fast_attention(target))
         result = _continued(target, input_ids, generation_config, **arguments)
     add_plain_rounds(stats, new_ids_of(result, input_ids.shape[1]), generation_config._eos_token_tensor)
     return result

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #if defined(__AVX512BF16__)
@@ -21,8 +22,31 @@ constexpr int64_t LANES = 4;
 // Bytes that are fetched from the memory at once.
 constexpr int64_t LINE = 64;
 
+// Holds a vector in a register. GCC would read it from the memory for each of its products, which takes longer than they do.
+#if defined(__AVX512F__)
+#define KEEP(vector) asm("" : "+v"(vector))
+#elif defined(__AVX__)
+#define KEEP(vector) asm("" : "+x"(vector))
+#else
+#define KEEP(vector)
+#endif
+
+// Of two vectors the lanes that are named, those of the second one counted after those of the first.
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLED(first, second, ...) __builtin_shufflevector(first, second, __VA_ARGS__)
+#else
+#define SHUFFLED(first, second, ...) __builtin_shuffle(first, second, Words{__VA_ARGS__})
+#endif
+
 typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+// Sums begin at 0, one by one: so they are in registers from the first.
+template <int64_t rows, int64_t vectors>
+static inline void clear(Floats (&sums)[rows][vectors]) {
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t vector = 0; vector < vectors; vector++) sums[row][vector] = Floats{};
+}
 
 static inline float widened(float number) { return number; }
 

@@ -70,8 +70,10 @@ static inline void ask_for_step(const uint32_t* weights) {
 template <class Kind, int64_t rows>
 static void add_products(const typename Kind::Token* tokens, int64_t stride, const uint32_t* part, int64_t steps, float* sums,
                          const uint32_t* next, int64_t passes) {
-  Floats sum[rows][VECTORS] = {};
-  for (int64_t step = 0, asks = 0; step < steps; step++) {
+  Floats sum[rows][VECTORS];
+  clear(sum);
+  int64_t step = 0, asks = 0;
+  do {
     if (step == asks) {
       ask_for_step<2>(next);
       next += COLUMNS, asks += passes;
@@ -80,14 +82,17 @@ static void add_products(const typename Kind::Token* tokens, int64_t stride, con
     const Words* words = (const Words*)(part + step * COLUMNS);
     for (int64_t which = 0; which < Kind::PRODUCTS; which++) {
       typename Kind::Weights weights[VECTORS];
-      for (int64_t vector = 0; vector < VECTORS; vector++) weights[vector] = Kind::weights(words[vector], which);
+      for (int64_t vector = 0; vector < VECTORS; vector++) {
+        weights[vector] = Kind::weights(words[vector], which);
+        KEEP(weights[vector]);
+      }
       for (int64_t row = 0; row < rows; row++) {
         typename Kind::Token token = tokens[row * stride + step * Kind::PRODUCTS + which];
         for (int64_t vector = 0; vector < VECTORS; vector++)
           sum[row][vector] = Kind::added(sum[row][vector], token, weights[vector]);
       }
     }
-  }
+  } while (++step < steps);
   for (int64_t row = 0; row < rows; row++)
     for (int64_t vector = 0; vector < VECTORS; vector++) ((Floats*)(sums + row * COLUMNS))[vector] += sum[row][vector];
 }

@@ -45,17 +45,26 @@ def replaced_forwards(layers: Iterable[nn.Module], forward: Callable[[nn.Module]
     with _lock:
         for layer in layers:
             vars(layer).setdefault("forward", forward(layer)).num_calls += 1
-    _calls.number = getattr(_calls, "number", 0) + 1
     try:
-        yield
+        with called_here():
+            yield
     finally:
-        _calls.number -= 1
         with _lock:
             for layer in layers:
                 replaced = vars(layer)["forward"]
                 replaced.num_calls -= 1
                 if not replaced.num_calls:
                     del vars(layer)["forward"]
+
+
+@contextmanager
+def called_here() -> Iterator[None]:
+    """While it is entered, a call runs in this thread."""
+    _calls.number = getattr(_calls, "number", 0) + 1
+    try:
+        yield
+    finally:
+        _calls.number -= 1
 
 
 def is_called_here() -> bool:
