@@ -274,7 +274,7 @@ static void attend(const Number* queries, const Number* keys, const Number* valu
   const Shape s = *shape;
   int64_t of_head = s.groups * s.tokens, parts = (of_head + ROWS - 1) / ROWS, places = s.items * s.heads;
   // Threads share the queries of a head where there are few heads.
-  if (num_threads > 1) parts = std::max(parts, std::min(of_head / (2 * QUERIES), 4 * num_threads / places));
+  if (num_threads > 1) parts = std::max(parts, std::min(of_head / (2 * QUERIES), 4 * num_threads / std::max(places, (int64_t)1)));
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
   {
     Room<Mask> room((of_head + parts - 1) / parts, s);
