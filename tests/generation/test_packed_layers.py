@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from torch.nn.utils import prune
 from transformers import (
     CompileConfig,
     GenerationConfig,
@@ -287,13 +288,46 @@ def quantised(layer):
     layer._parameters["weight"] = layer.weight.data.as_subclass(Quantised)
 
 
-@pytest.mark.parametrize("change", [hooked_by_accelerate, replaced, compiled, parametrised, of_float64, quantised])
+def pruned(layer):
+    prune.l1_unstructured(layer, "bias", amount=0.5)
+
+
+def with_a_buffer_for_a_bias(layer):
+    bias = layer.bias.detach()
+    del layer.bias
+    layer.register_buffer("bias", bias)
+
+
+CHANGES = [
+    hooked_by_accelerate,
+    replaced,
+    compiled,
+    parametrised,
+    of_float64,
+    quantised,
+    pruned,
+    with_a_buffer_for_a_bias,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_layers_that_somebody_has_changed_are_left_alone(change):
-    target = tiny_target("llama")
+    target = tiny_target("llama", mlp_bias=True)
     layer = target.model.layers[0].mlp.up_proj
     assert layer in packable_layers(target)
     change(layer)
     assert layer not in packable_layers(target)
+
+
+@pytest.mark.parametrize("change", [pruned, with_a_buffer_for_a_bias])
+def test_a_target_whose_biases_are_no_parameters_writes_plains_text(products, change):
+    target = tiny_target("qwen2")
+    drafter = tiny_drafter("pard", target)
+    layer = target.model.layers[0].self_attn.q_proj
+    torch.nn.init.normal_(layer.bias)
+    change(layer)
+    assert torch.equal(write(target, drafter), write(target))
+    assert products
 
 
 @pytest.mark.parametrize("whole", [False, True])

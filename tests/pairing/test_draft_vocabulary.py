@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from hf_pardraft import AutoDrafter, DartDrafter, PardDrafter
 from hf_pardraft.pairing import draft_vocabulary
@@ -231,9 +232,25 @@ def test_a_bias_is_gathered_too():
     drafter = tiny_drafter("dflash", target)
     drafter.set_draft_vocabulary(IDS)
     target.lm_head.bias = nn.Parameter(torch.arange(64.0))
-    scoring, head = head_for(drafter, target)
-    states = torch.randn(1, 3, 32)
-    torch.testing.assert_close(scoring(states), head(states)[..., IDS])
+    # Whichever of weight and bias comes first, as after pruning, and where the bias is no parameter.
+    for change in (None, prune_for_good, hold_bias_as_buffer):
+        if change is not None:
+            change(target.lm_head)
+        scoring, head = head_for(drafter, target)
+        states = torch.randn(1, 3, 32)
+        torch.testing.assert_close(scoring(states), head(states)[..., IDS])
+
+
+def prune_for_good(head):
+    prune.l1_unstructured(head, "weight", amount=0.1)
+    prune.remove(head, "weight")
+    assert [name for name, _ in head.named_parameters()] == ["bias", "weight"]
+
+
+def hold_bias_as_buffer(head):
+    bias = head.bias.detach()
+    del head.bias
+    head.register_buffer("bias", bias)
 
 
 def test_rows_of_a_head_are_usable_in_autograd_after_a_call_in_inference_mode():

@@ -126,10 +126,10 @@ def keep_rows(drafter: DFlashDrafter, rows: torch.Tensor | None) -> None:
         drafter.lm_head = head_of(rows.to(drafter.device, drafter.dtype))
 
 
-def head_of(rows: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear:
+def head_of(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear:
     """A frozen head of some rows, `(tokens, hidden)`, and `bias (tokens,)`."""
-    head = nn.Linear(*reversed(rows.shape), bias=bias is not None, device="meta")
-    head.weight = nn.Parameter(rows, requires_grad=False)
+    head = nn.Linear(*reversed(weight.shape), bias=bias is not None, device="meta")
+    head.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
         head.bias = nn.Parameter(bias, requires_grad=False)
     return head
@@ -205,11 +205,11 @@ def has_plain_rows(head: nn.Module) -> bool:
     # While another call multiplies by packed weights, the layer has a forward that comes to the same.
     forward = vars(head).get("forward")
     is_replaced = forward is not None and not getattr(forward, "is_product", False)
-    is_watched = bool(head._forward_hooks or head._forward_pre_hooks or is_replaced)
-    # Subclasses of tensors are quantised, or spread over devices.
+    # A bias that is a buffer is none of the parameters. Subclasses of tensors are quantised, or spread over devices.
     return (
         type(head) is nn.Linear
-        and not is_watched
+        and head._parameters.keys() == {"weight", "bias"}
+        and not (head._forward_hooks or head._forward_pre_hooks or is_replaced)
         and all(type(weight) is nn.Parameter and not weight.is_meta for weight in head.parameters())
     )
 
@@ -226,7 +226,7 @@ def gathered_rows(head: nn.Linear, token_ids: torch.LongTensor, dtype: torch.dty
     # What a call under inference_mode makes, no later one could use in autograd.
     with torch.inference_mode(False):
         ids = token_ids.to(head.weight.device)
-        return head_of(*(weight.detach().index_select(0, ids).to(dtype) for weight in head.parameters()))
+        return head_of(**{name: part.detach().index_select(0, ids).to(dtype) for name, part in head.named_parameters()})
 
 
 def dtype_of_rows(drafter: ParallelDrafter, head: nn.Linear) -> torch.dtype:

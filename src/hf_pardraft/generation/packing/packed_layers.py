@@ -145,7 +145,7 @@ def packable_layers(model: nn.Module) -> list[nn.Module]:
     """The linear layers of a model whose weights can be packed, and stay where they are.
 
     None of a model that accelerate hooks, or in which somebody has replaced a forward: what is compiled would be compiled anew
-    for our layers. Parametrised, quantised, sharded or offloaded weights are left out.
+    for our layers. Parametrised, pruned, quantised, sharded or offloaded weights are left out.
     """
     modules = modules_of(model)
     if have_replaced_forwards(modules):
@@ -159,7 +159,8 @@ def _is_transposed(layer: nn.Module) -> bool:
 
 def _can_pack(layer: nn.Module) -> bool:
     weight = layer._parameters.get("weight")
-    return type(weight) is nn.Parameter and can_pack(weight)
+    # A bias that is pruned, or a buffer, is none of the parameters.
+    return type(weight) is nn.Parameter and "bias" in layer._parameters and can_pack(weight)
 
 
 def free_memory() -> int:
