@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, GPTNeoConfig, OpenAIGPTConfig
 
+from architecture_cases import tiny_model
 from ending_targets import END, ending_target, ragged_prompts, texts_of, with_ends
 from hf_pardraft.datagen.fast_steps import FastSteps
 from hf_pardraft.datagen.joined_cache import JoinedCache, has_entries_per_token, may_have_gaps
@@ -30,7 +31,7 @@ def written(
     writer = LocalWriter(target, tokenizer, temperature=temperature, top_p=0.9, max_tokens=MOST, batch_size=batch_size)
     batch = writer.new_batch()
     batch.joins_caches = batch.joins_caches if joins_caches is None else joins_caches
-    prompts = ragged_prompts(num_rows, target.config.vocab_size)
+    prompts = ragged_prompts(num_rows, target.config.get_text_config().vocab_size)
     prompts = [[*beginnings[row % len(beginnings)], *ids] for row, ids in enumerate(prompts)]
     assert batch.most_items == batch_size
     texts = texts_of(batch, [Item(row, prompt, MOST - row % 3, seed=row) for row, prompt in enumerate(prompts)])
@@ -152,6 +153,15 @@ def test_targets_that_remember_more_than_entries_read_again(name):
     else:
         # Their texts do depend on the longest of a batch.
         assert written(fresh(target), temperature=0.9, num_rows=9).keys() == set(range(9))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "got_ocr2"])
+def test_targets_of_several_media_write_what_they_would_alone(name):
+    target = with_ends(tiny_model(name))
+    assert not has_entries_per_token(target)
+    assert not may_have_gaps(target)
+    for temperature in (0.0, 0.9):
+        written(target, temperature, num_rows=9)
 
 
 SETTINGS = {

@@ -193,7 +193,9 @@ def has_entries_per_token(target: PreTrainedModel) -> bool:
 
 
 def may_have_gaps(target: PreTrainedModel) -> bool:
-    """Whether the columns between two tokens mean nothing to a target whose cache [`has_entries_per_token`]."""
+    """Whether the columns between two tokens mean nothing to a target whose cache [`has_entries_per_token`]; no other may."""
+    if not has_entries_per_token(target):
+        return False
     # GPT-Neo's windows of columns have names of their own.
     has_windows = "local" in str(getattr(target.config, "attention_layers", None))
     return set(get_layer_types_and_kwargs(target.config)[0]) <= SEE_ALL and not has_windows
