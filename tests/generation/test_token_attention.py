@@ -249,12 +249,15 @@ def test_few_tokens_after_a_text_are_left_to_the_kernel_and_a_prompt_and_a_gradi
 
 @needs_kernels
 def test_what_takes_longer_to_call_than_to_compute_is_torchs(monkeypatch):
-    monkeypatch.setattr(module, "kernels", lambda: pytest.fail("it was called"))
-    monkeypatch.setattr(module, "has_kernel", lambda dtype: True)
     query, key, value = step(torch.float32, tokens=2)
+    assert takes(query, key, value, None)
     monkeypatch.setattr(module, "FEWEST_PRODUCTS", query.numel() * 40 + 1)
+    assert not takes(query, key, value, None)
+    monkeypatch.setattr(module, "_by_kernel", lambda *arguments: pytest.fail("it was called"))
     for mask in (None, masked(2, 40, torch.float32, tokens=2)):
-        is_close(attend(query, key, value, mask, 0.3), exact(query, key, value, mask, 0.3), torch.float32)
+        # A graph that was made for more.
+        found = torch.ops.hf_pardraft.token_attention(query, key, value, mask, 0.3)
+        is_close(found, exact(query, key, value, mask, 0.3), torch.float32)
 
 
 @needs_kernels

@@ -89,11 +89,12 @@ def _attending(usual: Callable[..., tuple[torch.Tensor, None]]) -> Callable[...,
         is_causal: bool | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        says_more = dropout or any(kwargs.get(name) is not None for name in SAYS_MORE)
-        sees_all = attention_mask is not None or query.shape[2] == 1 or not _is_causal(module, is_causal)
-        if sees_all and not says_more and _is_ours() and takes(query, key, value, attention_mask):
-            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            return attend(query, key, value, attention_mask, scale), None
+        if takes(query, key, value, attention_mask) and _is_ours():
+            says_more = dropout or any(kwargs.get(name) is not None for name in SAYS_MORE)
+            sees_all = attention_mask is not None or query.shape[2] == 1 or not _is_causal(module, is_causal)
+            if sees_all and not says_more:
+                scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+                return attend(query, key, value, attention_mask, scale), None
         return usual(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
 
     return sdpa_attention_forward

@@ -70,43 +70,49 @@ def token_attention(
 
 def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
     """Whether [`attend`] takes this: few tokens on a CPU, of heads some of which may share keys, and a text before them."""
+    # A graph may be for several lengths, and finds out while it runs.
+    if not torch.compiler.is_compiling() and is_little(query, key):
+        return False
+    dtype, shape, of_keys, steps = query.dtype, query.shape, key.shape, key.stride()
     return (
-        query.ndim == key.ndim == 4
-        and key.shape == value.shape
-        and query.dtype == key.dtype == value.dtype
+        len(shape) == len(of_keys) == 4
+        and shape[2] <= FEW_TOKENS
+        and shape[2] < of_keys[2]
+        and shape[0] == of_keys[0]
+        and shape[1] % of_keys[1] == 0
+        and shape[3] == of_keys[3]
+        and shape[3] % VECTOR == 0
+        and of_keys == value.shape
+        and dtype == key.dtype == value.dtype
         and query.device.type == key.device.type == value.device.type == "cpu"
-        and len(query) == len(key)
-        and query.shape[1] % key.shape[1] == 0
-        and query.shape[2] <= FEW_TOKENS
-        and query.shape[2] < key.shape[2]
-        and query.shape[3] == key.shape[3]
-        and key.shape[3] % VECTOR == 0
         and query.stride(3) == value.stride(3) == 1
-        and (key.stride(2) == 1 or key.stride(3) == 1)
-        and has_kernel(query.dtype)
-        and (mask is None or _can_be_added(mask, query, key))
+        and (steps[2] == 1 or steps[3] == 1)
+        and has_kernel(dtype)
+        and (mask is None or _can_be_added(mask, dtype, shape, of_keys[2]))
     )
 
 
-def _can_be_added(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> bool:
+def is_little(query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Whether torch is sooner done with this."""
+    return query.numel() * key.shape[-2] < FEWEST_PRODUCTS
+
+
+def _can_be_added(mask: torch.Tensor, dtype: torch.dtype, shape: torch.Size, columns: int) -> bool:
     """Whether a mask has a number for each column, for all items, heads and tokens or for each."""
-    items, heads, tokens, _ = query.shape
     return (
         mask.ndim == 4
-        and mask.dtype in (torch.bool, query.dtype)
+        and mask.shape[3] == columns
+        and mask.dtype in (torch.bool, dtype)
         and mask.device.type == "cpu"
-        and len(mask) in (1, items)
-        and mask.shape[1] in (1, heads)
-        and mask.shape[2] in (1, tokens)
-        and mask.shape[3] == key.shape[2]
         and mask.stride(3) == 1
+        and all(of_mask in (1, of_query) for of_mask, of_query in zip(mask.shape[:3], shape[:3], strict=True))
     )
 
 
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """Attention by the kernel, or by torch where that is sooner done.
+    """Attention by the kernel.
 
     Args:
         query: `(items, heads, tokens, head_dim)`.
@@ -119,17 +125,14 @@ def attend(
     """
     if torch.compiler.is_compiling():
         return torch.ops.hf_pardraft.token_attention(query, key, value, mask, scale)
-    return _attend(query, key, value, mask, scale)
+    return _by_kernel(query, key, value, mask, scale)
 
 
-def _attend(
+def _by_kernel(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
     """See [`attend`]."""
     items, heads, tokens, size = query.shape
-    if query.numel() * key.shape[2] < FEWEST_PRODUCTS or not has_kernel(query.dtype):
-        mixed = attention(query, key, value, mask, scale=scale, enable_gqa=heads != key.shape[1])
-        return mixed.transpose(1, 2).contiguous()
     mixed = query.new_empty(items, tokens, heads, size)
     of_mask = (0, 0, 0) if mask is None else (mask.stride(axis) * (mask.shape[axis] > 1) for axis in range(3))
     steps = *query.stride()[:3], *key.stride(), *value.stride()[:3], *of_mask
@@ -139,6 +142,16 @@ def _attend(
         *pointers, shape, scale, torch.get_num_threads()
     )
     return mixed
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """What graphs call: [`attend`], by torch where that is sooner done, or where a graph from elsewhere finds no kernel."""
+    if has_kernel(query.dtype) and not is_little(query, key):
+        return _by_kernel(query, key, value, mask, scale)
+    mixed = attention(query, key, value, mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
+    return mixed.transpose(1, 2).contiguous()
 
 
 _library.impl("token_attention", _attend, "CPU")
