@@ -17,6 +17,7 @@ from transformers import (
 
 from compiled_cases import (
     GREEDY,
+    LONGEST,
     RATES,
     assert_same,
     assert_same_stats,
@@ -356,6 +357,22 @@ def test_returned_scores_logits_and_cache(processing, budget):
     found, expected = static.past_key_values.layers[full], eager.past_key_values.layers[full]
     torch.testing.assert_close(found.keys[:, :, : expected.keys.shape[2]], expected.keys, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.values[:, :, : expected.values.shape[2]], expected.values, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("lengths", [(6,), (6, 3, 5)])
+def test_scores_where_a_text_ends_in_the_last_token_of_a_part_of_a_chain(lengths):
+    """The slots after it, of which nothing was chosen, are like those that are there for a whole chain only."""
+    target, batch = tiny_target(), batch_of(lengths)
+    drafter = oracle("pard", target, batch, rates=[0.9] * 6)
+    text = texts_of(target, batch)[0][lengths[0] :].tolist()
+    for longest in range(4, LONGEST):
+        # One text ends before there is no more room; of a batch, the one that is ahead does so where there is none.
+        ends = {"max_new_tokens": longest, "eos_token_id": text[longest - 2] if len(lengths) == 1 else None}
+        options = {**ends, "return_dict_in_generate": True, "output_scores": True, "repetition_penalty": 1.01}
+        (eager, eager_stats), (static, static_stats) = eager_and_static(target, batch, drafter, **options)
+        assert torch.equal(static.sequences, eager.sequences)
+        assert_same_stats(static_stats, eager_stats)
+        torch.testing.assert_close(static.scores, eager.scores, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])

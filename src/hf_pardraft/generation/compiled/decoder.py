@@ -21,7 +21,7 @@ from ..target_side.cache import Entries
 from ..target_side.structure import parameters_of
 from ..tree.columns import tokens_of
 from ..tree.token_tree import TokenTree, chain_tree, items_of_tree, number_of_levels
-from ..tree.verify import paths_of
+from ..tree.verify import NO_NODE, paths_of
 from . import steps
 from .compiler import Compiler
 from .static_cache import contiguous_copy, to_static_cache, to_static_inputs, with_room
@@ -292,14 +292,14 @@ class CompiledDecoding(SpeculativeDecoding):
         return self.tree_slots if self.reads_trees else self.chain_slots
 
     def _shown(self, tree: TokenTree | None) -> TokenTree:
-        """The tree of the compiled forward: of the whole batch, and filled up with nodes that match no token."""
+        """The tree of the compiled forward: of the whole batch, and filled up with nodes that match no choice."""
         num_nodes = tree.num_nodes if tree else 0
         slots = self._slots()
         if num_nodes == slots - 1 and self._all_live and tree:
             return tree
         device, batch = self.sequences.device, len(self.lengths)
         live = self.live_index
-        tokens = torch.full((batch, slots - 1), -1, device=device)
+        tokens = torch.full((batch, slots - 1), NO_NODE, device=device)
         if tree:
             tokens[live, :num_nodes] = tree.tokens
         # Where nothing is proposed, too, the forward is the same as in all other rounds; and the anchor alone is a chain.

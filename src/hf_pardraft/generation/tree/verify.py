@@ -10,6 +10,8 @@ from .token_tree import TokenTree, node_slots
 NO_CHOICE = -1
 # A choice for a slot where the target's scores have no law to draw from: NaN, or nothing above -inf. It matches no token either.
 NO_LAW = -2
+# A token of a node that is none, where a forward has more slots than were proposed; no choice is this one.
+NO_NODE = -3
 
 
 @dataclass(frozen=True)
