@@ -145,6 +145,8 @@ def test_settings_of_the_wrong_type_are_refused_wherever_they_are_saved(name, va
         "suppress_tokens=5",
         "watermarking_config=abc",
         "output_scores=true",
+        "num_beams=2",
+        "prompt_lookup_num_tokens=3",
     ],
 )
 def test_arguments_for_generate_are_checked(argument):

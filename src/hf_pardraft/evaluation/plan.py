@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig
+from transformers.generation import GenerationMode
 
 from ..checkpoints.atomic_files import check_folder_to_write
 from ..generation.settings import SETTING_NAMES
@@ -268,12 +269,16 @@ def read_generate_arguments(pairs: list[str]) -> dict[str, Any]:
         )
     check_generation_settings(values, "--generate-argument")
     try:
-        GenerationConfig(**values)
+        mode = GenerationConfig(**values).get_generation_mode()
     # Values that it has no type for fail in it anyhow.
     except Exception as error:
         raise ValueError(
             f"--generate-argument is nothing that generate takes ({type(error).__name__}: {error})"
         ) from error
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise ValueError(
+            f"--generate-argument asks for {mode.value}: expected greedy decoding or sampling, as drafters have it"
+        )
     return values
 
 
