@@ -25,12 +25,22 @@ CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
-def in_a_process(work: Callable[[], Any]) -> int:
-    """Run `work` in a forked process: its exit code, or minus the signal that ended it."""
+def begin(work: Callable[[], Any]) -> int:
+    """Begin `work` in a forked process: its id, for `os.waitpid`."""
     process = os.fork()
     if process == 0:
         _run(work)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    return process
+
+
+def is_running(process: int) -> bool:
+    """Whether a process that was begun has not ended."""
+    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+def in_a_process(work: Callable[[], Any]) -> int:
+    """Run `work` in a forked process: its exit code, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(begin(work), 0)[1])
 
 
 def num_changes(work: Callable[[], Any], folder: Path) -> int:

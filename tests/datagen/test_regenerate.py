@@ -24,6 +24,7 @@ from hf_pardraft.datagen.resumable_jsonl import ResumableJsonl
 from hf_pardraft.datagen.rewriting import Answer, Rewrite
 from hf_pardraft.datagen.server_writer import ServerWriter
 from hf_pardraft.training.data.dataset import prepare_data
+from processes import begin, is_running
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
 
@@ -221,22 +222,21 @@ def test_a_killed_run_goes_on_without_a_duplicate_or_a_gap(target, tokenizer, tm
     tokenizer.save_pretrained(tmp_path / "target")
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in conversations(60)))
     path = tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "hf_pardraft", "regenerate", str(tmp_path / "data.jsonl")]
-    command += ["--target", str(tmp_path / "target"), "--output", str(path), "--batch-size", "2"]
-    command += ["--max-tokens", "24", "--dtype", "float32"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 600
-        while not (path.exists() and path.stat().st_size) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
+    command = ["regenerate", tmp_path / "data.jsonl", "--target", tmp_path / "target", "--output", path]
+    command += ["--batch-size", "2", "--max-tokens", "24", "--dtype", "float32"]
+    process, deadline = begin(lambda: in_process.pardraft(*command)), time.monotonic() + 600
+    while not (path.exists() and path.stat().st_size) and is_running(process) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
     before = read(path) if path.read_bytes().endswith(b"\n") else []
     assert 0 < len(path.read_bytes().splitlines()) < 60
-    done = in_process.pardraft(*command[3:])
+    done = in_process.pardraft(*command)
     assert done.code == 0, done.out
     after = read(path)
     assert sorted(row["index"] for row in after) == list(range(60))
     assert after[: len(before)] == before
-    again = in_process.pardraft(*command[3:])
+    again = in_process.pardraft(*command)
     assert "written now: 0" in again.out
 
 

@@ -1,9 +1,6 @@
 """Our own layout: exact where nothing is rounded, as near as torch where something is, on any processor, or not there at all."""
 
 import logging
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +11,7 @@ from torch.nn import functional
 from hf_pardraft.generation.packing import native_code, panels
 from hf_pardraft.generation.packing.packed_layouts import PANELS, layouts_for
 from hf_pardraft.generation.packing.panels import SOURCE, multiply_panels, pack_panels, sum_rows
+from processes import in_a_process
 from processors import PROCESSORS, compile_for
 from threads import in_threads, torch_threads
 
@@ -134,12 +132,17 @@ def test_rows_are_summed_alike_with_and_without_the_library(monkeypatch, process
         assert [[number % (1 << 64) for number in sums.tolist()] for sums in found] == [expected] * 2
 
 
-def test_the_library_is_compiled_once_for_a_machine(tmp_path):
-    code = "from hf_pardraft.generation.packing import panels; assert panels.library() is not None"
+def test_the_library_is_compiled_once_for_a_machine(tmp_path, monkeypatch, no_layout_is_known):
+    """By one process, and found by another."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(CppCodeCache, "cache", {})
+
+    def load():
+        assert panels.library() is not None
+
     made = []
     for _ in range(2):
-        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+        assert in_a_process(load) == 0
         made.append([(file, file.stat().st_mtime_ns) for file in tmp_path.rglob("*.so")])
     assert len(made[0]) == 1
     assert made[0] == made[1]
