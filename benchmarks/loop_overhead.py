@@ -180,7 +180,7 @@ class Bench:
 def random_target(quick: bool) -> PreTrainedModel:
     """A Qwen3 of 100 million random weights, or a tiny one."""
     size = (
-        {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
+        {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
         if quick
         else {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12}
     )
