@@ -1,5 +1,7 @@
 """Tiny random targets of many architectures, and drafters that are right as often as a test wants."""
 
+import functools
+
 import torch
 from torch import nn
 from transformers import (
@@ -28,7 +30,7 @@ ARCHITECTURES = {
     "mistral": (MistralConfig, {"sliding_window": 6}),
     "gemma3": (
         Gemma3TextConfig,
-        {"head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2},
+        {"head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 2},
     ),
     "gpt_oss": (GptOssConfig, {"head_dim": 8, "sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3_moe": (
@@ -149,7 +151,7 @@ def make_oracle(drafter, continuation, rates: list[float], seed: int = 0, runner
         runner_up: the share of wrong positions whose second choice is right, which a tree can make use of.
     """
     generator = torch.Generator().manual_seed(seed)
-    texts = list(continuation) if isinstance(continuation, (list, tuple)) else [continuation]
+    texts = [text.tolist() for text in (continuation if isinstance(continuation, (list, tuple)) else [continuation])]
     real_draft, real_new_state = drafter.draft, drafter.new_draft_state
 
     def new_draft_state(target):
@@ -160,28 +162,20 @@ def make_oracle(drafter, continuation, rates: list[float], seed: int = 0, runner
     def draft(context, state, depth):
         logits = real_draft(context, state, depth)
         assert logits.shape[0] == len(state.oracle_items)
-        logits.zero_()
-        for index, item in enumerate(state.oracle_items):
-            anchor, text = int(context.new_positions[index, -1]), texts[item]
-            for k in range(depth):
-                truth = int(text[anchor + 1 + k]) if anchor + 1 + k < len(text) else 0
-                is_right = torch.rand((), generator=generator) < rates[k]
-                is_second = torch.rand((), generator=generator) < runner_up
-                wrong = (truth + 1) % drafter.config.vocab_size
-                scores = {truth: 10.0 if is_right else 9.5 * is_second, wrong: 0.0 if is_right else 10.0}
-                for token, score in scores.items():
-                    logits[index, k, columns_of_token(drafter, token)] += score
-        return logits
+        vocab_size, columns = drafter.config.vocab_size, drafter.draft_token_ids
+        scores = torch.zeros(*logits.shape[:2], vocab_size, dtype=logits.dtype)
+        anchors = context.new_positions[:, -1].tolist()
+        for index, (item, anchor) in enumerate(zip(state.oracle_items, anchors, strict=True)):
+            known = (texts[item][anchor + 1 : anchor + 1 + depth] + [0] * depth)[:depth]
+            chances = torch.rand(depth, 2, generator=generator).tolist()
+            for k, (truth, (chance, second_chance)) in enumerate(zip(known, chances, strict=True)):
+                is_right = chance < rates[k]
+                scores[index, k, truth] = 10.0 if is_right else 9.5 * (second_chance < runner_up)
+                scores[index, k, (truth + 1) % vocab_size] = 0.0 if is_right else 10.0
+        return logits.copy_(scores if columns is None else scores[..., columns])
 
     drafter.draft, drafter.new_draft_state = draft, new_draft_state
     return drafter
-
-
-def columns_of_token(drafter, token: int) -> torch.LongTensor:
-    """The column of a token among a drafter's logits, `(1,)`; `(0,)` for one that it never proposes."""
-    if drafter.draft_token_ids is None:
-        return torch.tensor([token])
-    return (drafter.draft_token_ids == token).nonzero().flatten()
 
 
 def make_lasting_oracle(
@@ -259,6 +253,15 @@ def ragged_prompts(lengths: tuple[int, ...]) -> tuple[torch.LongTensor, torch.Lo
 def random_prompt(length: int, seed: int = 0) -> torch.LongTensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCAB_SIZE - 1, (1, length), generator=generator)
+
+
+@functools.cache
+def greedy_text(architecture: str, length: int, new_tokens: int, seed: int = 0, attention: str | None = None):
+    """What a [`tiny_target`] writes after a [`random_prompt`], `(1, length + new_tokens)`; found once for all who ask."""
+    target, prompt = tiny_target(architecture), random_prompt(length, seed)
+    if attention is not None:
+        target.set_attn_implementation(attention)
+    return target.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=new_tokens)
 
 
 def published_tree(parents: list[int], tokens: list[int]) -> tuple[TokenTree, list[int]]:

@@ -9,6 +9,7 @@ from hf_pardraft.models.inputs import DraftInputs
 from tiny_models import (
     every_architecture,
     every_pair_with_a_budget,
+    greedy_text,
     make_oracle,
     random_prompt,
     tiny_drafter,
@@ -30,8 +31,9 @@ def padded_batch(lengths=LENGTHS):
     return {"input_ids": ids, "attention_mask": mask}, prompts
 
 
-def greedy_alone(target, prompt, **options):
-    return target.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **options)
+def written_alone(architecture, lengths=LENGTHS):
+    """What the target writes after each of these prompts if it is the only one."""
+    return [greedy_text(architecture, length, LONGEST, seed)[0] for seed, length in enumerate(lengths)]
 
 
 def batch_drafter(kind, target, continuations, budget, runner_up=0.7):
@@ -46,7 +48,7 @@ def batch_drafter(kind, target, continuations, budget, runner_up=0.7):
 def test_each_row_is_written_as_if_it_were_alone(architecture, kind, budget):
     target = tiny_target(architecture)
     batch, prompts = padded_batch()
-    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    alone = written_alone(architecture)
     untrained = tiny_drafter(kind, target)
     untrained.generation_config.tree_budget = budget
     for drafter in (untrained, batch_drafter(kind, target, alone, budget)):
@@ -61,8 +63,8 @@ def test_each_row_is_written_as_if_it_were_alone(architecture, kind, budget):
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_a_batch_of_prompts_of_one_token(architecture, kind, budget):
     target = tiny_target(architecture)
-    batch, prompts = padded_batch((1, 1, 1))
-    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    batch, _ = padded_batch((1, 1, 1))
+    alone = written_alone(architecture, (1, 1, 1))
     drafter = batch_drafter(kind, target, alone, budget)
     out = target.generate(**batch, assistant_model=drafter, do_sample=False, max_new_tokens=LONGEST)
     assert torch.equal(out, torch.stack(alone))
@@ -71,8 +73,8 @@ def test_a_batch_of_prompts_of_one_token(architecture, kind, budget):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_may_gain_more_in_a_round_than_another_has_in_all(kind):
     target = tiny_target("llama")
-    batch, prompts = padded_batch((1, 2))
-    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    batch, _ = padded_batch((1, 2))
+    alone = written_alone("llama", (1, 2))
     # The first row's drafts are all right, the second's all wrong.
     drafter = make_oracle(tiny_drafter(kind, target, depth=8), [alone[0], alone[1].roll(-1)], [1.0] * 8)
     out = target.generate(**batch, assistant_model=drafter, do_sample=False, max_new_tokens=LONGEST)
@@ -85,7 +87,7 @@ def test_a_row_may_gain_more_in_a_round_than_another_has_in_all(kind):
 def test_rows_end_at_different_times_and_are_padded_as_plain_generate_pads_them(kind, budget):
     target = tiny_target("qwen3")
     batch, prompts = padded_batch()
-    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    alone = written_alone("qwen3")
     ends = [
         int(text[len(prompt[0]) + offset]) for text, prompt, offset in zip(alone, prompts, (2, 7, 11, 4), strict=True)
     ]
@@ -99,8 +101,8 @@ def test_rows_end_at_different_times_and_are_padded_as_plain_generate_pads_them(
 @pytest.mark.parametrize("kind", KINDS)
 def test_finished_rows_cost_nothing(kind):
     target = tiny_target("llama")
-    batch, prompts = padded_batch((5, 5, 5))
-    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    batch, _ = padded_batch((5, 5, 5))
+    alone = written_alone("llama", (5, 5, 5))
     # Making one may take a forward.
     drafter, sizes = batch_drafter(kind, target, alone, 0), []
     handle = target.register_forward_pre_hook(
@@ -118,7 +120,7 @@ def test_finished_rows_cost_nothing(kind):
 @pytest.mark.parametrize("kind", ["pard", "dflash"])
 def test_several_return_sequences_are_several_rows(kind):
     target, prompt = tiny_target("llama"), random_prompt(5)
-    expected = greedy_alone(target, prompt, max_new_tokens=LONGEST)
+    expected = greedy_text("llama", 5, LONGEST)
     drafter = tiny_drafter(kind, target)
     torch.manual_seed(0)
     options = {"do_sample": True, "top_k": 1, "num_return_sequences": 3, "max_new_tokens": LONGEST}
@@ -130,7 +132,7 @@ def test_several_return_sequences_are_several_rows(kind):
 def test_processors_that_read_the_text_see_each_row_with_its_padding(budget):
     target = tiny_target("llama")
     batch, prompts = padded_batch()
-    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    alone = written_alone("llama")
     bias = torch.randn(len(prompts), 64, generator=torch.Generator().manual_seed(0))
 
     def own_processor(input_ids, scores):
@@ -152,8 +154,8 @@ def test_processors_that_read_the_text_see_each_row_with_its_padding(budget):
 @pytest.mark.parametrize("budget", [0, 10])
 def test_criteria_are_met_at_the_same_token_with_and_without_an_end_of_text(budget):
     target = tiny_target("llama")
-    batch, prompts = padded_batch()
-    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    batch, _ = padded_batch()
+    alone = written_alone("llama")
 
     def criterion(input_ids, scores, **kwargs):
         return input_ids[:, 9:].sum(dim=1) > 200
@@ -179,7 +181,7 @@ class EndsAt(StoppingCriteria):
 def test_items_are_padded_for_whatever_criterion_plain_generate_pads_them(budget):
     target = tiny_target("llama")
     batch, prompts = padded_batch()
-    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    alone = written_alone("llama")
     ends = [
         int(text[prompt.shape[1] + 3 + item]) for item, (prompt, text) in enumerate(zip(prompts, alone, strict=True))
     ]
@@ -194,8 +196,8 @@ def test_items_are_padded_for_whatever_criterion_plain_generate_pads_them(budget
 @pytest.mark.parametrize("lengths", [(9,), LENGTHS])
 def test_scores_have_the_dtype_that_a_processor_returns(budget, lengths):
     target = tiny_target("llama")
-    batch, prompts = padded_batch(lengths)
-    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    batch, _ = padded_batch(lengths)
+    alone = written_alone("llama", lengths)
     options = {"do_sample": False, "max_new_tokens": 9, "return_dict_in_generate": True, "output_scores": True}
     options["logits_processor"] = [lambda text, scores: scores.double()]
     expected = target.generate(**batch, **options)
@@ -209,8 +211,8 @@ def test_scores_have_the_dtype_that_a_processor_returns(budget, lengths):
 def test_scores_and_states_have_plain_generates_shapes_and_values(budget):
     target = tiny_target("mistral")
     target.set_attn_implementation("eager")
-    batch, prompts = padded_batch()
-    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    batch, _ = padded_batch()
+    alone = written_alone("mistral")
     options = {
         "do_sample": False,
         "max_new_tokens": LONGEST,
@@ -249,8 +251,8 @@ def test_without_an_end_of_text_rows_return_the_states_and_cache_of_plain_genera
 ):
     """Some rows are ahead when the last one ends; what they wrote beyond that is forgotten."""
     target = tiny_target(architecture)
-    batch, prompts = padded_batch((9, 9, 9))
-    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    batch, _ = padded_batch((9, 9, 9))
+    alone = written_alone(architecture, (9, 9, 9))
     ends = [int(text[9 + offset]) for text, offset in zip(alone, (2, 6, 4), strict=True)]
 
     def criterion(input_ids, scores, **kwargs):
@@ -278,8 +280,8 @@ def test_without_an_end_of_text_rows_return_the_states_and_cache_of_plain_genera
 
 def test_a_row_at_the_longest_text_leaves_the_batch():
     target = tiny_target("llama")
-    batch, prompts = padded_batch((5, 5))
-    alone = [greedy_alone(target, prompt, max_new_tokens=LONGEST)[0] for prompt in prompts]
+    batch, _ = padded_batch((5, 5))
+    alone = written_alone("llama", (5, 5))
     drafter = make_oracle(tiny_drafter("pard", target), [alone[0], alone[1].roll(-1)], [1.0] * 4)
     out = target.generate(**batch, assistant_model=drafter, do_sample=False, max_new_tokens=LONGEST)
     assert torch.equal(out, torch.stack(alone))
@@ -313,24 +315,22 @@ def test_a_streamer_takes_one_sequence():
         target.generate(**batch, assistant_model=tiny_drafter("pard", target), streamer=Silent(), max_new_tokens=4)
 
 
-@pytest.mark.parametrize("budget", [0, 10])
-def test_stop_strings_end_each_row_at_its_own_token(tiny_family, budget):
+def test_stop_strings_end_each_row_at_its_own_token(tiny_family):
     tokenizer = AutoTokenizer.from_pretrained(tiny_family / "target", padding_side="left")
     target = AutoModelForCausalLM.from_pretrained(tiny_family / "target")
     prompts = ["def add(a, b):", "class Point:", "x"]
     batch = tokenizer(prompts, return_tensors="pt", padding=True)
     options = {**batch, "do_sample": False, "max_new_tokens": 24}
-    written = target.generate(**options)[:, batch.input_ids.shape[1] :]
-    alone = [
-        greedy_alone(target, tokenizer(prompt, return_tensors="pt").input_ids, max_new_tokens=24)[0]
-        for prompt in prompts
-    ]
+    texts = target.generate(**options)
+    alone = [text[int((mask == 0).sum()) :] for text, mask in zip(texts, batch.attention_mask, strict=True)]
+    written = texts[:, batch.input_ids.shape[1] :]
     for row in range(len(prompts)):
         for start in range(2, 20, 6):
             stop = {"stop_strings": [tokenizer.decode(written[row, start : start + 2])], "tokenizer": tokenizer}
             expected = target.generate(**options, **stop)
-            drafter = batch_drafter("pard", target, alone, budget)
-            assert torch.equal(target.generate(**options, **stop, assistant_model=drafter), expected)
+            for budget in (0, 10):
+                drafter = batch_drafter("pard", target, alone, budget)
+                assert torch.equal(target.generate(**options, **stop, assistant_model=drafter), expected)
 
 
 @pytest.mark.parametrize("budget", [0, 10])

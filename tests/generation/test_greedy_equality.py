@@ -1,10 +1,20 @@
 """Greedy decoding with a drafter writes exactly what plain `generate` writes."""
 
+import functools
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from tiny_models import ARCHITECTURES, every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
+from tiny_models import (
+    ARCHITECTURES,
+    every_architecture,
+    greedy_text,
+    make_oracle,
+    random_prompt,
+    tiny_drafter,
+    tiny_target,
+)
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 # Where a text is cut is the loop's affair: it is enough to see it with one drafter that taps, and one that doesn't, and with a
@@ -19,6 +29,12 @@ def target(request):
     return tiny_target(request.param)
 
 
+@pytest.fixture(scope="module")
+def text(target):
+    """What it writes after seven tokens."""
+    return plain(target, random_prompt(7), max_new_tokens=LONGEST)
+
+
 def plain(target, prompt, **options):
     return target.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **options)
 
@@ -31,7 +47,7 @@ def drafted(target, prompt, drafter, **options):
 @pytest.mark.parametrize("prompt_length", [1, 11])
 def test_untrained_and_oracle_drafters_leave_the_text_as_it_is(architecture, kind, prompt_length):
     target, prompt = tiny_target(architecture), random_prompt(prompt_length)
-    expected = plain(target, prompt, max_new_tokens=LONGEST)
+    expected = greedy_text(architecture, prompt_length, LONGEST)
     untrained = tiny_drafter(kind, target)
     assert torch.equal(drafted(target, prompt, untrained, max_new_tokens=LONGEST), expected)
     oracle = make_oracle(tiny_drafter(kind, target), expected[0], rates=[0.9, 0.7, 0.7, 0.5])
@@ -79,40 +95,39 @@ def test_a_target_whose_config_has_names_of_its_own(kind):
         assert torch.equal(drafted(target, prompt, drafter, max_new_tokens=LONGEST), expected)
 
 
-def assert_ends_where_plain_generate_ends(target, drafter, prompt, reference):
+@functools.cache
+def text_until(target, *ends):
+    """What plain `generate` writes after four tokens."""
+    return plain(target, random_prompt(4), max_new_tokens=LONGEST, eos_token_id=[*ends] or None)
+
+
+def assert_ends_where_plain_generate_ends(target, drafter):
     """With each written token in turn as the end of text, among others."""
-    for position in range(prompt.shape[1], reference.shape[1]):
-        eos = [int(reference[0, position]), 62]
-        expected = plain(target, prompt, max_new_tokens=LONGEST, eos_token_id=eos)
-        assert torch.equal(drafted(target, prompt, drafter, max_new_tokens=LONGEST, eos_token_id=eos), expected)
+    for token in text_until(target)[0, 4:].tolist():
+        options = {"max_new_tokens": LONGEST, "eos_token_id": [token, 62]}
+        assert torch.equal(drafted(target, random_prompt(4), drafter, **options), text_until(target, token, 62))
 
 
 @with_two_targets
 @pytest.mark.parametrize("kind", TWO_KINDS)
 def test_end_of_text_is_found_at_every_position_of_a_block(target, kind):
-    prompt = random_prompt(4)
-    reference = plain(target, prompt, max_new_tokens=LONGEST)
-    drafter = make_oracle(tiny_drafter(kind, target), reference[0], rates=[1.0] * 4)
-    assert_ends_where_plain_generate_ends(target, drafter, prompt, reference)
+    drafter = make_oracle(tiny_drafter(kind, target), text_until(target)[0], rates=[1.0] * 4)
+    assert_ends_where_plain_generate_ends(target, drafter)
 
 
+@pytest.mark.parametrize("target", ["qwen3"], indirect=True)
 @pytest.mark.parametrize("kind", TWO_KINDS)
-def test_the_stock_loop_finds_the_end_of_text_too(kind):
-    target = tiny_target("qwen3")
-    prompt = random_prompt(4)
-    reference = plain(target, prompt, max_new_tokens=LONGEST)
-    drafter = make_oracle(tiny_drafter(kind, target), reference[0], rates=[1.0] * 4)
+def test_the_stock_loop_finds_the_end_of_text_too(target, kind):
+    drafter = make_oracle(tiny_drafter(kind, target), text_until(target)[0], rates=[1.0] * 4)
     drafter.generation_config.decode_loop = "stock"
-    assert_ends_where_plain_generate_ends(target, drafter, prompt, reference)
+    assert_ends_where_plain_generate_ends(target, drafter)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_stock_loop_writes_the_same_text(target, kind):
-    prompt = random_prompt(7)
-    expected = plain(target, prompt, max_new_tokens=LONGEST)
-    drafter = make_oracle(tiny_drafter(kind, target), expected[0], rates=[0.8] * 4)
+def test_the_stock_loop_writes_the_same_text(target, text, kind):
+    drafter = make_oracle(tiny_drafter(kind, target), text[0], rates=[0.8] * 4)
     drafter.generation_config.decode_loop = "stock"
-    assert torch.equal(drafted(target, prompt, drafter, max_new_tokens=LONGEST), expected)
+    assert torch.equal(drafted(target, random_prompt(7), drafter, max_new_tokens=LONGEST), text)
     assert drafter.last_stats.tau > 1.2
 
 

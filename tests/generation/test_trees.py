@@ -7,7 +7,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from hf_pardraft.generation.tree.token_tree import build_tree
-from tiny_models import every_architecture, make_oracle, random_prompt, tiny_drafter, tiny_target
+from tiny_models import every_architecture, greedy_text, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 LONGEST = 24
@@ -33,7 +33,7 @@ def test_trees_leave_the_text_as_it_is(architecture, kind, attention):
     target = tiny_target(architecture)
     target.set_attn_implementation(attention)
     prompt = random_prompt(9)
-    expected = greedy(target, prompt, max_new_tokens=LONGEST)
+    expected = greedy_text(architecture, 9, LONGEST, attention=attention)
     untrained = tree_drafter(kind, target)
     assert torch.equal(greedy(target, prompt, assistant_model=untrained, max_new_tokens=LONGEST), expected)
     oracle = make_oracle(tree_drafter(kind, target), expected[0], [0.6] * 5, runner_up=0.8)
