@@ -8,9 +8,9 @@ from tiny_models import tiny_target
 END = 2
 
 
-def ending_target(architecture):
+def ending_target(architecture, **overrides):
     """Ends its texts after some ten tokens, and writes no other special ones."""
-    return with_ends(tiny_target(architecture, vocab_size=299))
+    return with_ends(tiny_target(architecture, vocab_size=299, **overrides))
 
 
 def with_ends(target):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ending_targets import ending_target, ragged_prompts, texts_of, with_ends
+from ending_targets import ending_target, ragged_prompts, texts_of
 from hf_pardraft.datagen import compiled_steps
 from hf_pardraft.datagen.local_writer import LocalWriter
 from hf_pardraft.datagen.refilled_batch import Item
@@ -13,6 +13,8 @@ from tiny_models import tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
 
 MOST = 24
+# Dynamo and inductor take seconds for each layer, and what is seen of two is seen of all. With this seed texts are long.
+TWO_LAYERS = {"num_hidden_layers": 2, "seed": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +40,7 @@ def uncompiled_texts(target, temperature=0.0, **which):
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3"])
 def test_texts_are_the_same_and_nothing_is_compiled_twice(architecture, monkeypatch):
-    target = ending_target(architecture)
+    target = ending_target(architecture, **TWO_LAYERS)
     writer = writer_for(target)
     # Full buffers, too, have columns that are not used.
     monkeypatch.setattr("hf_pardraft.datagen.joined_cache.MORE_COLUMNS", 5)
@@ -57,7 +59,7 @@ def test_texts_are_the_same_and_nothing_is_compiled_twice(architecture, monkeypa
 
 
 def test_changed_weights_are_multiplied_by():
-    target = ending_target("llama")
+    target = ending_target("llama", **TWO_LAYERS)
     writer = writer_for(target)
     before = written(writer)
     with torch.no_grad():
@@ -69,14 +71,14 @@ def test_changed_weights_are_multiplied_by():
 
 
 def test_texts_of_one_length_have_no_mask():
-    target = ending_target("llama")
+    target = ending_target("llama", num_hidden_layers=2)
     writer = writer_for(target)
     assert written(writer, num_rows=4, length=9) == uncompiled_texts(target, num_rows=4, length=9)
     assert writer.steps.num_steps > 0
 
 
 def test_as_many_items_as_heads_are_no_case_of_their_own():
-    target = with_ends(tiny_target("llama", vocab_size=299, num_key_value_heads=4))
+    target = ending_target("llama", num_key_value_heads=4, **TWO_LAYERS)
     graphs = torch._dynamo.utils.counters["stats"]
     before = graphs["unique_graphs"]
     writer = writer_for(target)
@@ -94,7 +96,7 @@ def test_steps_that_would_be_others_are_not_compiled(what, monkeypatch):
             keys[:, :, -1:] += 1
         return logits + (what == "logits")
 
-    target = ending_target("llama")
+    target = ending_target("llama", **TWO_LAYERS)
     monkeypatch.setattr(Compiler, "__call__", wrong)
     monkeypatch.setattr(Compiler, "has_compiled", lambda *which: True)
     writer = writer_for(target)
@@ -105,7 +107,7 @@ def test_steps_that_would_be_others_are_not_compiled(what, monkeypatch):
 
 @pytest.mark.parametrize("fails_late", [False, True])
 def test_steps_that_cannot_be_compiled_are_not(fails_late, monkeypatch):
-    target = ending_target("llama")
+    target = ending_target("llama", **TWO_LAYERS)
     expected = uncompiled_texts(target)
     calls, call = [], Compiler.__call__
 
@@ -128,7 +130,7 @@ def test_no_copies_are_made_that_there_is_no_memory_for(monkeypatch):
     monkeypatch.setattr(compiled_steps, "Compiler", lambda target, config, packs: made.append(packs) or Never())
     monkeypatch.setattr(packed_layers, "free_memory", lambda: 0)
     monkeypatch.setattr(packed_weights, "FEWEST_ELEMENTS", 1)
-    target = ending_target("llama")
+    target = ending_target("llama", **TWO_LAYERS)
     assert written(writer_for(target)) == uncompiled_texts(target)
     assert made == [False]
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
-from compiled_cases import assert_same, batch_of, leave_uncompiled
+from compiled_cases import ONE_LAYER, assert_same, batch_of, leave_uncompiled
 from hf_pardraft import NgramModel
 from hf_pardraft.generation import hooks
 from hf_pardraft.generation.choosing import choice
@@ -121,7 +121,7 @@ def test_compiled_rounds(monkeypatch, kind, sampling, settings):
 def test_a_vocabulary_that_is_set_between_two_compiled_calls_counts():
     """With the compiler that users get."""
     target, batch = tiny_target("qwen3", num_hidden_layers=2), batch_of((5,))
-    drafter = tiny_drafter("dflash", target)
+    drafter = tiny_drafter("dflash", target, **ONE_LAYER["dflash"])
     drafter.generation_config.record_drafts = True
     for ids in (IDS, [1, 7, *IDS[2:]], None):
         drafter.set_draft_vocabulary(ids)

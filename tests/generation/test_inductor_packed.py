@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig
 from torch._dynamo.utils import counters
 
-from compiled_cases import assert_same, batch_of, oracle, static, texts_of
+from compiled_cases import ONE_LAYER, assert_same, batch_of, oracle, static, texts_of
 from hf_pardraft.generation.packing import packed_weights
 from tiny_models import tiny_drafter, tiny_target
 
@@ -64,7 +64,7 @@ def test_the_text_is_that_of_the_weights_as_they_are_now():
 
 def test_sampled_text_is_that_of_plain_generate():
     target, batch = tiny_target("qwen3", num_hidden_layers=2), batch_of((6, 3))
-    drafter = oracle("dflash", target, batch)
+    drafter = oracle("dflash", target, batch, **ONE_LAYER["dflash"])
     options = {"do_sample": True, "max_new_tokens": 20}
     torch.manual_seed(3)
     expected = target.generate(**batch, **options)

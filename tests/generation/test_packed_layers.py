@@ -15,7 +15,7 @@ from transformers import (
     LogitsProcessorList,
 )
 
-from compiled_cases import leave_uncompiled, static
+from compiled_cases import ONE_LAYER, leave_uncompiled, static
 from hf_pardraft.generation.packing import packed_layers as module
 from hf_pardraft.generation.packing import packed_weights
 from hf_pardraft.generation.packing.packed_layers import (
@@ -332,8 +332,8 @@ def test_a_target_whose_biases_are_no_parameters_writes_plains_text(products, ch
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_target_that_is_compiled_keeps_its_layers(products, whole):
-    target = tiny_target("llama")
-    drafter, expected = tiny_drafter("dflash", target), write(target)
+    target = tiny_target("llama", num_hidden_layers=2)
+    drafter, expected = tiny_drafter("dflash", target, **ONE_LAYER["dflash"]), write(target)
     if whole:
         target.forward = torch.compile(target.forward, backend="eager")
     else:
@@ -346,8 +346,8 @@ def test_a_target_that_is_compiled_keeps_its_layers(products, whole):
 
 
 def test_a_compiled_call_that_is_left_to_plain_generate_keeps_its_layers(products, monkeypatch):
-    target = tiny_target("llama")
-    drafter = tiny_drafter("dflash", target)
+    target = tiny_target("llama", num_hidden_layers=2)
+    drafter = tiny_drafter("dflash", target, **ONE_LAYER["dflash"])
     monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch, length: True)
     write(target, drafter, draft_schedule="auto", cache_implementation="static")
     assert not products
