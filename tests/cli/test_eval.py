@@ -99,6 +99,19 @@ def test_compiled_rounds_are_measured_beside_eager_ones_at_every_batch_size(
     assert set(asked) == {(name, "static" if "compiled" in name else None) for name in [*names, "prompt lookup"]}
 
 
+@pytest.mark.parametrize("words", [["--setting", "{}", "--setting", "{}"], ["--setting", "{}", "{}"]])
+def test_all_values_of_a_setting_are_tried_however_they_are_typed(words, tiny_family, prompts, tmp_path):
+    results, pairs = tmp_path / "results.json", iter(["draft_schedule=fixed", "draft_schedule=auto"])
+    words = [next(pairs) if word == "{}" else word for word in words]
+    done = invoke(
+        *["eval", "--target", tiny_family / "target", "--drafter", tiny_family / "dflash", "--prompts", prompts],
+        *["--max-new-tokens", 2, "--repeats", 1, "--json", results, *words],
+    )
+    assert done.code == 0, done.err
+    names = [row["name"] for row in json.loads(results.read_text())["rows"]]
+    assert names == ["plain", "dflash, draft_schedule fixed", "dflash, draft_schedule auto"]
+
+
 def test_several_values_may_follow_an_option():
     arguments = ["--prompts", "random", "--drafter", "d", "--batch-size=1", "2", "--temperature", "0", "-1"]
     assert "temperatures must be 0 or more, got 0.0, -1.0" in invoke("eval", *COMMON, *arguments).error

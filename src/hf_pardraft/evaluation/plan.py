@@ -203,7 +203,7 @@ def read_settings_to_try(pairs: list[str]) -> dict[str, list[Any]]:
             raise ValueError(
                 f"no setting {pair!r}: expected name=value or name=value,value with one of {', '.join(known)}"
             )
-        choices[name] = [read_value(value) for value in values.split(",")]
+        choices.setdefault(name, []).extend(map(read_value, values.split(",")))
     return choices
 
 
