@@ -131,6 +131,20 @@ def test_padding_after_an_end_of_text_is_not_counted():
     assert up_to_end([4, 5], {2}) == [4, 5]
 
 
+@pytest.mark.parametrize("asked", ["another", "none"])
+def test_what_ends_a_text_is_what_the_call_says_and_not_the_target(asked):
+    target = tiny_target()
+    text = target.generate(PROMPTS[0], do_sample=False, max_new_tokens=12)[0, 4:].tolist()
+    end, place = next((token, place) for place, token in enumerate(text) if 2 < place < 9 and token not in text[:place])
+    target.generation_config.eos_token_id = end if asked == "none" else 0
+    arguments = {"eos_token_id": -1 if asked == "none" else end, "pad_token_id": 1}
+    condition = Condition(batch_size=2, max_new_tokens=12, repeats=1, generate_arguments=arguments)
+    for each in race(target, entries_for(target), PROMPTS, condition):
+        first, second = each.runs[0][0].texts
+        assert list(first) == (text if asked == "none" else text[: place + 1])
+        assert len(second) == 12
+
+
 def test_what_drafts_as_it_pays_is_counted_at_full_depth_too():
     target = tiny_target("qwen3")
     drafter = PardDrafter.from_causal_lm(target, mask_token_id=63)

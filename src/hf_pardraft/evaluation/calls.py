@@ -121,7 +121,7 @@ def run(
     output_ids = call(target, entry, batch, config)
     wait_for_device(target.device)
     seconds = time.perf_counter() - started
-    texts = new_texts(target, batch, output_ids)
+    texts = new_texts(target, batch, output_ids, config)
     if entry.is_parallel:
         stats = entry.assistant.last_stats
         return TimedRun(texts, seconds, tuple(stats.tokens_per_round), stats.rounds)
@@ -135,16 +135,16 @@ def watch(target: PreTrainedModel, entry: Entry, batch: Batch, condition: Condit
     torch.manual_seed(condition.seed)
     if entry.is_parallel:
         config = generation_config(entry, condition, time_rounds=True, record_drafts=True)
-        texts = new_texts(target, batch, call(target, entry, batch, config))
+        texts = new_texts(target, batch, call(target, entry, batch, config), config)
         stats = entry.assistant.last_stats
         return Watched(texts, stats.rounds, tuple(stats.tokens_per_round), tuple(stats.proposals), dict(stats.seconds))
     config = generation_config(entry, condition)
     if entry.is_plain:
-        texts = new_texts(target, batch, call(target, entry, batch, config))
+        texts = new_texts(target, batch, call(target, entry, batch, config), config)
         counts, rounds = plain_rounds(texts)
         return Watched(texts, rounds, counts)
     counter = RoundCounter()
-    texts = new_texts(target, batch, call(target, entry, batch, config, streamer=counter))
+    texts = new_texts(target, batch, call(target, entry, batch, config, streamer=counter), config)
     return Watched(texts, len(counter.counts), tuple(counter.counts))
 
 
@@ -189,9 +189,9 @@ def call(
     )
 
 
-def new_texts(target: PreTrainedModel, batch: Batch, output_ids: torch.LongTensor) -> Texts:
-    """What was added to each prompt, without padding."""
-    ends = end_of_text_ids(target)
+def new_texts(target: PreTrainedModel, batch: Batch, output_ids: torch.LongTensor, config: GenerationConfig) -> Texts:
+    """What a call of this `config` added to each prompt, without padding."""
+    ends = end_of_text_ids(target, config)
     items = output_ids[:, batch["input_ids"].shape[1] :].tolist()
     return tuple(tuple(up_to_end(item, ends)) for item in items)
 

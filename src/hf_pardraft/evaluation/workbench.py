@@ -219,7 +219,8 @@ def make_prompts(
 
     def answer(prompt: torch.LongTensor) -> list[int]:
         batch = {"input_ids": prompt.to(target.device), "attention_mask": torch.ones_like(prompt).to(target.device)}
-        return list(new_texts(target, batch, call(target, plain, batch, generation_config(plain, condition)))[0])
+        config = generation_config(plain, condition)
+        return list(new_texts(target, batch, call(target, plain, batch, config), config)[0])
 
     say = None if plan.first_turn_only else answer
     prompts, num_left_out = encode_all(asked.questions, encoding.tokenizer, encoding.chat, say, encoding.room)

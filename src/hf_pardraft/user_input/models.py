@@ -73,9 +73,10 @@ def context_length(config: PreTrainedConfig) -> int | None:
     return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
-def end_of_text_ids(target: PreTrainedModel) -> set[int]:
-    """The token ids that end a text of `target`."""
-    ids = target.generation_config.eos_token_id
+def end_of_text_ids(target: PreTrainedModel, config: GenerationConfig | None = None) -> set[int]:
+    """The token ids that end a text of `target`; those of a call's `config` take the place of its own."""
+    asked = None if config is None else config.eos_token_id
+    ids = target.generation_config.eos_token_id if asked is None else asked
     return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
 
 
