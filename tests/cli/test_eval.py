@@ -99,6 +99,17 @@ def test_compiled_rounds_are_measured_beside_eager_ones_at_every_batch_size(
     assert set(asked) == {(name, "static" if "compiled" in name else None) for name in [*names, "prompt lookup"]}
 
 
+def test_a_chat_template_may_come_as_its_own_argument(tiny_family, prompts, tmp_path):
+    results = tmp_path / "results.json"
+    done = invoke(
+        *["eval", "--target", tiny_family / "target", "--drafter", tiny_family / "dflash", "--prompts", prompts],
+        *["--max-new-tokens", 2, "--repeats", 1, "--json", results],
+        *["--chat-argument", "chat_template={% for m in messages %}{{ m.content }}!{% endfor %}"],
+    )
+    assert done.code == 0, done.err
+    assert json.loads(results.read_text())["prompts"]["chat_template"] is True
+
+
 @pytest.mark.parametrize("words", [["--setting", "{}", "--setting", "{}"], ["--setting", "{}", "{}"]])
 def test_all_values_of_a_setting_are_tried_however_they_are_typed(words, tiny_family, prompts, tmp_path):
     results, pairs = tmp_path / "results.json", iter(["draft_schedule=fixed", "draft_schedule=auto"])

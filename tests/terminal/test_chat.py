@@ -41,6 +41,13 @@ def family(tiny_family):
     return tokenizer, target, AutoDrafter.from_pretrained(tiny_family / "pard")
 
 
+def test_a_chat_template_may_come_with_what_templates_take(family):
+    tokenizer = copy.deepcopy(family[0])
+    tokenizer.chat_template = None
+    brought = Conversation(tokenizer, template_kwargs={"chat_template": TEMPLATE})
+    assert brought.prompt("Hello") == Conversation(family[0]).prompt("Hello")
+
+
 def session_of(family, lines, drafted=True, system=None, console=None, **settings):
     """A chat in which the user types these lines."""
     tokenizer, target, drafter = family

@@ -404,6 +404,17 @@ def test_a_drafter_remembers_what_rows_say_to_the_chat_template(tmp_path):
     assert chat_arguments([{"text": "two"}], args) is None
 
 
+@pytest.mark.parametrize("form", ["rows", "arrow"])
+def test_a_chat_template_may_come_with_what_templates_take(tokenizer, target, form):
+    bare, brought = copy.deepcopy(tokenizer), {"chat_template": tokenizer.chat_template}
+    bare.chat_template = None
+    data = [CHAT] * 2 if form == "rows" else Dataset.from_list([CHAT] * 2)
+    assert prepare_data(data, bare, template_kwargs=brought).to_list() == prepare_data(data, tokenizer).to_list()
+    drafter = tiny_drafter("dflash", target)
+    drafter.note_target(target, bare, brought)
+    assert drafter.config.chat_format["prompt_end"]
+
+
 def test_a_file_whose_name_is_a_pattern_is_read(tmp_path):
     folder = tmp_path / "runs[v2]"
     folder.mkdir()

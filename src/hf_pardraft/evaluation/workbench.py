@@ -10,6 +10,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 from ..checkpoints.atomic_files import write_whole
 from ..generation.settings import read_settings
 from ..models.base import ParallelDrafter
+from ..pairing.chat_format import has_chat_template
 from ..pairing.mask_token import special_token_ids
 from ..pairing.remembered import public_name
 from ..user_input.models import end_of_text_ids, load_config, load_tokenizer
@@ -130,12 +131,13 @@ def encoding_for(plan: EvaluationPlan) -> Encoding:
     tokenizer = None
     if plan.prompts.questions is not None or plan.tokenizer:
         tokenizer = load_tokenizer(plan.tokenizer or plan.target, trusts_code)
-    use_template = plan.chat.use_template and tokenizer is not None and tokenizer.chat_template is not None
-    if plan.chat.template_arguments and not use_template:
+    arguments = plan.chat.template_arguments
+    use_template = plan.chat.use_template and tokenizer is not None and has_chat_template(tokenizer, arguments)
+    if arguments and not use_template:
         raise ValueError(
             f"{plan.tokenizer or plan.target} has no chat template, or was told not to use it: leave out --chat-argument"
         )
-    return Encoding(config, tokenizer, Chat(use_template, plan.chat.template_arguments), room)
+    return Encoding(config, tokenizer, Chat(use_template, arguments), room)
 
 
 def lay_out(

@@ -21,6 +21,11 @@ PROBE = "\ue000"
 _parts_only: dict[str, bool] = {}
 
 
+def has_chat_template(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]) -> bool:
+    """Whether chats can be rendered: with a template of the tokenizer's, or with one that `template_kwargs` bring."""
+    return bool(tokenizer.chat_template or template_kwargs.get("chat_template"))
+
+
 def template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """A hash of a tokenizer's chat template (of all of them, where it has several); `None` without one."""
     template = tokenizer.chat_template

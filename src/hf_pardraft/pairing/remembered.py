@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from ..models.base import ParallelDrafter
-from .chat_format import describe_chats, ends_otherwise, template_hash
+from .chat_format import describe_chats, ends_otherwise, has_chat_template, template_hash
 from .target_checks import has_plain_weights
 
 # What to remember
@@ -93,7 +93,9 @@ def note_pairing(
         ValueError: if chats are to be remembered and there is no tokenizer, or one without a chat template.
     """
     facts = describe_target(target)
-    if chat_template_kwargs is not None and (tokenizer is None or not tokenizer.chat_template):
+    if chat_template_kwargs is not None and (
+        tokenizer is None or not has_chat_template(tokenizer, chat_template_kwargs)
+    ):
         raise ValueError(
             f"chat_template_kwargs={chat_template_kwargs!r} say how chats are rendered, and "
             f"{'no tokenizer was passed' if tokenizer is None else 'this tokenizer has no chat template'}: pass the target's "

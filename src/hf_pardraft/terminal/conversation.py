@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import Cache, PreTrainedTokenizerBase
 
-from ..pairing.chat_format import apply_chat_template
+from ..pairing.chat_format import apply_chat_template, has_chat_template
 
 
 class Conversation:
@@ -20,8 +20,8 @@ class Conversation:
         tokenizer: the target's.
         ends: token ids that end an answer, which templates write in their own way.
         system: the system prompt.
-        use_template: whether to use the tokenizer's chat template, if it has one.
-        template_kwargs: for the template, such as `enable_thinking`.
+        use_template: whether to use a chat template, if there is one.
+        template_kwargs: for the template, such as `enable_thinking`; or the template itself, `chat_template`.
 
     Raises:
         ValueError: if there is a system prompt and no template, or the template refuses it.
@@ -37,8 +37,8 @@ class Conversation:
     ) -> None:
         self.tokenizer = tokenizer
         self.ends = ends
-        self.use_template = use_template and bool(tokenizer.chat_template)
         self.template_kwargs = template_kwargs or {}
+        self.use_template = use_template and has_chat_template(tokenizer, self.template_kwargs)
         self.begin(system)
 
     def begin(self, system: str | None) -> None:

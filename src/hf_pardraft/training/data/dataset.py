@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ...pairing.chat_format import has_chat_template
 from ...user_input.data import load_data, require_datasets
 from ..layouts import DroppedMasks, Layout
 from .documents import IGNORED, OPTIONAL, TOKEN_MASKS, has_something_to_learn, labels_of, packed_examples
@@ -84,7 +85,7 @@ def prepare_data(
     first = first_row(data)
     columns = data.column_names or list(first)
     kind = example_kind(columns)
-    check_something_encodes(kind, tokenizer, first)
+    check_something_encodes(kind, tokenizer, first, template_kwargs or {})
     options = {} if isinstance(data, IterableDataset) else {"num_proc": num_proc}
     if kind != "tokens":
         encode = ExampleEncoder(tokenizer, kind, readable_length(max_length, context), template_kwargs or {})
@@ -179,7 +180,7 @@ def _prepare_rows(rows, tokenizer, max_length, packing, template_kwargs, layout,
 
     first = first_row(rows)
     kind = example_kind(first)
-    check_something_encodes(kind, tokenizer, first)
+    check_something_encodes(kind, tokenizer, first, template_kwargs or {})
     if kind == "tokens":
         # Before Arrow takes them, which has errors of its own for lists of several kinds.
         for number, row in enumerate(rows):
@@ -201,7 +202,9 @@ def token_features() -> Any:
     return Features({name: List(Value("int64")) for name in ("input_ids", "labels")})
 
 
-def check_something_encodes(kind: str, tokenizer: PreTrainedTokenizerBase | None, first: dict[str, Any]) -> None:
+def check_something_encodes(
+    kind: str, tokenizer: PreTrainedTokenizerBase | None, first: dict[str, Any], template_kwargs: dict[str, Any]
+) -> None:
     """Raise a `ValueError` before any work if the tokenizer can't do what the rows, such as the `first`, need."""
     if kind == "tokens":
         return
@@ -210,10 +213,11 @@ def check_something_encodes(kind: str, tokenizer: PreTrainedTokenizerBase | None
             f"examples of {' and '.join(COLUMNS_OF_KIND[kind])} need the target's tokenizer: pass processing_class="
         )
     check_tokenizer(tokenizer)
-    if (kind in ("messages", "conversations") or has_messages(first)) and tokenizer.chat_template is None:
+    is_chat = kind in ("messages", "conversations") or has_messages(first)
+    if is_chat and not has_chat_template(tokenizer, template_kwargs):
         raise ValueError(
             f"conversations need a chat template, and the tokenizer {tokenizer.name_or_path!r} has none: set "
-            "tokenizer.chat_template, or pass prompt and completion as texts"
+            "tokenizer.chat_template, bring one in chat_template_kwargs, or pass prompt and completion as texts"
         )
 
 
