@@ -212,22 +212,27 @@ struct Room {
 
 // Some queries of a head, of keys and values of so many columns. The next head's are `ahead` of these, 0 if nobody needs them.
 template <class Number, class Mask>
-static void attend_block(const Number* keys, const Number* values, int64_t columns, int64_t readable, const Shape& shape,
-                         int64_t keys_ahead, int64_t values_ahead, int64_t queries, Room<Mask>& room) {
+static void attend_block(const Number* keys, const Number* values, int64_t columns, const Shape& shape, int64_t keys_ahead,
+                         int64_t values_ahead, int64_t queries, Room<Mask>& room) {
   int64_t size = shape.size, row = room.row;
   float* scores = room.scores.data();
   for (int64_t column = 0; column < columns; column += BLOCK) {
-    int64_t few = std::min(BLOCK, columns - column), filled = (few + LANES - 1) / LANES * LANES;
+    int64_t few = std::min(BLOCK, columns - column), whole = few / LANES * LANES;
     const Number* key = keys + column * shape.key_column;
-    if (shape.key_column == 1 && column + filled <= readable) {
-      score_block(room.query.data(), queries, key, size, shape.key_number, keys_ahead, few, scores + column, row);
+    bool lie_turned = shape.key_column == 1;
+    if (lie_turned && (whole == few || columns >= LANES)) {
+      score_block(room.query.data(), queries, key, size, shape.key_number, keys_ahead, whole, scores + column, row);
+      if (whole < few)
+        // The last vector has some of the columns before, too: nothing is read that belongs to others.
+        score_block(room.query.data(), queries, keys + columns - LANES, size, shape.key_number, keys_ahead, LANES,
+                    scores + columns - LANES, row);
       continue;
     }
-    if (shape.key_column != 1)
+    if (!lie_turned)
       turn_block(key, size, shape.key_column, keys_ahead, few, room.block.data());
     else
       for (int64_t number = 0; number < size; number++)
-        for (int64_t which = 0; which < filled; which++)
+        for (int64_t which = 0; which < LANES; which++)
           room.block[number * BLOCK + which] = widened(key[std::min(which, few - 1) + number * shape.key_number]);
     score_block(room.query.data(), queries, room.block.data(), size, BLOCK, 0, few, scores + column, row);
   }
@@ -294,7 +299,7 @@ static void attend(const Number* queries, const Number* keys, const Number* valu
       for (int64_t which = 0; mask && which < count; which++) room.mask[which] += begin;
       bool is_last = head + 1 == s.heads, asks = part + 1 == parts;
       attend_block(keys + item * s.key_item + head * s.key_head + begin * s.key_column,
-                   values + item * s.value_item + head * s.value_head + begin * s.value_column, end - begin, s.columns - begin, s,
+                   values + item * s.value_item + head * s.value_head + begin * s.value_column, end - begin, s,
                    asks * (is_last ? s.key_item - head * s.key_head : s.key_head),
                    asks * (is_last ? s.value_item - head * s.value_head : s.value_head), count, room);
       for (int64_t which = 0; which < count; which++) {
