@@ -155,9 +155,30 @@ def test_what_no_token_sees_is_not_read_and_what_is_no_number_stays_with_its_own
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_item_that_sees_nothing_has_what_torch_gives_it(dtype):
     query, key, value = step(dtype, columns=40)
-    mask = torch.full((2, 1, 1, 40), torch.finfo(dtype).min, dtype=dtype)
-    expected = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
-    is_close(attend(query, key, value, mask, 0.25), expected.transpose(1, 2).double(), dtype)
+    lowest, nothing = torch.finfo(dtype).min, torch.zeros(2, 1, 1, 40, dtype=torch.bool)
+    for mask in (
+        torch.full_like(nothing, lowest, dtype=dtype),
+        torch.full_like(nothing, -torch.inf, dtype=dtype),
+        nothing,
+    ):
+        expected = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+        is_close(attend(query, key, value, mask, 0.25), expected.transpose(1, 2).double(), dtype)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_that_sees_nothing_beside_one_that_sees_something_has_zeros_as_in_torch(dtype):
+    query, key, value = step(dtype, columns=40, tokens=2)
+    seen = masked(2, 40, dtype, tokens=2) > -1e9
+    seen[:, :, 0] = False
+    added = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, -torch.inf)
+    for mask in (seen, added):
+        found = attend(query, key, value, mask, 0.25)
+        expected = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, enable_gqa=True, scale=0.25
+        )
+        assert not found[:, 0].any()
+        is_close(found, expected.transpose(1, 2).double(), dtype)
 
 
 CALLS = {

@@ -1,6 +1,7 @@
 // What our C++ shares: vectors as long as the processor's registers, and numbers in float32 and bfloat16.
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -12,7 +12,7 @@ constexpr int64_t BLOCK = VECTORS * LANES;
 // Of so many queries the scores are kept at once.
 constexpr int64_t ROWS = 32;
 // What hides a column is lower.
-constexpr float LOWEST = -1e30f, HIDDEN = -3e38f;
+constexpr float LOWEST = -1e30f;
 
 typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
@@ -25,14 +25,14 @@ static inline Floats loaded(const uint16_t* numbers) { return (Floats)(widened_w
 // What a mask adds to scores; one of truth values tells which columns are seen.
 static inline float added(float number) { return number; }
 static inline float added(uint16_t number) { return widened(number); }
-static inline float added(uint8_t is_seen) { return is_seen ? 0 : HIDDEN; }
+static inline float added(uint8_t is_seen) { return is_seen ? 0 : -INFINITY; }
 template <class Number>
 static inline Floats added(const Number* numbers) {
   return loaded(numbers);
 }
 static inline Floats added(const uint8_t* are_seen) {
   Halves seen = __builtin_convertvector(*(const Bytes*)are_seen, Halves);
-  return __builtin_convertvector(seen, Words) != 0 ? Floats{} : Floats{} + HIDDEN;
+  return __builtin_convertvector(seen, Words) != 0 ? Floats{} : Floats{} - INFINITY;
 }
 
 // Of numbers up to 0: 2^n, n a whole number, times a polynomial of what is left, which is half of ln 2 at most.
@@ -128,7 +128,8 @@ static void score_block(const float* query, int64_t queries, const Number* keys,
     }
 }
 
-// Scores (columns) become weights, in place, and those up to the end of the last vector 0; returns what they sum up to.
+// Scores (columns) become weights, in place, and those up to the end of the last vector 0; returns what to divide by. Where all are
+// -inf there is nothing to see, and weights are 0.
 template <class Mask>
 static float weigh(float* scores, const Mask* mask, int64_t columns) {
   int64_t whole = columns / LANES * LANES, end = (columns + LANES - 1) / LANES * LANES;
@@ -140,14 +141,14 @@ static float weigh(float* scores, const Mask* mask, int64_t columns) {
     if (mask && column < whole) *(Floats*)(scores + column) = vector += added(mask + column);
     highest = vector > highest ? vector : highest;
   }
-  float most = -INFINITY, total = 0;
+  float most = -FLT_MAX, total = 0;
   for (int64_t lane = 0; lane < LANES; lane++) most = std::max(most, highest[lane]);
   for (int64_t column = 0; column < end; column += LANES) {
     Floats* vector = (Floats*)(scores + column);
     sum += *vector = exponential(*vector - most);
   }
   for (int64_t lane = 0; lane < LANES; lane++) total += sum[lane];
-  return total;
+  return total == 0 ? 1 : total;
 }
 
 // Adds some vectors of each value, weighed, to the sums of queries (queries, size).
