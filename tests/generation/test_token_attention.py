@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from hf_pardraft.datagen.fast_steps import FastSteps
@@ -245,6 +246,15 @@ def test_what_is_too_short_or_long_is_refused_as_by_torch_and_nothing_else_is_re
     for each in (functional.scaled_dot_product_attention, token_attention):
         with torch.no_grad(), pytest.raises(RuntimeError):
             each(query, key, value, mask)
+
+
+@needs_kernels
+@pytest.mark.parametrize("which", range(4))
+def test_tensors_without_numbers_of_their_own_are_left_to_torch(which):
+    tensors = [*step(torch.float32, tokens=2), masked(2, 40, torch.float32, tokens=2)]
+    assert takes(*tensors)
+    with FakeTensorMode() as mode:
+        assert not takes(*tensors[:which], mode.from_tensor(tensors[which]), *tensors[which + 1 :])
 
 
 @needs_kernels

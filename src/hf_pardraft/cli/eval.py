@@ -60,7 +60,9 @@ def read_plan(
     top_k: Annotated[int, typer.Option(min=0, help="With a temperature; 0: all tokens.")] = 0,
     top_p: Annotated[float, typer.Option(help="With a temperature.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write per prompt.")] = 256,
-    limit: Annotated[int, typer.Option(min=1, help="Questions at most, taken from all over; each turn of one is a prompt.")] = 80,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Questions at most, taken from all over; each turn of one is a prompt.")
+    ] = 80,
     repeats: Annotated[int, typer.Option(min=1, help="How often each prompt is timed; the fastest counts.")] = 2,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     no_chat_template: Annotated[

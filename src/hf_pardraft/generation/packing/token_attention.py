@@ -61,7 +61,9 @@ def token_attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`, in a faster way where few tokens follow a text on a CPU."""
-    is_plain = not (is_causal or dropout_p or torch.is_grad_enabled())
+    # Heads share keys where the caller says so.
+    are_alike = enable_gqa or query.shape[:-2] == key.shape[:-2]
+    is_plain = are_alike and not (is_causal or dropout_p or torch.is_grad_enabled())
     if not (is_plain and takes(query, key, value, attn_mask)):
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -75,7 +77,9 @@ def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: tor
         return False
     dtype, shape, of_keys, steps = query.dtype, query.shape, key.shape, key.stride()
     return (
-        len(shape) == len(of_keys) == 4
+        # What stands for other tensors has no numbers that can be read.
+        type(query) is type(key) is type(value) is torch.Tensor
+        and len(shape) == len(of_keys) == 4
         and shape[2] <= FEW_TOKENS
         and shape[2] < of_keys[2]
         and shape[0] == of_keys[0]
@@ -100,7 +104,8 @@ def is_little(query: torch.Tensor, key: torch.Tensor) -> bool:
 def _can_be_added(mask: torch.Tensor, dtype: torch.dtype, shape: torch.Size, columns: int) -> bool:
     """Whether a mask has a number for each column, for all items, heads and tokens or for each."""
     return (
-        mask.ndim == 4
+        type(mask) is torch.Tensor
+        and mask.ndim == 4
         and mask.shape[3] == columns
         and mask.dtype in (torch.bool, dtype)
         and mask.device.type == "cpu"
