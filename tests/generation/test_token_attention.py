@@ -238,11 +238,13 @@ def test_it_is_torchs_attention_however_it_is_called(call, dtype, has_compiler, 
 
 
 @needs_kernels
-@pytest.mark.parametrize("wrong", ["mask", "query"])
+@pytest.mark.parametrize("wrong", ["mask", "query", "heads"])
 def test_what_is_too_short_or_long_is_refused_as_by_torch_and_nothing_else_is_read(wrong):
     query, key, value = step(torch.float32, groups=1)
     mask = torch.zeros(2, 1, 1, 30 if wrong == "mask" else 40)
     query = torch.randn(2, 2, 1, 24) if wrong == "query" else query
+    # Nobody says that they share keys.
+    query = torch.randn(2, 6, 1, 16) if wrong == "heads" else query
     for each in (functional.scaled_dot_product_attention, token_attention):
         with torch.no_grad(), pytest.raises(RuntimeError):
             each(query, key, value, mask)
