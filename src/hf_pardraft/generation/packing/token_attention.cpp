@@ -211,49 +211,55 @@ struct Room {
         row((shape.columns + LANES - 1) / LANES * LANES) {}
 };
 
-// Some queries of a head, of keys and values of so many columns. The next head's are `ahead` of these, 0 if nobody needs them.
+// The scores of some queries of a head with so many keys. The next head's are `ahead` of these, 0 if nobody needs them.
 template <class Number, class Mask>
-static void attend_block(const Number* keys, const Number* values, int64_t columns, const Shape& shape, int64_t keys_ahead,
-                         int64_t values_ahead, int64_t queries, Room<Mask>& room) {
+static void score_keys(const Number* keys, int64_t columns, const Shape& shape, int64_t ahead, int64_t queries, Room<Mask>& room) {
   int64_t size = shape.size, row = room.row;
-  float* scores = room.scores.data();
+  const float* query = room.query.data();
   for (int64_t column = 0; column < columns; column += BLOCK) {
     int64_t few = std::min(BLOCK, columns - column), whole = few / LANES * LANES;
     const Number* key = keys + column * shape.key_column;
+    float *scores = room.scores.data() + column, *turned = room.block.data();
     bool lie_turned = shape.key_column == 1;
     if (lie_turned && (whole == few || columns >= LANES)) {
-      score_block(room.query.data(), queries, key, size, shape.key_number, keys_ahead, whole, scores + column, row);
-      if (whole < few)
-        // The last vector has some of the columns before, too: nothing is read that belongs to others.
-        score_block(room.query.data(), queries, keys + columns - LANES, size, shape.key_number, keys_ahead, LANES,
-                    scores + columns - LANES, row);
+      score_block(query, queries, key, size, shape.key_number, ahead, whole, scores, row);
+      // The last vector has some of the columns before, too: nothing is read that belongs to others.
+      int64_t back = few - LANES;
+      if (whole < few) score_block(query, queries, key + back, size, shape.key_number, ahead, LANES, scores + back, row);
       continue;
     }
     if (!lie_turned)
-      turn_block(key, size, shape.key_column, keys_ahead, few, room.block.data());
+      turn_block(key, size, shape.key_column, ahead, few, turned);
     else
       for (int64_t number = 0; number < size; number++)
         for (int64_t which = 0; which < LANES; which++)
-          room.block[number * BLOCK + which] = widened(key[std::min(which, few - 1) + number * shape.key_number]);
-    score_block(room.query.data(), queries, room.block.data(), size, BLOCK, 0, few, scores + column, row);
+          turned[number * BLOCK + which] = widened(key[std::min(which, few - 1) + number * shape.key_number]);
+    score_block(query, queries, turned, size, BLOCK, 0, few, scores, row);
   }
-  for (int64_t which = 0; which < queries; which++)
-    room.total[which] = weigh(scores + which * row, room.mask[which], columns);
+}
+
+// Sums of so many values of a head for some queries, by their weights.
+template <class Number, class Mask>
+static void mix_values(const Number* values, int64_t columns, const Shape& shape, int64_t ahead, int64_t queries,
+                       Room<Mask>& room) {
+  int64_t size = shape.size, row = room.row, stride = shape.value_column;
   std::fill(room.sums.begin(), room.sums.end(), 0.0f);
   for (int64_t column = 0; column < columns; column += BLOCK) {
-    int64_t few = std::min(BLOCK, columns - column), stride = shape.value_column;
+    int64_t few = std::min(BLOCK, columns - column);
     const Number* value = values + column * stride;
+    const float* weights = room.scores.data() + column;
+    float *sums = room.sums.data(), *wide = room.block.data();
     if (sizeof(Number) == sizeof(float) || queries <= QUERIES) {
-      mix_block(scores + column, queries, row, value, stride, values_ahead, few, room.sums.data(), size);
+      mix_block(weights, queries, row, value, stride, ahead, few, sums, size);
       continue;
     }
     // They are widened once for all queries.
     for (int64_t which = 0; which < few; which++) {
-      if (values_ahead) ask_for(value + which * stride + values_ahead, size);
+      if (ahead) ask_for(value + which * stride + ahead, size);
       for (int64_t number = 0; number < size; number += LANES)
-        *(Floats*)(room.block.data() + which * size + number) = loaded(value + which * stride + number);
+        *(Floats*)(wide + which * size + number) = loaded(value + which * stride + number);
     }
-    mix_block<float>(scores + column, queries, row, room.block.data(), size, 0, few, room.sums.data(), size);
+    mix_block(weights, queries, row, wide, size, 0, few, sums, size);
   }
 }
 
@@ -298,11 +304,14 @@ static void attend(const Number* queries, const Number* keys, const Number* valu
       }
       find_seen(room.mask, count, s.columns, begin, end);
       for (int64_t which = 0; mask && which < count; which++) room.mask[which] += begin;
+      int64_t columns = end - begin;
       bool is_last = head + 1 == s.heads, asks = part + 1 == parts;
-      attend_block(keys + item * s.key_item + head * s.key_head + begin * s.key_column,
-                   values + item * s.value_item + head * s.value_head + begin * s.value_column, end - begin, s,
-                   asks * (is_last ? s.key_item - head * s.key_head : s.key_head),
-                   asks * (is_last ? s.value_item - head * s.value_head : s.value_head), count, room);
+      score_keys(keys + item * s.key_item + head * s.key_head + begin * s.key_column, columns, s,
+                 asks * (is_last ? s.key_item - head * s.key_head : s.key_head), count, room);
+      for (int64_t which = 0; which < count; which++)
+        room.total[which] = weigh(room.scores.data() + which * room.row, room.mask[which], columns);
+      mix_values(values + item * s.value_item + head * s.value_head + begin * s.value_column, columns, s,
+                 asks * (is_last ? s.value_item - head * s.value_head : s.value_head), count, room);
       for (int64_t which = 0; which < count; which++) {
         Number* output = outputs + ((item * s.tokens + token[which]) * s.heads * s.groups + group[which]) * s.size;
         for (int64_t number = 0; number < s.size; number++)
