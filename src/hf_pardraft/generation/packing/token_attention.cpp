@@ -1,8 +1,8 @@
 // Attention of a few tokens of each text to all that is stored of it, in one reading of keys and values.
 //
-// Heads that share keys are one head with more queries. Scores are summed of some queries and as many columns as registers hold, a
-// number after the other: keys that lie as (size, columns) are read as they are, and of others, (columns, size), a block is turned
-// first, in the first cache. Values are (columns, size). Sums are made in float32, whatever the numbers are.
+// Heads that share keys are one head with more queries. Scores are summed of some queries and as many columns as registers hold,
+// a number after the other: keys that lie as (size, columns) are read as they are, and of others, (columns, size), a block is
+// turned first, in the first cache. Values are (columns, size). Sums are made in float32, whatever the numbers are.
 
 // So many queries are multiplied at once, by so many vectors: their sums stay in registers.
 constexpr int64_t QUERIES = 4, VECTORS = LANES == 16 ? 4 : 2;
@@ -87,8 +87,8 @@ static void turn_block(const Number* keys, int64_t size, int64_t stride, int64_t
   }
 }
 
-// Puts the scores of queries (queries, size) with some vectors of keys (size, columns) into rows of `scores`, and asks for the keys
-// of the next head, which are `ahead` of these.
+// Puts the scores of queries (queries, size) with some vectors of keys (size, columns) into rows of `scores`, and asks for the
+// keys of the next head, which are `ahead` of these.
 template <class Number, int64_t queries, int64_t vectors>
 static void score(const float* query, const Number* keys, int64_t size, int64_t stride, int64_t ahead, float* scores,
                   int64_t row) {
@@ -128,8 +128,8 @@ static void score_block(const float* query, int64_t queries, const Number* keys,
     }
 }
 
-// Scores (columns) become weights, in place, and those up to the end of the last vector 0; returns what to divide by. Where all are
-// -inf there is nothing to see, and weights are 0.
+// Scores (columns) become weights, in place, and those up to the end of the last vector 0; returns what to divide by. Where all
+// are -inf there is nothing to see, and weights are 0.
 template <class Mask>
 static float weigh(float* scores, const Mask* mask, int64_t columns) {
   int64_t whole = columns / LANES * LANES, end = (columns + LANES - 1) / LANES * LANES;
@@ -213,7 +213,8 @@ struct Room {
 
 // The scores of some queries of a head with so many keys. The next head's are `ahead` of these, 0 if nobody needs them.
 template <class Number, class Mask>
-static void score_keys(const Number* keys, int64_t columns, const Shape& shape, int64_t ahead, int64_t queries, Room<Mask>& room) {
+static void score_keys(const Number* keys, int64_t columns, const Shape& shape, int64_t ahead, int64_t queries,
+                       Room<Mask>& room) {
   int64_t size = shape.size, row = room.row;
   const float* query = room.query.data();
   for (int64_t column = 0; column < columns; column += BLOCK) {
@@ -263,7 +264,7 @@ static void mix_values(const Number* values, int64_t columns, const Shape& shape
   }
 }
 
-// The columns, from `begin` to `end`, that one of these queries sees. Nothing else is read, such as padding and what is not written.
+// The columns, from `begin` to `end`, that one of these queries sees. Nothing else is read, such as padding.
 template <class Mask>
 static void find_seen(const Mask* const* masks, int64_t queries, int64_t columns, int64_t& begin, int64_t& end) {
   begin = 0, end = columns;
@@ -278,8 +279,8 @@ static void find_seen(const Mask* const* masks, int64_t queries, int64_t columns
   if (begin >= end) begin = 0, end = columns;
 }
 
-// queries (items, heads, tokens, size); mask (items, heads, tokens, columns), which may be null, is added to scaled scores; outputs
-// (items, tokens, heads, size).
+// queries (items, heads, tokens, size); mask (items, heads, tokens, columns), which may be null, is added to scaled scores;
+// outputs (items, tokens, heads, size).
 template <class Number, class Mask>
 static void attend(const Number* queries, const Number* keys, const Number* values, const Mask* mask, Number* outputs,
                    const Shape* shape, float scale, int64_t num_threads) {
