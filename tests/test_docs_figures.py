@@ -262,7 +262,7 @@ def test_training_steps():
     assert not shown
 
 
-WRITING = [("", "", 244), ("_without_amx", ", without AMX", 79), ("_avx512_bf16", ", with AVX512_BF16", 80)]
+WRITING = [("", "", 244), ("_without_amx", ", without AMX", 79), ("_avx512_bf16", ", with AVX512_BF16", 170)]
 
 
 @pytest.mark.parametrize(("suffix", "label", "unlike"), WRITING)
