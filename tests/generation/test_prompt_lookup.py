@@ -5,10 +5,12 @@ import random
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from compiled_cases import assert_same_stats, leave_uncompiled
 from drawn_plans import draw_plans
+from hf_pardraft.generation import dispatch
 from hf_pardraft.generation.decoder import SpeculativeDecoding
 from hf_pardraft.generation.dispatch import schedule_for
 from hf_pardraft.generation.prompt_lookup import LONGEST_MATCH, Match, NgramIndex, PromptLookup, with_matches
@@ -557,3 +559,17 @@ def test_whatever_compiled_rounds_draft_the_text_is_plain_generates(monkeypatch,
     for drafter in (looking("dflash", target), looking("dflash", target, texts)):
         drafter.generation_config.draft_schedule = "auto"
         assert_plain_text(target, batch, drafter, plain, max_new_tokens=40, cache_implementation="static", **sampling)
+
+
+def test_a_branch_may_be_deeper_than_a_draft_where_no_chain_is_compared_with_the_tree(monkeypatch):
+    """That is done on a CPU alone, and an offloaded target says that it is on none."""
+    # By a clock to which all rounds take as long, trees pay.
+    monkeypatch.setattr(dispatch, "clock_for", lambda *models: itertools.count().__next__)
+    target, prompt, options = tiny_target("gemma3"), random_prompt(4), {"do_sample": False, "max_new_tokens": 40}
+    drafter = tiny_drafter("dflash", target)
+    drafter.generation_config.tree_budget, drafter.generation_config.draft_schedule = 8, "auto"
+    plain = target.generate(prompt, **options)
+    cpu_offload(target, execution_device=torch.device("cpu"))
+    for _ in range(2):
+        assert torch.equal(target.generate(prompt, assistant_model=drafter, **options), plain)
+        assert max(drafter.last_stats.tokens_per_round) > drafter.max_draft_depth + 1

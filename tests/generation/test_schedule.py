@@ -114,6 +114,19 @@ def test_texts_that_are_shorter_than_a_draft_do_no_harm(length):
     assert math.isfinite(world.knowledge.purse)
 
 
+def test_what_a_text_suggests_beyond_a_draft_is_no_part_of_it():
+    """Where no chain is compared, as on an accelerator, trees are what is learned from."""
+    schedule = Schedule(Knowledge(), [NOTHING, Plan(4, 8)], Plan(4, 8), lambda: 0.0)
+    for _ in range(3):
+        schedule.next_plan(1, 9, 10)
+        schedule.plan = Plan(4, 8)
+        schedule.note([(8, 4)])
+        schedule.end_round(True)
+    schedule.learn()
+    assert schedule.knowledge.chain.rates(6)[3] > schedule.knowledge.chain.PRIOR
+    assert len(schedule.knowledge.chain.counts) == 4
+
+
 @pytest.mark.parametrize("stopped", [0.0, math.nan, -1.0])
 def test_a_clock_that_says_nothing_does_no_harm(stopped):
     schedule = Schedule(Knowledge(), all_plans(4, 16), Plan(4), lambda: stopped)

@@ -316,7 +316,7 @@ class SpeculativeDecoding(DecodingCall):
         """What a round says of an item's draft, see [`AcceptanceRates.note`], of whose chosen tokens `count` were committed."""
         if count < num_chosen:
             # The text ended in accepted tokens.
-            return count, count
+            return count, min(count, self.plan.depth)
         return count - 1, min(count, self.plan.depth)
 
     def _noted_items(self) -> list[int]:

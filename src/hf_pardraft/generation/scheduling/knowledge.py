@@ -137,6 +137,8 @@ class Knowledge:
     def _note(self, budget: int, rounds: Sequence[RoundOutcome], has_chains: bool, num_items: int) -> None:
         """Learn from rounds of as many items each."""
         outcomes = [outcome for each in rounds for outcome in (each.of_chains if has_chains else each.of_drafts)]
+        # What the text suggests goes on after a draft, and says no more of it.
+        outcomes = [(min(num_accepted, num_tried), num_tried) for num_accepted, num_tried in outcomes]
         whole = [each for each in rounds if each.is_whole] if has_chains else []
         if whole:
             of_trees = sum(num_committed(each.of_drafts) for each in whole)
