@@ -65,7 +65,7 @@ def exact(query, key, value, mask, scale):
     return torch.einsum("ihqc,ihcd->iqhd", torch.softmax(scores, dim=-1), value)
 
 
-def is_close(found, expected, dtype):
+def assert_close(found, expected, dtype):
     torch.testing.assert_close(found.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
@@ -82,7 +82,7 @@ def test_every_number_of_columns_heads_and_sizes_has_the_softmax(side_by_side, d
                     query, key, value = step(dtype, groups, size, columns, side_by_side=side_by_side)
                     for mask in (None, masked(2, columns, dtype), masked(1, columns, dtype, float("-inf"))):
                         found = attend(query, key, value, mask, size**-0.5)
-                        is_close(found, exact(query, key, value, mask, size**-0.5), dtype)
+                        assert_close(found, exact(query, key, value, mask, size**-0.5), dtype)
 
 
 @needs_kernels
@@ -100,7 +100,7 @@ def test_every_number_of_tokens_has_the_softmax_of_what_each_sees(side_by_side, 
                 of_heads = mask.repeat(1, groups * heads, 1, 1)
                 of_heads[:, 0, :, columns // 4] = -0.5
                 for one in (mask, mask > -1e9, of_heads, mask[:1], mask[:, :, -1:]):
-                    is_close(attend(query, key, value, one, 0.2), exact(query, key, value, one, 0.2), dtype)
+                    assert_close(attend(query, key, value, one, 0.2), exact(query, key, value, one, 0.2), dtype)
 
 
 @needs_kernels
@@ -112,7 +112,7 @@ def test_it_is_right_as_compiled_for_other_processors(processor, side_by_side, d
         query, key, value = step(dtype, 5, size, columns, tokens=tokens, side_by_side=side_by_side)
         mask = masked(2, columns, dtype, tokens=tokens if columns > 5 else 1)
         for one in (mask, mask > -1e9):
-            is_close(attend(query, key, value, one, 0.3), exact(query, key, value, one, 0.3), dtype)
+            assert_close(attend(query, key, value, one, 0.3), exact(query, key, value, one, 0.3), dtype)
 
 
 @needs_kernels
@@ -163,7 +163,7 @@ def test_an_item_that_sees_nothing_has_what_torch_gives_it(dtype):
         nothing,
     ):
         expected = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
-        is_close(attend(query, key, value, mask, 0.25), expected.transpose(1, 2).double(), dtype)
+        assert_close(attend(query, key, value, mask, 0.25), expected.transpose(1, 2).double(), dtype)
 
 
 @needs_kernels
@@ -179,7 +179,7 @@ def test_a_token_that_sees_nothing_beside_one_that_sees_something_has_zeros_as_i
             query, key, value, attn_mask=mask, enable_gqa=True, scale=0.25
         )
         assert not found[:, 0].any()
-        is_close(found, expected.transpose(1, 2).double(), dtype)
+        assert_close(found, expected.transpose(1, 2).double(), dtype)
 
 
 CALLS = {
@@ -290,7 +290,7 @@ def test_what_takes_longer_to_call_than_to_compute_is_torchs(monkeypatch):
     for mask in (None, masked(2, 40, torch.float32, tokens=2)):
         # A graph that was made for more.
         found = torch.ops.hf_pardraft.token_attention(query, key, value, mask, 0.3)
-        is_close(found, exact(query, key, value, mask, 0.3), torch.float32)
+        assert_close(found, exact(query, key, value, mask, 0.3), torch.float32)
 
 
 @needs_kernels

@@ -97,11 +97,11 @@ class DecodingCall(ABC):
         # Whose forwards a round runs.
         self.models = target, candidates.drafter, *candidates.gathered_heads()
         self.packing = packed_layers(*self.models, wanted=candidates.settings.pack_weights)
-        self.fusing, self.sharing = fused_norms(*self.models), fast_attention(target)
+        self.fusing, self.attending = fused_norms(*self.models), fast_attention(target)
 
     def run(self, input_ids: torch.LongTensor) -> Any:
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""
-        with self.packing, self.fusing, self.sharing:
+        with self.packing, self.fusing, self.attending:
             return self._run(input_ids)
 
     def _run(self, input_ids: torch.LongTensor) -> Any:

@@ -18,9 +18,10 @@ typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4), may_
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
-static inline Words widened_words(const uint16_t* numbers) { return __builtin_convertvector(*(const Halves*)numbers, Words); }
 static inline Floats loaded(const float* numbers) { return *(const Floats*)numbers; }
-static inline Floats loaded(const uint16_t* numbers) { return (Floats)(widened_words(numbers) << 16); }
+static inline Floats loaded(const uint16_t* numbers) {
+  return (Floats)(__builtin_convertvector(*(const Halves*)numbers, Words) << 16);
+}
 
 // What a mask adds to scores; one of truth values tells which columns are seen.
 static inline float added(float number) { return number; }
@@ -201,14 +202,15 @@ struct Shape {
 // A thread's room for some queries of a head: what they are, their scores, sums of values, and a block of keys or values.
 template <class Mask>
 struct Room {
-  std::vector<float> query, scores, sums, block;
+  // From the scores of one query to those of the next.
   int64_t row;
+  std::vector<float> query, scores, sums, block;
   const Mask* mask[ROWS];
   float total[ROWS];
 
   Room(int64_t rows, const Shape& shape)
-      : query(rows * shape.size), scores(rows * (shape.columns + BLOCK)), sums(rows * shape.size), block(shape.size * BLOCK),
-        row((shape.columns + LANES - 1) / LANES * LANES) {}
+      : row((shape.columns + LANES - 1) / LANES * LANES), query(rows * shape.size), scores(rows * row), sums(rows * shape.size),
+        block(shape.size * BLOCK) {}
 };
 
 // The scores of some queries of a head with so many keys. The next head's are `ahead` of these, 0 if nobody needs them.
