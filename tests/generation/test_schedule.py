@@ -719,6 +719,23 @@ def test_a_plan_that_looked_cheap_when_it_was_tried_is_found_out_while_it_is_fol
     assert costs.of(tree) / costs.of(chain) == pytest.approx(1.5, rel=0.1)
 
 
+def test_of_two_plans_that_are_known_well_the_better_one_is_followed_however_small_its_lead():
+    seconds = {NOTHING: 0.001, Plan(4): 0.001, Plan(8): 0.0018 / 1.01}
+    knowledge, now, followed = Knowledge(), 0.0, []
+    for plan, of_plan in seconds.items():
+        for _ in range(Costs.SETTLED):
+            knowledge.costs_for(1).note(plan, of_plan)
+    knowledge.note(0, *[RoundOutcome([(8, 8)])] * 200)
+    schedule = Schedule(knowledge, [*seconds], Plan(8), lambda: now)
+    for _ in range(200):
+        knowledge.purse = 0.0
+        followed.append(schedule.next_plan(1, 100, 64))
+        now += seconds[followed[-1]]
+        schedule.note([(followed[-1].depth,) * 2])
+        schedule.end_round(is_ordinary=True)
+    assert {*followed} == {Plan(8)}
+
+
 def test_calls_in_several_threads_may_teach_the_same_costs():
     """As those of a server's clients do; threads take turns within a line here."""
     errors, before = [], sys.getswitchinterval()

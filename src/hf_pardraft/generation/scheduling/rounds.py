@@ -20,7 +20,7 @@ class RoundKind:
         may_be_left: whether plain `generate` may be better than rounds that draft nothing.
         opens_free: whether what is measured before there is a choice is charged to nobody.
         repeats_tries: whether plans are tried several times even where nothing is drafted otherwise.
-        FOLLOWED: how many times as fast a plan becomes when it is followed rather than tried.
+        FOLLOWED: how many times as fast a plan is when it is followed than a few tries of it say.
         LEAD_WITHOUT_DRAFTS: how many times as fast as any draft rounds without one have to be, which teach nothing of drafts.
     """
 
@@ -44,10 +44,6 @@ class RoundKind:
         if costs.count(NOTHING) < 2:
             return NOTHING
         return None if self.is_known(costs) else self.first
-
-    def preference(self, rate: float, plan: Plan, followed: Plan) -> float:
-        """How good a plan with so many tokens a second is, when another may be followed now."""
-        return rate * (1.0 if plan == followed else self.FOLLOWED)
 
     def length_that_matters(self, length: int) -> int:
         """Of a text of this length, the tokens with which rounds take longer."""

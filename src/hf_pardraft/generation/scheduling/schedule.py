@@ -334,5 +334,6 @@ class Schedule:
 
     def _preference(self, plan: Plan) -> float:
         """How good a plan is to follow."""
-        preference = self.rounds.preference(self.worth.rate(plan), plan, self.best)
+        is_known = plan == self.best or self.costs.is_settled(plan)
+        preference = self.worth.rate(plan) * (1.0 if is_known else self.rounds.FOLLOWED)
         return preference if plan.depth else preference / max(self.handicap or 1.0, self.rounds.LEAD_WITHOUT_DRAFTS)
