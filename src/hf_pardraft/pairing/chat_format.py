@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 # Two questions that begin and end with different tokens: what their prompts' ends share is the template's.
-QUESTIONS = ("What is a prime number?", "def add(a, b)")
+QUESTIONS = tuple([{"role": "user", "content": text}] for text in ("What is a prime number?", "def add(a, b)"))
 # A text that no template has of its own, nor changes: of Unicode's private use area.
 PROBE = "\ue000"
 
@@ -52,9 +52,10 @@ def describe_chats(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str
     }
 
 
-def render(tokenizer: PreTrainedTokenizerBase, question: str, template_kwargs: dict[str, Any]) -> str:
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]) -> str:
+    """A conversation as a text, up to where its answer begins; see [`apply_chat_template`]."""
     options = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
-    return apply_chat_template(tokenizer, [{"role": "user", "content": question}], **options)
+    return apply_chat_template(tokenizer, messages, **options)
 
 
 def apply_chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> Any:

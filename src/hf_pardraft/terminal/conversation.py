@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import Cache, PreTrainedTokenizerBase
 
-from ..pairing.chat_format import apply_chat_template, has_chat_template
+from ..pairing.chat_format import has_chat_template, render
 
 
 class Conversation:
@@ -50,7 +50,7 @@ class Conversation:
         messages = [{"role": "system", "content": system}] if system else []
         if self.use_template:
             # A template that refuses a system prompt says so now.
-            self._rendered([*messages, {"role": "user", "content": "Hello"}])
+            render(self.tokenizer, [*messages, {"role": "user", "content": "Hello"}], self.template_kwargs)
         self.system = system
         self.messages: list[dict[str, str]] = messages
         self.ids: list[int] = []
@@ -63,7 +63,8 @@ class Conversation:
             ValueError: if the template refuses the conversation, or there is no token in it.
         """
         if self.use_template:
-            ids = self._with_ids_kept(self._rendered([*self.messages, {"role": "user", "content": message}]))
+            messages = [*self.messages, {"role": "user", "content": message}]
+            ids = self._with_ids_kept(render(self.tokenizer, messages, self.template_kwargs))
         else:
             ids = [*self.ids, *self.tokenizer(message, add_special_tokens=not self.ids)["input_ids"]]
         if not ids:
@@ -98,10 +99,6 @@ class Conversation:
             # It was chosen, not read, so the cache does not have it.
             self.ids.pop()
         self._cache = cache
-
-    def _rendered(self, messages: list[dict[str, str]]) -> str:
-        options = {"add_generation_prompt": True, **self.template_kwargs, "tokenize": False}
-        return apply_chat_template(self.tokenizer, messages, **options)
 
     def _with_ids_kept(self, text: str) -> list[int]:
         """The ids of a rendered conversation; those of the text so far are kept, if it begins with that."""
