@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from ..user_input.conversations import are_messages
 from ..user_input.data import load_data, reading_data
 from ..user_input.files import not_utf8
 
@@ -113,7 +114,7 @@ def texts_of_dataset(name_or_path: str, config: str | None, split: str, column: 
 
 def texts_in(value: Any) -> list[Any]:
     """What is to be counted of a column's value: the answers of a conversation, and anything else as it is."""
-    if isinstance(value, list) and value and all(isinstance(message, dict) and "role" in message for message in value):
+    if are_messages(value):
         return [message.get("content") for message in value if message["role"] == "assistant"]
     return [value]
 

@@ -38,6 +38,11 @@ def template_inputs(row: dict[str, Any], template_kwargs: dict[str, Any]) -> tup
     return tools or None, template_kwargs | own
 
 
+def are_messages(value: Any) -> bool:
+    """Whether it is a conversation: a list of dicts with a `role`, not empty."""
+    return isinstance(value, list) and bool(value) and all(isinstance(m, dict) and "role" in m for m in value)
+
+
 def without_nones(value: Any) -> Any:
     """A value without the `None`s that Arrow puts where other rows have a key and this one has not."""
     if isinstance(value, dict):

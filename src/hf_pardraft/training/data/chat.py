@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ...pairing.chat_format import apply_chat_template, as_template_reads, explaining_template
+from ...user_input.conversations import are_messages
 from .documents import IGNORED
 from .encoding import Span, encode_spans, ending_in_eos
 
@@ -107,8 +108,7 @@ def encode_chat(
 
 def check_messages(messages: Any) -> None:
     """Raise a `ValueError` unless these are messages."""
-    good = isinstance(messages, list) and messages and all(isinstance(m, dict) and "role" in m for m in messages)
-    if not good:
+    if not are_messages(messages):
         raise ValueError(f"expected a list of messages, dicts with role and content, got {str(messages)[:200]}")
 
 
