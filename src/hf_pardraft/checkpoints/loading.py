@@ -76,13 +76,10 @@ def load_pard(model_class: type[PardDrafter], name_or_path, *model_args: Any, **
     check_kind(model_class, fields, name_or_path)
     if model_class is PardDrafter:
         model_class = PARD_DRAFTERS[config_class_of(fields.get("model_type")).model_type]
-    if fields.get("spd_type") != "pard2":
-        return load_checked(model_class, name_or_path, *model_args, **kwargs)
-    projection = find_projection(name_or_path, **source)
+    reads_target = fields.get("spd_type") == "pard2"
+    projection = find_projection(name_or_path, **source) if reads_target else None
     has_bias = bool(fields.get("pard2_proj_bias"))
-    if projection is None and is_among_weights(name_or_path, kwargs, has_bias):
-        return load_checked(model_class, name_or_path, *model_args, **kwargs)
-    if projection is None:
+    if reads_target and projection is None and not is_among_weights(name_or_path, kwargs, has_bias):
         warnings.warn(
             f"{name_or_path} is a PARD-2 drafter without its projection (none of {', '.join(PROJECTION_FILES)} is there): it "
             "drafts without the target's hidden states, as a PARD drafter",
@@ -90,9 +87,10 @@ def load_pard(model_class: type[PardDrafter], name_or_path, *model_args: Any, **
             # Of whoever called from_pretrained.
             stacklevel=5,
         )
-        return load_checked(model_class, name_or_path, *model_args, **without_projection(kwargs))
+        kwargs = without_projection(kwargs)
     loaded = load_checked(model_class, name_or_path, *model_args, **kwargs)
-    load_projection((loaded[0] if isinstance(loaded, tuple) else loaded).target_proj, projection)
+    if projection is not None:
+        load_projection((loaded[0] if isinstance(loaded, tuple) else loaded).target_proj, projection)
     return loaded
 
 
