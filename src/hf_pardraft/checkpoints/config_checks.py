@@ -97,6 +97,11 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def are_whole(value: Any) -> bool:
+    """Whether it is a list of whole numbers."""
+    return isinstance(value, list) and all(map(is_whole, value))
+
+
 def check_config_fields(fields: Any, source: str, advice: str = "mend config.json") -> None:
     """Raise a `ValueError` for a config whose fields can't describe a drafter; it names the field and says what was expected.
 
@@ -119,8 +124,7 @@ def check_config_fields(fields: Any, source: str, advice: str = "mend config.jso
         text = f"a number above {low:g} and below {high:g}"
         expect(given, name, lambda value, a=low, b=high: is_number(value) and a < value < b, text, source, advice)
     for name in LISTS_OF_WHOLE_NUMBERS:
-        is_list = lambda value: isinstance(value, list) and all(map(is_whole, value))  # noqa: E731
-        expect(given, name, is_list, "a list of whole numbers", source, advice)
+        expect(given, name, are_whole, "a list of whole numbers", source, advice)
     for name in BOOLEANS:
         expect(given, name, lambda value: isinstance(value, bool), "true or false", source, advice)
     if fields.get("model_type") in OWN_TYPES or "pard_token" in fields:

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from ..auto import AutoDrafter, drafter_class_for, find_drafter_config
-from ..checkpoints.config_checks import is_number, is_whole
+from ..checkpoints.config_checks import are_whole, is_number, is_whole
 from ..checkpoints.files import check_generation_config, check_place
 from ..checkpoints.tensor_files import describe_safetensors
 from ..models.base import ParallelDrafter
@@ -129,10 +129,6 @@ def check_generation_settings(settings: dict[str, Any], source: str) -> None:
             value = settings.get(name)
             if value is not None and not is_right(value):
                 raise ValueError(f"{name} in {source} should be {expected}, got {value!r}: mend it there")
-
-
-def are_whole(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_whole, value))
 
 
 def are_texts(value: Any) -> bool:
