@@ -70,6 +70,16 @@ def check_can_serve(drafter_class: type[TargetBoundDrafter], target: PreTrainedM
     check_borrowed(drafter_class.__name__, target, drafter_class.has_own_head)
 
 
+def checked_drafter(
+    drafter_class: type[TargetBoundDrafter], fields: dict[str, Any], given: Iterable[str], target: PreTrainedModel
+) -> TargetBoundDrafter:
+    """A drafter of these fields on its target's device, see [`fresh_config`]; a `ValueError` unless it can draft for `target`."""
+    drafter = drafter_class(fresh_config(drafter_class.config_class, fields, given))
+    drafter.check_target(target)
+    check_tapped_states(drafter_class.__name__, target, drafter.taps_for(target))
+    return drafter.to(input_device(target)).eval()
+
+
 def fresh_block_drafter(
     drafter_class: type[DFlashDrafter],
     target: PreTrainedModel,
@@ -94,10 +104,7 @@ def fresh_block_drafter(
         "target_hidden_size": text_config.hidden_size,
         **overrides,
     }
-    drafter = drafter_class(fresh_config(drafter_class.config_class, fields, overrides))
-    drafter.check_target(target)
-    check_tapped_states(type(drafter).__name__, target, drafter.taps_for(target))
-    drafter = drafter.to(input_device(target)).eval()
+    drafter = checked_drafter(drafter_class, fields, overrides, target)
     start_as_a_blind_guess(drafter, drafter.norm, target)
     return drafter
 
@@ -168,15 +175,12 @@ def fresh_dart_drafter(
     }
     if draft_tokens is not None:
         fields["draft_length"] = num_masks_for(draft_tokens, **overrides)
-    drafter = drafter_class(fresh_config(drafter_class.config_class, fields, overrides))
-    drafter.check_target(target)
-    check_tapped_states(type(drafter).__name__, target, drafter.taps_for(target))
+    drafter = checked_drafter(drafter_class, fields, overrides, target)
     note_vocabulary(drafter, ids)
     head = target.get_output_embeddings()
     if head is not None and input_dtype(head) and has_plain_weights(head) and not head.weight.is_meta:
         with torch.no_grad():
             drafter.lm_head.weight.copy_(head.weight[ids.to(head.weight.device)])
-    drafter = drafter.to(input_device(target)).eval()
     start_as_a_blind_guess(drafter, drafter.norm, target)
     return drafter
 
