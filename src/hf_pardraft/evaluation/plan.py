@@ -10,7 +10,7 @@ from transformers.generation import GenerationMode
 
 from ..checkpoints.atomic_files import check_folder_to_write
 from ..generation.settings import SETTING_NAMES
-from ..pairing.remembered import public_place
+from ..pairing.remembered import own_name
 from ..user_input.files import check_file_to_write, quoted
 from ..user_input.models import check_generation_settings
 from ..user_input.options import check_temperature
@@ -172,7 +172,7 @@ def read_drafters(specs: list[str]) -> dict[str, DrafterSource]:
 def read_drafter(spec: str) -> DrafterSource:
     name, has_name, source = spec.partition("=")
     if not has_name or Path(spec).exists():
-        name, source = public_place(spec).rstrip("/").split("/")[-1], spec
+        name, source = own_name(spec), spec
     return DrafterSource(name, source)
 
 

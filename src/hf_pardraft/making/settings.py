@@ -14,7 +14,7 @@ from ..datagen.user_turns import UserTurns
 from ..models.base import check_vocabulary, text_fact
 from ..models.configuration_pard import config_class_of
 from ..pairing.fresh import default_tapped_hidden_states
-from ..pairing.remembered import public_place
+from ..pairing.remembered import own_name
 from ..pairing.target_checks import check_can_be_tapped, num_layer_outputs
 from ..user_input.data import load_data, require_datasets
 from ..user_input.models import load_config, load_tokenizer
@@ -25,11 +25,6 @@ KINDS = ("dflare", "dflash", "dart", "pard")
 LEAST_PROMPTS = 8
 # Columns that hold a prompt, as `pardraft regenerate` reads them.
 PROMPT_COLUMNS = ("messages", "conversations", "prompt")
-
-
-def own_name(model: str) -> str:
-    """What a model is called: of a folder or a repository the last part."""
-    return public_place(model).rstrip("/").split("/")[-1]
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from ..pairing.remembered import own_name
 from ..user_input.wording import counted
 from .commands import Commands
 from .plan import TEXT_SHARE, EvaluationPlan, TrainingPlan
 from .runner import as_typed
-from .settings import MakeSettings, own_name
+from .settings import MakeSettings
 from .state import MakeState
 from .text import Text
 

@@ -48,6 +48,11 @@ def public_place(place: str) -> str:
     return os.path.basename(os.path.abspath(place)) if os.path.isdir(place) else place
 
 
+def own_name(place: str) -> str:
+    """What a model is called by itself: of a folder or a repository the last part."""
+    return public_place(place).rstrip("/").split("/")[-1]
+
+
 def commit_of(model: PreTrainedModel) -> str | None:
     """The commit of the Hub repository that `model` was loaded from; `None` for a folder."""
     return vars(model.config).get("_commit_hash")
