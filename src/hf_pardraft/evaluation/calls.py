@@ -133,19 +133,17 @@ def run(
 def watch(target: PreTrainedModel, entry: Entry, batch: Batch, condition: Condition) -> Watched:
     """One `generate` call on a batch, round by round."""
     torch.manual_seed(condition.seed)
+    watching = {"time_rounds": True, "record_drafts": True} if entry.is_parallel else {}
+    config = generation_config(entry, condition, **watching)
+    counter = None if entry.is_parallel or entry.is_plain else RoundCounter()
+    texts = new_texts(target, batch, call(target, entry, batch, config, streamer=counter), config)
     if entry.is_parallel:
-        config = generation_config(entry, condition, time_rounds=True, record_drafts=True)
-        texts = new_texts(target, batch, call(target, entry, batch, config), config)
         stats = entry.assistant.last_stats
         return Watched(texts, stats.rounds, tuple(stats.tokens_per_round), tuple(stats.proposals), dict(stats.seconds))
-    config = generation_config(entry, condition)
-    if entry.is_plain:
-        texts = new_texts(target, batch, call(target, entry, batch, config), config)
-        counts, rounds = plain_rounds(texts)
-        return Watched(texts, rounds, counts)
-    counter = RoundCounter()
-    texts = new_texts(target, batch, call(target, entry, batch, config, streamer=counter), config)
-    return Watched(texts, len(counter.counts), tuple(counter.counts))
+    if counter is not None:
+        return Watched(texts, len(counter.counts), tuple(counter.counts))
+    counts, rounds = plain_rounds(texts)
+    return Watched(texts, rounds, counts)
 
 
 def plain_rounds(texts: Texts) -> tuple[tuple[int, ...], int]:
