@@ -18,14 +18,14 @@ from ..terminal.session import Session
 from ..terminal.writer import Writer
 from ..user_input.files import decode_text, has_half_characters
 from ..user_input.models import end_of_text_ids, load_models
-from .options import Device, Dtype, TrustRemoteCode, parse_template_kwargs
+from .options import ChatTemplateKwargs, Device, Drafter, Dtype, TrustRemoteCode, parse_template_kwargs
 
 PROMPT = "> "
 
 
 def chat(
     target: Annotated[str, typer.Option(help="The model that answers: a folder or a Hub repository.")],
-    drafter: Annotated[str | None, typer.Option(help="Its drafter, likewise. Without one: plain generate.")] = None,
+    drafter: Drafter = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     runs: Annotated[
         bool, typer.Option("--runs", help="Mark what one draft and one forward of the target added (/runs).")
@@ -47,9 +47,7 @@ def chat(
         float | None, typer.Option(help="Above 1, what was said becomes less likely.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of what is drawn.")] = None,
-    chat_template_kwargs: Annotated[
-        str | None, typer.Option(help='JSON for the chat template, such as {"enable_thinking": false}.')
-    ] = None,
+    chat_template_kwargs: ChatTemplateKwargs = None,
     no_chat_template: Annotated[
         bool, typer.Option("--no-chat-template", help="Go on from what is typed as it stands.")
     ] = False,

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
-from .options import Device, Dtype
+from .options import Device, Dtype, Target
 
 SIMULATION = (
     "simulated acceptance and untrained drafters (new:...) are no measurement, and no part of this command any more: run the "
@@ -35,7 +35,7 @@ class ManyValues(TyperCommand):
 
 
 def read_plan(
-    target: Annotated[str, typer.Option(help="The model whose text it is: a folder or a Hub repository.")],
+    target: Target,
     prompts: Annotated[
         str,
         typer.Option(

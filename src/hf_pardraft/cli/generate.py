@@ -11,12 +11,12 @@ from ..terminal.safe_text import HarmlessStreamer
 from ..user_input.files import decode_text, has_half_characters, read_text
 from ..user_input.models import context_length, load_models
 from ..user_input.options import check_temperature
-from .options import Device, Dtype, PromptFile, TrustRemoteCode
+from .options import Device, Drafter, Dtype, PromptFile, Target, TrustRemoteCode
 
 
 def generate(
-    target: Annotated[str, typer.Option(help="The model whose text it is: a folder or a Hub repository.")],
-    drafter: Annotated[str | None, typer.Option(help="Its drafter, likewise. Without one: plain generate.")] = None,
+    target: Target,
+    drafter: Drafter = None,
     prompt: Annotated[str | None, typer.Argument(help="The text to go on from; standard input by default.")] = None,
     prompt_file: PromptFile = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 128,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .options import parse_template_kwargs
+from .options import ChatTemplateKwargs, parse_template_kwargs
 
 
 def make(
@@ -30,9 +30,7 @@ def make(
         bool | None,
         typer.Option("--bf16/--no-bf16", help="Compute in bfloat16.", show_default="where an accelerator does it"),
     ] = None,
-    chat_template_kwargs: Annotated[
-        str | None, typer.Option(help='JSON for the chat template, such as {"enable_thinking": false}.')
-    ] = None,
+    chat_template_kwargs: ChatTemplateKwargs = None,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the code that comes with the target.")

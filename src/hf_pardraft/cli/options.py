@@ -10,6 +10,11 @@ from ..user_input.files import parse_json, quoted
 # Commands that hand their settings on, so that each is described in one place.
 ANY_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
+Target = Annotated[str, typer.Option(help="The model whose text it is: a folder or a Hub repository.")]
+Drafter = Annotated[str | None, typer.Option(help="Its drafter, likewise. Without one: plain generate.")]
+ChatTemplateKwargs = Annotated[
+    str | None, typer.Option(help='JSON for the chat template, such as {"enable_thinking": false}.')
+]
 PromptFile = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Read the prompt from this file.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, ...")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]

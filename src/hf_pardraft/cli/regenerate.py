@@ -8,7 +8,7 @@ import typer
 
 from ..user_input.models import load_models, load_tokenizer
 from ..user_input.options import checked_device, checked_dtype
-from .options import Device, Dtype, TrustRemoteCode, parse_template_kwargs, print_facts
+from .options import ChatTemplateKwargs, Device, Dtype, TrustRemoteCode, parse_template_kwargs, print_facts
 
 
 def regenerate(
@@ -59,9 +59,7 @@ def regenerate(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
-    chat_template_kwargs: Annotated[
-        str | None, typer.Option(help='JSON for the chat template, such as {"enable_thinking": false}.')
-    ] = None,
+    chat_template_kwargs: ChatTemplateKwargs = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that a local target writes at once.")] = 8,
     pack_weights: Annotated[
         bool,

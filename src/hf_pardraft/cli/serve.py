@@ -5,10 +5,12 @@ from typing import Annotated
 import typer
 from transformers.utils.import_utils import is_serve_available
 
+from .options import Target
+
 
 def serve(
     context: typer.Context,
-    target: Annotated[str, typer.Option(help="The model whose text it is: a folder or a Hub repository.")],
+    target: Target,
     drafter: Annotated[str, typer.Option(help="Its drafter, likewise.")],
 ) -> None:
     """Serve a target with its drafter, as `transformers serve TARGET` does without one.
