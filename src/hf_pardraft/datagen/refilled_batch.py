@@ -115,9 +115,6 @@ class RefilledBatch:
             return
         waiting.sort(key=lambda item: (len(item.prompt), item.prompt))
         newcomers = [waiting.pop() for _ in range(min(self.most_items - len(self.items), len(waiting)))]
-        if not self.joins_caches:
-            self.items += newcomers
-            return
         while newcomers:
             # They are sorted, so little of a group is padding.
             size = max(1, TOKENS_AT_ONCE // len(newcomers[0].prompt))
