@@ -94,8 +94,7 @@ class SpeculativeDecoding(DecodingCall):
             # Without a draft, a round is as plain as its plan only if nothing but its own token is read.
             self.is_ordinary = self.is_ordinary and (tree is None or self.plan.depth > 0)
         with self.stopwatch.part("commit"):
-            for index, item in enumerate(self.items):
-                self.recorder.add_scores(item, index, paths[index], scores, logits)
+            self.recorder.add_scores(self.items, paths, scores, logits)
             counts = self.cut(new_tokens)
             self._note(tree, paths, new_tokens, counts)
             paths = [path[:count] for path, count in zip(paths, counts, strict=True)]

@@ -64,13 +64,14 @@ class OutputRecorder:
         return self.hidden_states is not None or self.attentions is not None
 
     def add_scores(
-        self, item: int, index: int, path: list[int], scores: torch.Tensor, logits: torch.Tensor | None
+        self, items: list[int], paths: list[list[int]], scores: torch.Tensor, logits: torch.Tensor | None
     ) -> None:
-        """Take the processed `scores` and raw `logits`, `(batch, slots, vocab)`, of the slots on an item's accepted path."""
+        """Take the processed `scores` and raw `logits`, `(batch, slots, vocab)`, of the slots on the items' accepted `paths`."""
         for collected, values in ((self.scores, scores), (self.logits, logits)):
             if collected is not None:
-                # Copied: a view would hold the values of all slots.
-                collected[item] += torch.stack([values[index, slot] for slot in path]).split(1)
+                for index, (item, path) in enumerate(zip(items, paths, strict=True)):
+                    # Copied: a view would hold the values of all slots.
+                    collected[item] += torch.stack([values[index, slot] for slot in path]).split(1)
 
     def add_states(self, outputs: Any, read: ItemRead) -> None:
         """Take an item's hidden states and attentions: one entry for the anchor, and one for each accepted node."""

@@ -108,8 +108,7 @@ class CompiledDecoding(SpeculativeDecoding):
             on_host = outcome.tolist()
             paths, new_tokens = paths_of([on_host[index] for index in self.live], shown.num_nodes + 1)
         with self.stopwatch.part("commit"):
-            for index, item in enumerate(self.items):
-                self.recorder.add_scores(item, index, paths[index], scores, logits)
+            self.recorder.add_scores(self.items, paths, scores, logits)
             counts = self.cut(new_tokens)
             for index, count in zip(self.live, counts, strict=True):
                 self.lengths[index] += count
