@@ -32,8 +32,6 @@ logger = logging.get_logger(__name__)
 # Seconds of a clock's step beside which a short round is long. Windows' clock of threads has steps of 16 milliseconds.
 FINE = 1e-4
 
-OUTGROWN = "texts of up to max_length tokens outgrow the target's positions"
-
 # For each drafter and target, what is known of their rounds, by kind. In memory only: another machine's is worth nothing.
 _known: "weakref.WeakKeyDictionary[ParallelDrafter, weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, Knowledge]]]"
 _known = weakref.WeakKeyDictionary()
@@ -171,12 +169,19 @@ def reason_to_align(target: PreTrainedModel, arguments: dict[str, Any]) -> str |
     """Why a batch's texts have to be of one length at each step, as plain `generate` has them; `None` if they need not."""
     if names := see_the_batch(arguments["logits_processor"], arguments["stopping_criteria"]):
         return f"{', '.join(names)} may look at all items of a batch"
+    if reason := reason_of_positions(arguments):
+        return reason
+    if "adapter_names" in told_by_hooks(target):
+        return "items of the batch have adapters of their own"
+    return None
+
+
+def reason_of_positions(arguments: dict[str, Any]) -> str | None:
+    """What of the target's positions stands against texts of several lengths, and compiled rounds; `None` if nothing does."""
     if changes_on_the_way(arguments):
         return "the target's rotary frequencies change within this call"
     if arguments["inputs"].last_read is not None:
-        return OUTGROWN
-    if "adapter_names" in told_by_hooks(target):
-        return "items of the batch have adapters of their own"
+        return "texts of up to max_length tokens outgrow the target's positions"
     return None
 
 
@@ -209,10 +214,8 @@ def reason_against(
         return "the state of recurrent layers can't be held in a static cache"
     if "dummy" in layer_types_of(config)[0]:
         return "layers of the target share the entries of others"
-    if changes_on_the_way(arguments):
-        return "the target's rotary frequencies change within this call"
-    if arguments["inputs"].last_read is not None:
-        return OUTGROWN
+    if reason := reason_of_positions(arguments):
+        return reason
     if model_kwargs.get(TOKEN_TYPES) is not None and arguments["inputs"].types_in_others:
         return "the target is told the type of each token"
     if "llama4" in target.config.model_type:
