@@ -35,7 +35,7 @@ KINDS = ("pard", "dflash", "dflare", "dart")
 @pytest.fixture(autouse=True)
 def small_weights_are_packed(monkeypatch, packed_without_trials):
     monkeypatch.setattr(packed_weights, "FEWEST_ELEMENTS", 64)
-    packed_weights.forget_all()
+    packed_weights._packed.clear()
 
 
 def weights_given_to(name, monkeypatch):
@@ -378,7 +378,7 @@ def test_a_change_of_weights_between_calls_is_noticed(dtype):
         for parameter in target.parameters():
             parameter.data.copy_(parameter.data.flip(0))
     changed = write(target, drafter)
-    packed_weights.forget_all()
+    packed_weights._packed.clear()
     assert torch.equal(changed, write(target, drafter))
 
 

@@ -203,7 +203,7 @@ def test_changes_of_many_numbers_in_the_same_way_alter_the_fingerprint(change, d
 
 
 def test_packed_copies_go_with_their_parameters_or_when_told():
-    packed_weights.forget_all()
+    packed_weights._packed.clear()
     gone = weight_of()
     product(gone)
     assert packed_weights.has_copies()

@@ -129,7 +129,7 @@ def test_products_of_other_shapes_dtypes_and_tokens_are_other_trials(clock):
 @pytest.fixture
 def small_weights_are_packed(clock, monkeypatch):
     monkeypatch.setattr(packed_weights, "FEWEST_ELEMENTS", 64)
-    packed_weights.forget_all()
+    packed_weights._packed.clear()
 
 
 def write(target, drafter=None):

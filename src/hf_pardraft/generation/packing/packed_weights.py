@@ -85,11 +85,6 @@ def forget(parameters: Iterable[torch.nn.Parameter]) -> None:
             _packed.pop((id(parameter), transposed), None)
 
 
-def forget_all() -> None:
-    """Drop all packed copies."""
-    _packed.clear()
-
-
 def forget_slower(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Drop the packed copies of which it was found that they make nothing faster."""
     for parameter in parameters:

@@ -78,8 +78,9 @@ def check_cache(cache: Cache | None, batch: int, num_tokens: int, mask_length: i
         mask_length: columns of the attention mask, if that is known.
     """
     if not isinstance(cache, (DynamicCache, StaticCache)):
+        found = "none" if cache is None else type(cache).__name__
         raise ValueError(
-            f"drafting works with DynamicCache and StaticCache, got {described(cache)}: leave out "
+            f"drafting works with DynamicCache and StaticCache, got {found}: leave out "
             "cache_implementation and past_key_values, or pass one of these; a target that brings another cache of its own can't "
             "be drafted for"
         )
@@ -108,13 +109,6 @@ def check_cache(cache: Cache | None, batch: int, num_tokens: int, mask_length: i
             f"past_key_values holds {length} tokens and input_ids {num_tokens}, so there is nothing new to read: pass the whole "
             "text, with at least one token after what is in the cache"
         )
-
-
-def described(cache: Cache | None) -> str:
-    """What kind of cache a caller or a target gave us, for messages."""
-    if cache is None:
-        return "none"
-    return type(cache).__name__
 
 
 def export_entries(
