@@ -32,7 +32,7 @@ def strings_in(value: Any) -> Iterator[str]:
             yield from strings_in(part)
 
 
-def runs_of_words(row: dict[str, Any], length: int = RUN_LENGTH) -> set[tuple[str, ...]]:
+def runs_of_words(row: dict[str, Any], length: int) -> set[tuple[str, ...]]:
     """All runs of so many words within a text of a row, in lower case and without what stands between them."""
     runs: set[tuple[str, ...]] = set()
     for text in strings_in(row):
@@ -41,13 +41,12 @@ def runs_of_words(row: dict[str, Any], length: int = RUN_LENGTH) -> set[tuple[st
     return runs
 
 
-def without_overlap(data: Any, test_sets: Iterable[Iterable[dict[str, Any]]], length: int = RUN_LENGTH) -> Any:
-    """The rows that share no run of `length` words with any row of the test sets.
+def without_overlap(data: Any, test_sets: Iterable[Iterable[dict[str, Any]]]) -> Any:
+    """The rows that share no run of [`RUN_LENGTH`] words with any row of the test sets.
 
     Args:
         data: a `datasets` data set, or rows in memory, with texts.
         test_sets: rows with texts, each.
-        length: of a run.
 
     Raises:
         ValueError: if the data has token ids alone, the test sets have no run as long, or nothing is left.
@@ -57,20 +56,20 @@ def without_overlap(data: Any, test_sets: Iterable[Iterable[dict[str, Any]]], le
             "expected rows with texts, got token ids alone, in which no words can be found: prepare them from texts, or leave "
             "--exclude-overlap out"
         )
-    known = set().union(*(runs_of_words(row, length) for rows in test_sets for row in rows))
+    known = set().union(*(runs_of_words(row, RUN_LENGTH) for rows in test_sets for row in rows))
     if not known:
-        raise ValueError(f"expected test sets with texts of {length} words and more, got none: name other ones")
+        raise ValueError(f"expected test sets with texts of {RUN_LENGTH} words and more, got none: name other ones")
 
     def is_kept(row: dict[str, Any]) -> bool:
-        return known.isdisjoint(runs_of_words(row, length))
+        return known.isdisjoint(runs_of_words(row, RUN_LENGTH))
 
     kept = [*filter(is_kept, data)] if isinstance(data, list | tuple) else data.filter(is_kept)
     if hasattr(data, "__len__"):
         if not len(kept):
             raise ValueError(
-                f"all {len(data)} examples share {length} words in a row with the test sets: name other ones"
+                f"all {len(data)} examples share {RUN_LENGTH} words in a row with the test sets: name other ones"
             )
         logger.warning(
-            "%d of %d examples share %d words in a row with test sets", len(data) - len(kept), len(data), length
+            "%d of %d examples share %d words in a row with test sets", len(data) - len(kept), len(data), RUN_LENGTH
         )
     return kept
