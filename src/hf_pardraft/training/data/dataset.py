@@ -89,30 +89,29 @@ def prepare_data(
     options = {} if isinstance(data, IterableDataset) else {"num_proc": num_proc}
     if kind != "tokens":
         encode = ExampleEncoder(tokenizer, kind, readable_length(max_length, context), template_kwargs or {})
-        data = data.map(
-            encode,
-            with_indices=True,
-            remove_columns=columns,
-            features=token_features(),
-            **options,
-            **described("Tokenizing", data),
-        )
-        columns = ["input_ids", "labels"]
+        data, columns = tokenized(data, columns, encode, options), ["input_ids", "labels"]
     data = with_checked_tokens(data, columns, vocab_size)
     if kind == "tokens":
         data, columns = from_given_tokens(data, columns, context, options)
     # Of what was encoded here labels say all.
     data = _with_something_to_learn(data, columns if kind == "tokens" else ["labels"], layout, options)
     if packing and "document_ids" not in columns:
-        data = with_labels(data, columns).map(
-            partial(packed_examples, max_length=max_length),
-            batched=True,
-            batch_size=EXAMPLES_PER_PACKING,
-            remove_columns=columns,
-            **options,
-            **described("Packing", data),
-        )
+        data = packed(data, columns, max_length, options)
     return data
+
+
+def tokenized(data: Any, columns: list[str], encode: ExampleEncoder, options: dict[str, Any]) -> Any:
+    """Raw rows as rows of tokens and labels, in place of their `columns`; `options` are those of `map`."""
+    options = {**options, **described("Tokenizing", data)}
+    return data.map(encode, with_indices=True, remove_columns=columns, features=token_features(), **options)
+
+
+def packed(data: Any, columns: list[str], max_length: int | None, options: dict[str, Any]) -> Any:
+    """Rows of tokens, several of them in one of at most `max_length`, with `document_ids`. Arguments as in [`tokenized`]."""
+    pack = partial(packed_examples, max_length=max_length)
+    options = {**options, **described("Packing", data)}
+    data = with_labels(data, columns)
+    return data.map(pack, batched=True, batch_size=EXAMPLES_PER_PACKING, remove_columns=columns, **options)
 
 
 def from_given_tokens(
