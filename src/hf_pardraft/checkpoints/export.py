@@ -9,11 +9,12 @@ from huggingface_hub import save_torch_state_dict
 from transformers import PreTrainedConfig
 
 from ..models.base import ParallelDrafter
-from ..models.modeling_pard import VOCABULARY_FILE, VOCABULARY_MAPS, save_tensors
+from ..models.modeling_pard import VOCABULARY_MAPS
 from .checksums import add_checksums
 from .layouts import NATIVE, layout_for, without
 from .published import class_of_config
 from .saving import checksummed_files
+from .vocabulary import save_vocabulary
 from .weights import NAMED
 
 
@@ -88,7 +89,7 @@ def export_drafter(drafter: ParallelDrafter, folder: str | Path, layout_name: st
     save_torch_state_dict(weights, folder, max_shard_size=max_shard_size, metadata={"format": "pt"})
     if drafter.draft_token_ids is not None and not weights.keys() & {*VOCABULARY_MAPS}:
         # Beside weights that stay an ordinary causal LM's: readers that know nothing of it propose all tokens.
-        save_tensors({name: drafter.get_buffer(name) for name in VOCABULARY_MAPS}, folder, VOCABULARY_FILE)
+        save_vocabulary(drafter, folder)
     for path in checksummed_files(folder):
         add_checksums(path)
     text = json.dumps(config, indent=2, sort_keys=True)

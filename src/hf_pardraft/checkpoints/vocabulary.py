@@ -1,10 +1,19 @@
-"""The file in which a drafter keeps its draft vocabulary beside weights that stay as they are, looked at before it is used."""
+"""The file in which a drafter keeps its draft vocabulary beside weights that stay as they are: written, and looked at before it
+is used."""
+
+from pathlib import Path
 
 import torch
 
 from ..models.base import ParallelDrafter
 from ..models.modeling_dart import check_vocabulary_maps
+from ..models.modeling_pard import VOCABULARY_FILE, VOCABULARY_MAPS, save_tensors
 from .tensor_files import check_tensors, read_tensors
+
+
+def save_vocabulary(drafter: ParallelDrafter, folder: str | Path) -> None:
+    """Write the file into a folder."""
+    save_tensors({name: drafter.get_buffer(name) for name in VOCABULARY_MAPS}, folder, VOCABULARY_FILE)
 
 
 def vocabulary_in(path: str, vocab_size: int, size: int | None = None) -> torch.LongTensor:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.modeling_pard import VOCABULARY_FILE, VOCABULARY_MAPS, save_tensors
+from ..checkpoints.vocabulary import save_vocabulary
 from ..models.target_projection import PROJECTION
 from .adapter_checks import check_peft
 from .layouts import layout_of
@@ -95,4 +95,4 @@ def save_drafter_config(drafter: PreTrainedModel, folder: str | Path) -> None:
     drafter.config.save_pretrained(folder)
     drafter.generation_config.save_pretrained(folder)
     if drafter.draft_token_ids is not None:
-        save_tensors({name: drafter.get_buffer(name) for name in VOCABULARY_MAPS}, folder, VOCABULARY_FILE)
+        save_vocabulary(drafter, folder)
