@@ -106,46 +106,36 @@ def read_plan(
 ) -> Any:
     """Measure drafters beside plain generate. Options with something to try take several values: --batch-size 1 4 8."""
     # What evaluates is imported by no other command.
+    from ..evaluation import plan
     from ..evaluation.encoding import Chat
     from ..evaluation.models import Placement
-    from ..evaluation.plan import (
-        Contenders,
-        EvaluationPlan,
-        Outputs,
-        read_baselines,
-        read_conditions,
-        read_drafters,
-        read_prompts,
-        read_settings_to_try,
-        read_values,
-    )
 
     if simulate_acceptance or simulate_runner_up or any(map(is_untrained, drafter or [])):
         raise ValueError(SIMULATION)
     common = {"max_new_tokens": max_new_tokens, "top_k": top_k, "top_p": top_p, "repeats": repeats, "seed": seed}
-    conditions = read_conditions(batch_size, temperature, generate_argument or [], **common)
+    conditions = plan.read_conditions(batch_size, temperature, generate_argument or [], **common)
     placement = Placement(dtype, device, trust_remote_code)
-    outputs = Outputs(json, markdown, plots)
+    outputs = plan.Outputs(json, markdown, plots)
     outputs.check()
-    contenders = Contenders(
-        read_drafters(drafter or []),
-        read_baselines(baselines or []),
-        read_settings_to_try(setting or []),
+    contenders = plan.Contenders(
+        plan.read_drafters(drafter or []),
+        plan.read_baselines(baselines or []),
+        plan.read_settings_to_try(setting or []),
         tree_budget or [],
         depth or [],
         compiled,
     )
-    return EvaluationPlan(
+    return plan.EvaluationPlan(
         target=target,
         placement=placement,
         contenders=contenders,
         conditions=conditions,
         outputs=outputs,
-        chat=Chat(not no_chat_template, read_values(chat_argument or [])),
+        chat=Chat(not no_chat_template, plan.read_values(chat_argument or [])),
         tokenizer=tokenizer,
         first_turn_only=first_turn_only,
         random_weights=random_weights,
-        prompts=read_prompts(prompts, limit),
+        prompts=plan.read_prompts(prompts, limit),
     )
 
 
