@@ -17,7 +17,7 @@ def save_vocabulary(drafter: ParallelDrafter, folder: str | Path) -> None:
 
 
 def vocabulary_in(path: str, vocab_size: int, size: int | None = None) -> torch.LongTensor:
-    """The target's ids of the tokens that a file of `d2t` and `t2d` names, ascending.
+    """The target's ids of the tokens that a file of `d2t` and `t2d` names, `(tokens,)`, ascending.
 
     Args:
         path: of a safetensors file.

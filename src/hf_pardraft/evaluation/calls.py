@@ -188,7 +188,7 @@ def call(
 
 
 def new_texts(target: PreTrainedModel, batch: Batch, output_ids: torch.LongTensor, config: GenerationConfig) -> Texts:
-    """What a call of this `config` added to each prompt, without padding."""
+    """What a call of this `config` added to each prompt, without padding, of what it returned, `output_ids (batch, length)`."""
     ends = end_of_text_ids(target, config)
     items = output_ids[:, batch["input_ids"].shape[1] :].tolist()
     return tuple(tuple(up_to_end(item, ends)) for item in items)

@@ -115,7 +115,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         return self.drafter.draft(self.pending.take(), self.state, depth)
 
     def token_ids(self, device: torch.device) -> torch.LongTensor | None:
-        """The tokens of the columns of [`draft_logits`]; `None` if they are the same."""
+        """`(columns,)`, the tokens of the columns of [`draft_logits`]; `None` if they are the same."""
         token_ids = self.drafter.draft_token_ids
         return None if token_ids is None else token_ids.to(device)
 

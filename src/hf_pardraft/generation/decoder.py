@@ -109,7 +109,7 @@ class SpeculativeDecoding(DecodingCall):
     def verify(
         self, logits: torch.Tensor, tree: TokenTree | None
     ) -> tuple[Acceptance, torch.Tensor, torch.Tensor | None]:
-        """Choose a token at every slot and accept; also the processed scores and, if they were asked for, raw logits."""
+        """Choose a token at every slot of `logits (batch, slots, vocab)`, and accept; also what [`choose`] returns besides."""
         choices, scores, raw_logits = self.choose(logits, tree)
         return (plain_step(choices) if tree is None else accept(tree, choices)), scores, raw_logits
 

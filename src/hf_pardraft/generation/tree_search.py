@@ -106,7 +106,7 @@ class TreeSearch:
         budget: int,
         token_ids: torch.LongTensor | None = None,
     ) -> TokenTree:
-        """The tree of `budget` nodes after `texts`, from marginal logits; see [`build_tree`]."""
+        """The tree of `budget` nodes after `texts`, from marginal logits `(items, depth, columns)`; see [`build_tree`]."""
         context = None
         if self.ngram is not None:
             # Columns that only pad a shorter item are no text, but then nothing goes on from them either.

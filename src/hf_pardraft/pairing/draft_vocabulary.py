@@ -26,7 +26,7 @@ SAMPLED_ROWS = 16
 def checked_token_ids(
     token_ids: Sequence[int] | torch.Tensor, vocab_size: int, name: str = "draft_token_ids"
 ) -> torch.LongTensor:
-    """Token ids in ascending order, on the CPU.
+    """Token ids in ascending order, `(tokens,)`, on the CPU.
 
     Args:
         token_ids: distinct tokens, one or more, in any order.
@@ -87,7 +87,7 @@ def note_vocabulary(drafter: ParallelDrafter, ids: torch.LongTensor | None, pers
     """Let a drafter's maps and config say which tokens it proposes.
 
     Args:
-        ids: ascending; `None` for all.
+        ids: `(tokens,)`, ascending; `None` for all.
         persistent: whether the maps are among its weights; an ordinary causal LM has none.
     """
     for name in VOCABULARY_MAPS:
@@ -158,7 +158,7 @@ def whole_head(drafter: DartDrafter) -> WholeHead:
 
 
 def cut_own_head(drafter: DartDrafter, ids: torch.LongTensor | None) -> None:
-    """Leave a DART drafter the rows of some tokens; `None` gives back what was cut off.
+    """Leave a DART drafter the rows of some tokens, `ids (tokens,)`; `None` gives back what was cut off.
 
     Raises:
         ValueError: if it has no rows of some of them.

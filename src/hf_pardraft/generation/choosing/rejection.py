@@ -57,7 +57,10 @@ class DrawnChain:
 def draw_chain(
     draft_logits: torch.Tensor, warpers: LogitsProcessorList, token_ids: torch.LongTensor | None = None
 ) -> DrawnChain:
-    """Draw a token at each position from the drafter's law (see [`warped_law`]); any law will do for [`keep_or_redraw`]."""
+    """Draw a token at each position of `draft_logits (batch, depth, columns)` from the drafter's law, see [`warped_law`].
+
+    Any law will do for [`keep_or_redraw`].
+    """
     law = warped_law(draft_logits, warpers)
     columns = draw(law.flatten(0, 1)).view(law.shape[:2])
     probabilities = law.gather(2, columns[..., None]).squeeze(2)

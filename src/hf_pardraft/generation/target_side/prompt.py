@@ -43,7 +43,7 @@ class PendingTokens:
         return self.positions if self.positions.shape[1] == 1 else self.positions[:, -1:]
 
     def with_slots(self, slot_depths: torch.LongTensor) -> torch.LongTensor:
-        """`positions`, and after them those of a tree's nodes, from [`TokenTree.slot_depths`]."""
+        """`positions`, and after them those of a tree's nodes, `(batch, length + nodes)`, from [`TokenTree.slot_depths`]."""
         if self.positions.shape[1] == 1:
             return self.positions + slot_depths
         return torch.cat([self.positions[:, :-1], self.anchor_positions + slot_depths], dim=1)
@@ -84,7 +84,7 @@ class Prompt:
 
 
 def prompt_without_padding(input_ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> Prompt:
-    """Drop masked-out columns: no token attends to them, so an item decodes the same without them."""
+    """Drop masked-out columns of `input_ids (batch, length)`: no token attends to them, so items decode the same without."""
     batch, length = input_ids.shape
     attention_mask = model_kwargs.get("attention_mask")
     real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()

@@ -69,7 +69,7 @@ def _places_of_best(scores: torch.Tensor, count: int) -> torch.LongTensor:
 
 @lru_cache(maxsize=64)
 def all_numbers(count: int, device: torch.device) -> torch.LongTensor:
-    """0 to `count`, that one left out, made once and never to be written to."""
+    """0 to `count`, that one left out, `(count,)`, made once and never to be written to."""
     with torch.inference_mode(False):
         return torch.arange(count, device=device)
 
