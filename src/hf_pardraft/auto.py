@@ -21,7 +21,7 @@ from .checkpoints.files import (
     read_json_object,
 )
 from .checkpoints.published import drafter_class_for, find_drafter_class, native_fields
-from .checkpoints.sources import with_resolved_revision, with_subfolder
+from .checkpoints.sources import located
 from .checkpoints.tensor_files import TensorFacts, check_tensors
 from .checkpoints.vocabulary import vocabulary_in
 from .checkpoints.weights import account_for_weights, check_finite
@@ -70,7 +70,7 @@ def find_drafter_config(name_or_path: Any, **source: Any) -> dict[str, Any] | No
     """
     try:
         check_place(name_or_path)
-        source = with_subfolder(name_or_path, with_resolved_revision(name_or_path, source))
+        source = located(name_or_path, source)
         file = find_file(name_or_path, "config.json", **source)
         adapter = None if file is not None else find_file(name_or_path, ADAPTER_FILE, **source)
         if adapter is not None:
@@ -87,7 +87,7 @@ def load_any(name_or_path, trust_remote_code: bool, kwargs: dict[str, Any], adap
     """See [`AutoDrafter.from_pretrained`]; `adapters` are those that belong to what is loaded here."""
     check_place(name_or_path)
     finish_interrupted(name_or_path)
-    kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
+    kwargs = located(name_or_path, kwargs)
     if find_optional(name_or_path, ADAPTER_FILE, **hub_arguments(kwargs)):
         drafter = load_adapted(name_or_path, kwargs, adapters)
         # What is missing, or left over, would have been an error.

@@ -16,7 +16,7 @@ from .layouts import LAYOUTS, NATIVE, check_layout
 from .loading import describe_checkpoint, match_weights
 from .projection import find_projection
 from .published import drafter_class_for
-from .sources import with_resolved_revision, with_subfolder
+from .sources import located, with_subfolder
 from .staging import LICENCES, TOKENIZER_FILES, check_destination, replaced_checkpoint
 from .tensor_files import TensorFacts, describe_tensors, read_tensors
 
@@ -50,7 +50,7 @@ def load_exactly(source, **kwargs: Any) -> tuple[ParallelDrafter, dict[str, str]
         OSError, ValueError: see [`AutoDrafter.from_pretrained`].
     """
     finish_interrupted(source)
-    kwargs = with_subfolder(source, with_resolved_revision(source, kwargs))
+    kwargs = located(source, kwargs)
     fields = read_config_file(source, **hub_arguments(kwargs))
     check_config_fields(fields, f"the config of {source}")
     drafter = drafter_class_for(fields, f"the config of {source}").from_pretrained(source, **kwargs)

@@ -26,7 +26,7 @@ from .projection import (
     without_projection,
 )
 from .published import RENAMED_WEIGHTS, find_drafter_class
-from .sources import with_resolved_revision, with_subfolder
+from .sources import located, with_resolved_revision
 from .tensor_files import TensorFacts, describe_tensors, is_safetensors
 from .vocabulary import vocabulary_in
 from .weights import account_for_weights, check_finite, expected_weights, own_name
@@ -49,7 +49,7 @@ def load_drafter(model_class: type[ParallelDrafter], name_or_path, *model_args: 
         finish_interrupted(name_or_path)
     if not issubclass(model_class, PardDrafter):
         return load_checked(model_class, name_or_path, *model_args, **kwargs)
-    kwargs = with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
+    kwargs = located(name_or_path, kwargs)
     loaded = load_pard(model_class, name_or_path, *model_args, **kwargs)
     drafter = loaded[0] if isinstance(loaded, tuple) else loaded
     if name_or_path is not None and drafter.config.draft_vocab_size is not None:

@@ -13,6 +13,11 @@ RESOLVING_ARGUMENTS = ("cache_dir", "local_files_only", "token", "revision")
 PUBLISHED_FOLDER = "pard_model"
 
 
+def located(name_or_path, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `from_pretrained` under which all files come from one commit, and the folder in it with the drafter."""
+    return with_subfolder(name_or_path, with_resolved_revision(name_or_path, kwargs))
+
+
 def with_resolved_revision(name_or_path, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `from_pretrained` under which all files come from one commit, whatever is pushed meanwhile.
 
