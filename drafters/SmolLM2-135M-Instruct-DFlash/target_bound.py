@@ -27,8 +27,8 @@ class TargetBoundDrafter(ParallelDrafter):
     def generate(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise a `ValueError`: such a drafter can't go on from a text without the target's states of it."""
         raise ValueError(
-            f"a {type(self).__name__} drafts from a target's hidden states, and writes no text by itself: call "
-            "target.generate(..., assistant_model=drafter)"
+            f"a {type(self).__name__} drafts from a target's hidden states, and writes no text by itself: import "
+            "hf_pardraft, and call target.generate(..., assistant_model=drafter)"
         )
 
     def check_target(self, target: PreTrainedModel, taps: list[int] | None = None) -> None:

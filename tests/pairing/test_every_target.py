@@ -190,7 +190,8 @@ def test_asking_such_a_drafter_to_write_says_what_to_call(kind):
     target = tiny_target("qwen3")
     drafter = FRESH[kind](target)
     with pytest.raises(
-        ValueError, match=r"writes no text by itself: call target.generate\(..., assistant_model=drafter\)"
+        ValueError,
+        match=r"no text by itself: import hf_pardraft, and call target.generate\(..., assistant_model=drafter\)",
     ):
         drafter.generate(PROMPT, max_new_tokens=4)
     assert not drafter.can_generate()
