@@ -123,6 +123,8 @@ def test_what_would_be_left_undone_is_refused(target, text, tmp_path):
     for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
         with pytest.raises(ValueError, match=f"no use for {name}"):
             trainer_for("dflash", target, text, tmp_path, trainer_options={name: lambda *arguments: {}})
+    with pytest.raises(ValueError, match=r"got model_init.* a drafter and a trainer for each trial"):
+        DraftTrainer(None, target, model_init=lambda: tiny_drafter("dflash", target), train_dataset=text)
     with pytest.raises(ValueError, match="no use for label_smoothing_factor"):
         trainer_for("dflash", target, text, tmp_path, label_smoothing_factor=0.1)
     arguments = DraftTrainingArguments(tmp_path, metric_for_best_model="tau", use_cpu=True, report_to=[])

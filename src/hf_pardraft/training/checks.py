@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # For `num_anchors`: no limit.
 EVERY = "all"
 # Arguments of a Trainer that need what this one never has: a model's own loss, or the logits of whole batches.
-UNUSED_ARGUMENTS = ("compute_metrics", "preprocess_logits_for_metrics", "compute_loss_func", "model_init")
+UNUSED_ARGUMENTS = ("compute_metrics", "preprocess_logits_for_metrics", "compute_loss_func")
 
 
 def check_settings(args: "DraftTrainingArguments") -> None:
@@ -214,6 +214,11 @@ def check_one_device(args: "DraftTrainingArguments") -> None:
 
 def check_arguments(args: "DraftTrainingArguments", kwargs: dict[str, Any]) -> None:
     """Raise a `ValueError` for what a `Trainer` takes and this one would silently leave undone."""
+    if kwargs.get("model_init") is not None:
+        raise ValueError(
+            "a DraftTrainer notes the target, a draft vocabulary and more in the drafter that it is given, got model_init, which "
+            "makes another for each trial: pass model=, and search settings with a drafter and a trainer for each trial"
+        )
     unused = [name for name in UNUSED_ARGUMENTS if kwargs.get(name) is not None]
     unused += ["label_smoothing_factor"] if args.label_smoothing_factor else []
     if unused:

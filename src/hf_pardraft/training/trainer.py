@@ -93,8 +93,8 @@ class DraftTrainer(DrafterFilesTrainer):
                 f"DraftTrainer takes DraftTrainingArguments, got {type(args).__name__}: they are a subclass of it"
             )
         trained, model = model, base_drafter(model)
-        check_pair(model, target, args)
         check_arguments(args, kwargs)
+        check_pair(model, target, args)
         if peft_config is not None:
             check_peft_config(peft_config, model)
         if target is not None:
