@@ -43,6 +43,21 @@ def test_data_sets_that_are_given_later_may_be_raw(reader, tmp_path):
     assert predicted["test_tau"] == own["eval_tau"]
 
 
+def test_torch_data_sets_may_be_raw_unless_the_caller_collates(reader, tmp_path):
+    """As `random_split` gives them: rows that no collator could read ended a run at its first batch, or its first evaluation."""
+    split = torch.utils.data.Subset(RAW, [2, 0])
+    trainer = trainer_on_text("dflash", reader, tmp_path, trainer_options={"eval_dataset": split})
+    assert trainer.evaluate(split)["eval_loss"] == trainer.evaluate([RAW[2], RAW[0]])["eval_loss"]
+    again = DraftTrainer(
+        trainer.drafter, reader, trainer.args, train_dataset=split, processing_class=trainer.processing_class
+    )
+    assert again.train_dataset[:] == trainer.eval_dataset[:]
+    tokens = torch.utils.data.Subset([*trainer.eval_dataset], [1, 0])
+    own = {"train_dataset": split, "eval_dataset": tokens}
+    collating = DraftTrainer(trainer.drafter, reader, trainer.args, data_collator=trainer.data_collator, **own)
+    assert (collating.train_dataset, collating.eval_dataset) == (split, tokens)
+
+
 def test_each_of_several_evaluation_sets_can_choose_the_best_checkpoint(target, text, tmp_path):
     settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
     sets = {"near": text.select([0, 1]), "far": text.select([2, 3])}

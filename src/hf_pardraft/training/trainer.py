@@ -107,7 +107,8 @@ class DraftTrainer(DrafterFilesTrainer):
         # What evaluation chooses at random stays as it is: its losses are compared with each other.
         collators = [data_collator or self.scorer.layout.for_drafter(model, args) for _ in ("training", "evaluation")]
         check_one_device(args)
-        raw_data, kwargs = kwargs.get("train_dataset"), prepare_all(model, target, args, kwargs)
+        self._reads_raw_rows, raw_data = data_collator is not None, kwargs.get("train_dataset")
+        kwargs = prepare_all(model, target, args, kwargs, self._reads_raw_rows)
         data_collator, self.eval_collator = self._with_stored_states(collators, args)
         before = [*model.parameters()]
         self._note_in_drafter(args, raw_data, kwargs)
@@ -316,7 +317,8 @@ class DraftTrainer(DrafterFilesTrainer):
             self.data_collator = training
 
     def _prepared(self, data: Any) -> Any:
-        return prepare_for_training(self.drafter, self.target, self.args, self.processing_class, data)
+        place = self.drafter, self.target, self.args, self.processing_class
+        return prepare_for_training(*place, data, reads_raw_rows=self._reads_raw_rows)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """The loss of an evaluation batch; the metrics are added up on the way."""

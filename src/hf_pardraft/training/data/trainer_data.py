@@ -1,10 +1,12 @@
 """The data sets that a trainer is given, prepared as its arguments say for a drafter and its target."""
 
+from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from ...pairing.remembered import tokenizer_of
@@ -20,11 +22,16 @@ ROWS_OF_A_MODE = 32
 
 
 def prepare_all(
-    drafter: PreTrainedModel, target: PreTrainedModel | None, args: DraftTrainingArguments, kwargs: dict[str, Any]
+    drafter: PreTrainedModel,
+    target: PreTrainedModel | None,
+    args: DraftTrainingArguments,
+    kwargs: dict[str, Any],
+    reads_raw_rows: bool = False,
 ) -> dict[str, Any]:
     """The arguments of a `Trainer` with `train_dataset` and `eval_dataset`, perhaps a dict of several, prepared."""
     prepared = dict(kwargs)
-    prepare = partial(prepare_for_training, drafter, target, args, kwargs.get("processing_class"))
+    options = {"reads_raw_rows": reads_raw_rows}
+    prepare = partial(prepare_for_training, drafter, target, args, kwargs.get("processing_class"), **options)
     if kwargs.get("train_dataset") is not None:
         prepared["train_dataset"] = prepare(one_split(kwargs["train_dataset"], "train"))
     evaluated = kwargs.get("eval_dataset")
@@ -41,9 +48,17 @@ def prepare_for_training(
     args: DraftTrainingArguments,
     processing_class: Any,
     data: Any,
+    reads_raw_rows: bool = False,
 ) -> Any:
-    """A data set as [`prepare_data`] makes it with the training arguments, for what the target can read."""
+    """A data set as [`prepare_data`] makes it with the training arguments, for what the target can read.
+
+    Args:
+        drafter, target, args, processing_class: of the trainer.
+        data: the data set.
+        reads_raw_rows: whether a collator of the caller's own reads torch's data sets, whatever their rows hold.
+    """
     tokenizer = tokenizer_of(processing_class)
+    data = data if reads_raw_rows else raw_rows(data)
     with args.main_process_first(desc="preparing a data set"):
         return prepare_data(
             data,
@@ -56,6 +71,17 @@ def prepare_for_training(
             vocab_size=drafter.config.vocab_size or None,
             context=None if target is None else context_length(target.config),
         )
+
+
+def raw_rows(data: Any) -> Any:
+    """The rows of one of torch's data sets (what `random_split` gives, say) if they are raw, to be prepared as a list's are; any
+    other data as they are. A stream is not looked at, since its first row may come once only."""
+    if not isinstance(data, torch.utils.data.Dataset) or isinstance(data, torch.utils.data.IterableDataset):
+        return data
+    first = next(iter(data), None)
+    if isinstance(first, Mapping) and "input_ids" in first:
+        return data
+    return [data[number] for number in range(len(data))]
 
 
 def chat_arguments(data: Any, args: DraftTrainingArguments) -> dict[str, Any] | None:
