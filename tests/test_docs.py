@@ -20,6 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_pardraft
 from hf_pardraft import AutoDrafter, DFlashDrafter, DraftTrainer, DraftTrainingArguments, NgramModel
+from hf_pardraft.checkpoints.layouts import LAYOUTS
+from hf_pardraft.checkpoints.published import KIND_NAMES
 from hf_pardraft.cli.app import app
 from hf_pardraft.training.recipe import training_run
 from test_layering import ARROWS, SOURCE
@@ -217,6 +219,14 @@ def test_a_command_of_a_block_can_be_called_as_it_stands(command, tmp_path, monk
         return
     named, words = command_of(words)
     assert not named.make_context("", words).args
+
+
+@EVERY_PAGE
+def test_a_block_converts_a_drafter_of_the_kind_that_the_layout_holds(page):
+    for _, block in page.blocks:
+        for layout in re.findall(r"^pardraft convert .* --to (\w+)", block, flags=re.MULTILINE):
+            published = re.findall(r"\byou/\S+-(\w+)", block)
+            assert {*published} <= {KIND_NAMES[LAYOUTS[layout].kind]}, block
 
 
 @pytest.mark.parametrize("command", sorted({line for page in PAGES for line in page.lines if line.startswith(SERVERS)}))
