@@ -266,3 +266,19 @@ def test_a_drafter_with_rows_of_its_targets_head_keeps_them_with_an_adapter(modu
     assert loaded.config.own_head
     assert loaded.lm_head.weight.shape[0] == 5
     torch.testing.assert_close(drafts(loaded, target), drafts(trainer.drafter, target), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "adapted", [{"target_modules": ["lm_head"]}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}]
+)
+@pytest.mark.parametrize("kind", ["dart", "dflash"])
+def test_an_adapted_head_is_not_lost_to_a_draft_vocabulary(kind, adapted, target, text, tmp_path):
+    drafter = tiny_drafter(kind, target)
+    drafter.set_draft_vocabulary(range(30), **({"target": target} if kind == "dflash" else {}))
+    wrapped = peft.get_peft_model(drafter, peft.LoraConfig(r=2, **adapted))
+    head = drafter.lm_head
+    with pytest.raises(ValueError, match=r"lm_head of this \w+ is no plain linear layer but a .* choose it before"):
+        trainer_for(kind, target, text, tmp_path, drafter=wrapped, draft_vocab_size=20)
+    assert drafter.lm_head is head
+    assert drafter.config.draft_vocab_size == 30
+    wrapped.merge_and_unload().set_draft_vocabulary(range(20))

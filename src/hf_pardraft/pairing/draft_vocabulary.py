@@ -72,6 +72,7 @@ def set_draft_vocabulary(
             f"the checkpoint of this {kind} leaves its vocabulary to the target: call drafter.check_target(target) first"
         )
     ids = None if token_ids is None else checked_token_ids(token_ids, vocab_size, "a draft vocabulary")
+    check_own_rows(drafter)
     if isinstance(drafter, DartDrafter):
         cut_own_head(drafter, ids)
         return
@@ -81,6 +82,16 @@ def set_draft_vocabulary(
     note_vocabulary(drafter, ids, persistent=not isinstance(drafter, PardDrafter))
     if isinstance(drafter, DFlashDrafter):
         keep_rows(drafter, rows)
+
+
+def check_own_rows(drafter: ParallelDrafter) -> None:
+    """Raise a `ValueError` if a drafter's rows of a head are more than rows, which others would take the place of."""
+    head = None if isinstance(drafter, PardDrafter) else drafter._modules.get("lm_head")
+    if head is not None and type(head) is not nn.Linear:
+        raise ValueError(
+            f"the lm_head of this {type(drafter).__name__} is no plain linear layer but a {type(head).__name__} (adapted, "
+            "quantised), which a draft vocabulary would cost more than rows: choose it before that, or merge the adapter first"
+        )
 
 
 def note_vocabulary(drafter: ParallelDrafter, ids: torch.LongTensor | None, persistent: bool = True) -> None:
