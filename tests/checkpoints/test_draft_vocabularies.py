@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
-from hf_pardraft import AutoDrafter
+from hf_pardraft import AutoDrafter, DFlashConfig, DFlashDrafter
 from hf_pardraft.checkpoints.convert import convert
 from hf_pardraft.models.modeling_pard import VOCABULARY_FILE
 from published_checkpoints import DRAFT_TOKEN_IDS, FIXTURES, LAYOUTS, change_config, config_of
@@ -108,6 +108,22 @@ def test_a_published_reduced_head_is_what_scores_a_draft(tmp_path):
     assert not scoring.weight.requires_grad
     drafter.set_draft_vocabulary(drafter.draft_token_ids)
     assert torch.equal(drafter.new_draft_state(target).lm_head.weight, head)
+
+
+@pytest.mark.parametrize("layout", ["speculators", "zlab"])
+def test_a_published_reduced_head_is_kept_whoever_brings_the_config(layout, tmp_path):
+    convert(LAYOUTS["speculators"](tmp_path / "source"), tmp_path / "out", layout)
+    head = weights_of(tmp_path / "out")["lm_head.weight"]
+    change_config(tmp_path / "out", draft_vocab_size=...)
+    config = DFlashConfig.from_pretrained(tmp_path / "out")
+    before = config.to_dict()
+    for drafter in (
+        DFlashDrafter.from_pretrained(tmp_path / "out", config=config),
+        AutoModel.from_pretrained(tmp_path / "out", config=config),
+    ):
+        assert drafter.draft_token_ids.tolist() == DRAFT_TOKEN_IDS
+        assert torch.equal(drafter.lm_head.weight, head)
+    assert config.to_dict() == before
 
 
 @pytest.mark.parametrize("change", [{"lm_head.weight": None}, {"lm_head.weight": torch.zeros(96, 32)}])

@@ -1,5 +1,6 @@
 """Loading a drafter on no one's word: files are checked first, weights matched by name, values looked at last."""
 
+import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,10 +113,13 @@ def load_checked(model_class: type[ParallelDrafter], name_or_path, *model_args: 
         config = load_config(model_class, name_or_path, kwargs)
         check_generation_config(name_or_path, **hub_arguments(kwargs))
         facts = describe_checkpoint(name_or_path, kwargs)
-        if not isinstance(kwargs.get("config"), PreTrainedConfig):
-            found = reduced_head(config, {own_name(name, renamed): tensor for name, tensor in facts.items()})
-            config.update(found)
+        found = reduced_head(model_class, config, {own_name(name, renamed): tensor for name, tensor in facts.items()})
+        if isinstance(kwargs.get("config"), PreTrainedConfig):
+            # A caller's own config stays as it is.
+            kwargs = {**kwargs, "config": (config := copy.deepcopy(config))}
+        else:
             kwargs = {**kwargs, **found}
+        config.update(found)
         # Quantised weights are stored in shapes and dtypes of their own.
         if kwargs.get("quantization_config") is None and "quantization_config" not in config.to_dict():
             match_weights(model_class, config, facts, name_or_path, renamed)
@@ -137,17 +141,19 @@ def load_checked(model_class: type[ParallelDrafter], name_or_path, *model_args: 
     return (model, info) if return_info else model
 
 
-def reduced_head(config: PreTrainedConfig, facts: dict[str, TensorFacts]) -> dict[str, Any]:
+def reduced_head(
+    model_class: type[ParallelDrafter], config: PreTrainedConfig, facts: dict[str, TensorFacts]
+) -> dict[str, Any]:
     """What the files of a DFlash or DFlare drafter say of its draft vocabulary and head, and its config may not.
 
     Args:
-        config: of any drafter.
+        model_class, config: of any drafter.
         facts: what the weight files hold, by our names.
 
     Raises:
         ValueError: if the map of a draft vocabulary is no list of tokens, or the head has rows of neither it nor all tokens.
     """
-    if config.drafter_kind not in ("dflash", "dflare"):
+    if not issubclass(model_class, DFlashDrafter):
         return {}
     size = config.draft_vocab_size or (num_mapped(facts["d2t"]) if "d2t" in facts else config.vocab_size)
     if size == config.vocab_size:
