@@ -127,6 +127,22 @@ def test_what_a_text_suggests_beyond_a_draft_is_no_part_of_it():
     assert len(schedule.knowledge.chain.counts) == 4
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_single_tree_is_judged_though_items_end_in_the_first_call(seed):
+    """As on an accelerator, where rounds draft nothing or one tree."""
+    tree, now, drawn = Plan(4, 8), 0.0, random.Random(seed)
+    schedule = Schedule(Knowledge(), [NOTHING, tree], tree, lambda: now)
+    batches, followed = [8] * drawn.randint(1, 4) + [4] * 12 + [2] * 12 + [1] * 40, []
+    for batch in batches:
+        plan = schedule.next_plan(batch, 9, 10)
+        now += 3.0 if plan.depth else 1.0
+        schedule.note([(0, 1)] * batch if plan.depth else [])
+        schedule.end_round(True)
+        followed.append(plan)
+    assert tree in followed
+    assert followed.count(NOTHING) > len(followed) // 2
+
+
 @pytest.mark.parametrize("stopped", [0.0, math.nan, -1.0])
 def test_a_clock_that_says_nothing_does_no_harm(stopped):
     schedule = Schedule(Knowledge(), all_plans(4, 16), Plan(4), lambda: stopped)

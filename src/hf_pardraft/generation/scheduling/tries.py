@@ -68,7 +68,9 @@ class Tries:
         if costs.count(self.first) != 1 or costs.guesses:
             if best.depth or not (self.is_first_call and 0 < num_drafted < self.CHECKS):
                 return None
-            plan = max((p for p in self.plans if p.depth and (costs.count(p) or not p.budget)), key=self.worth.rate)
+            known = (p for p in self.plans if p.depth and (costs.count(p) or not p.budget))
+            # Off a CPU there may be but one tree, which a batch of fewer items has not met yet.
+            plan = max(known, key=self.worth.rate, default=self.first)
             most = self.CHECK / num_drafted
         return plan if self.worth.loss(plan, best) < most else None
 
