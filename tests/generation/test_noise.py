@@ -95,6 +95,21 @@ def test_what_is_held_is_as_little_as_is_said(monkeypatch, batch, most_bytes):
         noise.advance([most] + [1] * (batch - 1))
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_rounds_that_look_at_no_noise_keep_no_states(batch):
+    """Where a processor reads the text, tokens are drawn one by one, and rounds without a draft need nothing ahead."""
+    noise = StepNoise(batch, CPU, 5)
+    for step in range(300):
+        torch.multinomial(torch.ones(batch, 8), 1)
+        noise.found_before(step + 1)
+        noise.advance([1] * batch)
+        assert len(noise.states) <= 2
+    found = torch.get_rng_state()
+    torch.manual_seed(0)
+    noise.go_to(300)
+    assert torch.equal(torch.get_rng_state(), found)
+
+
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("known", [(0,), (1, 3)])
 def test_noise_that_is_drawn_again_writes_the_same_text(monkeypatch, known, budget):

@@ -88,6 +88,7 @@ class StepNoise:
         Where that is elsewhere than it was thought to be (a logits processor draws, too, say), what was drawn ahead is not what
         plain `generate` is going to use, and is forgotten.
         """
+        self._forget_old_states()
         state, index = generator_state(self.device), step - self.first_state
         if index < len(self.states) and torch.equal(self.states[index], state):
             return
