@@ -1,6 +1,8 @@
 """The noise of sampling: what torch draws a token with, the same numbers for items that run apart, and drafts made with it."""
 
 import random
+import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,7 +10,19 @@ import torch
 from hf_pardraft.generation.choosing import noise as noises
 from hf_pardraft.generation.choosing.choice import coupled_logits, draw_with
 from hf_pardraft.generation.choosing.noise import StepNoise
-from sampled_cases import BUDGETS, another, assert_plain_text, batch_of, double_target, knowing, seeded, unpadded
+from sampled_cases import (
+    BUDGETS,
+    another,
+    assert_plain_text,
+    batch_of,
+    call,
+    double_target,
+    knowing,
+    seeded,
+    unpadded,
+    untrained,
+)
+from threads import in_threads
 
 CPU = torch.device("cpu")
 
@@ -205,6 +219,91 @@ def test_the_default_dtype_has_no_part_in_the_noise(dtype):
     finally:
         torch.set_default_dtype(before)
     assert torch.equal(found, expected.transpose(0, 1))
+
+
+@pytest.fixture
+def after_another_call():
+    """What a function returns in this thread while, in another, a call has drawn two steps ahead, and when that one has ended."""
+
+    def run(found, then_ends):
+        begun, over = threading.Event(), threading.Event()
+
+        def other_call():
+            noise = StepNoise(1, CPU, 3)
+            noise.ahead(2, 8)
+            begun.set()
+            over.wait()
+            then_ends(noise)
+
+        other = threading.Thread(target=other_call)
+        other.start()
+        begun.wait()
+        during = found()
+        over.set()
+        other.join()
+        return during, found()
+
+    return run
+
+
+def test_a_call_beside_one_in_another_thread_draws_other_numbers(after_another_call):
+    """Else both would write the same text. Neither disturbs the other; and once that has ended, the generator is what it was."""
+    torch.manual_seed(0)
+    expected, _ = plain_noise(1, 8, 4)
+    torch.manual_seed(0)
+
+    def found():
+        noise = StepNoise(1, CPU, 3)
+        drawn = noise.ahead(2, 8)
+        noise.draw(torch.ones(1, 8), 0)
+        noise.close()
+        return drawn
+
+    during, after = after_another_call(found, lambda noise: (noise.go_to(1), noise.close()))
+    assert not any(torch.equal(during[:, 0], each) for each in expected)
+    assert torch.equal(after, expected[1:3].transpose(0, 1))
+
+
+def test_a_seed_counts_beside_a_call_in_another_thread(after_another_call):
+    torch.manual_seed(5)
+    expected, _ = plain_noise(1, 8, 2)
+    torch.manual_seed(0)
+
+    def found():
+        torch.manual_seed(5)
+        noise = StepNoise(1, CPU, 3)
+        drawn = noise.ahead(2, 8)
+        noise.close()
+        return drawn
+
+    for drawn in after_another_call(found, StepNoise.close):
+        assert torch.equal(drawn, expected.transpose(0, 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.2}])
+def test_samples_that_are_written_in_threads_at_once_differ(options):
+    target, batch = double_target(), batch_of(6)
+    drafter, start = untrained("pard", target), threading.Barrier(4)
+    drafter.generation_config.draft_schedule = "fixed"
+    torch.manual_seed(0)
+    texts = in_threads(4, lambda: start.wait() >= 0 and call(target, batch, assistant_model=drafter, **options))
+    assert len({tuple(text[0].tolist()) for text in texts}) == 4
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_after_a_call_torchs_generator_is_everybodys_again(fails):
+    target, batch = double_target(), batch_of(6)
+
+    def interrupted(*_):
+        raise InterruptedError
+
+    before = set(noises._calls)
+    hook = target.register_forward_hook(interrupted) if fails else None
+    with pytest.raises(InterruptedError) if fails else nullcontext():
+        call(target, batch, assistant_model=untrained("pard", target))
+    if hook:
+        hook.remove()
+    assert set(noises._calls) <= before
 
 
 def test_rounds_may_be_as_deep_as_drafts_may_be():

@@ -55,7 +55,6 @@ class DecodingCall(ABC):
         finished: the texts of the other items.
     """
 
-    choice: TokenChoice
     judge: DraftJudge
 
     def __init__(
@@ -75,6 +74,8 @@ class DecodingCall(ABC):
         self.batch, self.items = batch, list(range(batch))
         self.stop = StopChecks(stopping_criteria, batch)
         self.streamer, self.model_kwargs = streamer, model_kwargs
+        # Until rounds begin, none.
+        self.choice = TokenChoice()
         padding = generation_config._pad_token_tensor
         self.finished = FinishedItems(0 if padding is None else int(padding))
         text_config = target.config.get_text_config(decoder=True)
@@ -102,7 +103,10 @@ class DecodingCall(ABC):
     def run(self, input_ids: torch.LongTensor) -> Any:
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""
         with self.packing, self.fusing, self.attending:
-            return self._run(input_ids)
+            try:
+                return self._run(input_ids)
+            finally:
+                self.choice.close()
 
     def _run(self, input_ids: torch.LongTensor) -> Any:
         """See [`run`]."""

@@ -76,6 +76,9 @@ class TokenChoice:
     def finish(self, num_steps: int) -> None:
         """The call is over, after which plain `generate` would have made so many steps."""
 
+    def close(self) -> None:
+        """Nothing is chosen any more, be it that the call has failed."""
+
 
 class LikeliestToken(TokenChoice):
     """Greedy decoding."""
@@ -151,9 +154,7 @@ class PlainDraw(TokenChoice):
 
     def at(self, scores: torch.Tensor, items: slice, depth: int) -> torch.LongTensor:
         if self.follows:
-            choice = torch.multinomial(scores.softmax(dim=-1), num_samples=1).squeeze(1)
-            self.others_have_drawn(depth)
-            return choice
+            return self.noise.draw(scores.softmax(dim=-1), self.noise.steps[0] + depth)
         if self.ahead is None or self.ahead.shape[1] <= depth:
             self._look_ahead(depth + 1, scores.shape[1])
         choice = draw_with(scores.softmax(dim=-1), self.ahead[items, depth])
@@ -181,6 +182,10 @@ class PlainDraw(TokenChoice):
 
     def finish(self, num_steps: int) -> None:
         self.noise.go_to(num_steps)
+        self.noise.close()
+
+    def close(self) -> None:
+        self.noise.close()
 
     def _look_ahead(self, count: int, vocab: int) -> None:
         if self.follows:

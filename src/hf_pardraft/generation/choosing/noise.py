@@ -1,11 +1,18 @@
 """The random numbers that plain `generate` draws its tokens with, drawn ahead of their use, in its order."""
 
+import threading
+import weakref
+
 import torch
 
 # Noise is held for items that are slower than others as long as it takes no more than this.
 MOST_BYTES = 1 << 26
 # More than the steps of a round are held for so many, at most.
 MOST_STEPS = 1 << 12
+
+# Calls that draw ahead from torch's own generators now, each with its thread; and what one of them holds while it draws.
+_calls: "weakref.WeakKeyDictionary[StepNoise, int]" = weakref.WeakKeyDictionary()
+_drawing = threading.RLock()
 
 
 def generator_state(device: torch.device) -> torch.Tensor:
@@ -40,10 +47,17 @@ class StepNoise:
     the larger of 64 MiB and `steps of a round x batch x vocab x 4` bytes, which is what the logits of a chain take; and for
     every step from the slowest item's to the fastest's a state, 5 kB on a CPU and 16 bytes on a GPU.
 
+    All threads have one generator. A call that begins where one in another thread has left it would draw what that one is going
+    to, and might write the same text: it gets a generator of its own instead, which begins anywhere, since the order in which
+    threads draw is no matter of a seed without a drafter either.
+
     Args:
         batch: items of the call.
         device: where tokens are chosen.
         most: steps of a round, at most: one more than tokens are drafted.
+
+    Attributes:
+        generator: the call's own; `None` for torch's.
     """
 
     def __init__(self, batch: int, device: torch.device, most: int) -> None:
@@ -51,8 +65,18 @@ class StepNoise:
         self.live = list(range(batch))
         # For each item the step of its next token, and the first step whose noise it doesn't hold.
         self.steps, self.held_until = [0] * batch, [0] * batch
-        # The states before the steps from `first_state` on, and before the first that nobody has drawn yet.
-        self.states, self.first_state = [generator_state(device)], 0
+        self.generator: torch.Generator | None = None
+        with _drawing:
+            state = generator_state(device)
+            if self._is_taken(state):
+                self.generator = torch.Generator(device)
+                self.generator.seed()
+                state = self.generator.get_state()
+            else:
+                _calls[self] = threading.get_ident()
+        # The states before the steps from `first_state` on, and before the first that nobody has drawn yet; and the last one in
+        # which this call has left the generator.
+        self.states, self.first_state, self.left = [state], 0, state
         self.window: torch.Tensor | None = None
 
     def ahead(self, count: int, vocab: int) -> torch.Tensor:
@@ -89,7 +113,8 @@ class StepNoise:
         plain `generate` is going to use, and is forgotten.
         """
         self._forget_old_states()
-        state, index = generator_state(self.device), step - self.first_state
+        self.left = state = self._state()
+        index = step - self.first_state
         if index < len(self.states) and torch.equal(self.states[index], state):
             return
         self.states[index:] = [state]
@@ -97,7 +122,32 @@ class StepNoise:
 
     def go_to(self, step: int) -> None:
         """Set the generator to where plain `generate` has it before a step; it has drawn for those before, for all items."""
-        set_generator_state(self.device, self.states[step - self.first_state])
+        with _drawing:
+            self.left = self.states[step - self.first_state]
+            if self.generator is None:
+                set_generator_state(self.device, self.left)
+            else:
+                self.generator.set_state(self.left)
+
+    def draw(self, law: torch.Tensor, step: int) -> torch.LongTensor:
+        """What the generator itself, which stands before this step, draws of a law `(batch, vocab)` for all items; `(batch,)`."""
+        with _drawing:
+            drawn = torch.multinomial(law, num_samples=1, generator=self.generator).squeeze(1)
+            self.found_before(step + 1)
+        return drawn
+
+    def close(self) -> None:
+        """This call draws no more."""
+        _calls.pop(self, None)
+
+    def _is_taken(self, state: torch.Tensor) -> bool:
+        """Whether a call in another thread goes on from a state."""
+        this = threading.get_ident()
+        others = [call for call, thread in [*_calls.items()] if thread != this and call.device == self.device]
+        return any(torch.equal(call.left, state) for call in others)
+
+    def _state(self) -> torch.Tensor:
+        return generator_state(self.device) if self.generator is None else self.generator.get_state()
 
     def _hold(self, step: int) -> None:
         """Draw a step's noise, and keep it for the items that have it next and have room for it."""
@@ -105,14 +155,17 @@ class StepNoise:
         takers = [
             item for item in self.live if self.held_until[item] == step and step < self.steps[item] + len(self.window)
         ]
-        self.go_to(step)
-        if len(takers) == self.batch:
-            self.window[place].exponential_()
-        else:
-            items = torch.tensor(takers, device=self.device)
-            self.window[place, items] = torch.empty_like(self.window[place]).exponential_()[items]
-        if step + 1 - self.first_state == len(self.states):
-            self.states.append(generator_state(self.device))
+        with _drawing:
+            self.go_to(step)
+            if len(takers) == self.batch:
+                self.window[place].exponential_(generator=self.generator)
+            else:
+                items = torch.tensor(takers, device=self.device)
+                drawn = torch.empty_like(self.window[place]).exponential_(generator=self.generator)
+                self.window[place, items] = drawn[items]
+            if step + 1 - self.first_state == len(self.states):
+                self.states.append(self._state())
+            self.left = self.states[step + 1 - self.first_state]
         for item in takers:
             self.held_until[item] = step + 1
 
