@@ -138,7 +138,8 @@ class StepNoise:
 
     def close(self) -> None:
         """This call draws no more."""
-        _calls.pop(self, None)
+        with _drawing:
+            _calls.pop(self, None)
 
     def _is_taken(self, state: torch.Tensor) -> bool:
         """Whether a call in another thread goes on from a state."""
