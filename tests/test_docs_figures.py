@@ -251,9 +251,11 @@ def test_published_loops():
         assert numbers(cells) == pytest.approx(figures, abs=0.0051)
 
 
-def test_training_steps():
-    shown = table_of("training.md", "a step")
-    for row in results("training_step")["rows"]:
+@pytest.mark.parametrize(("suffix", "anchors"), [("", 128), ("_avx512_bf16", 512)])
+def test_training_steps(suffix, anchors):
+    shown = table_of("training.md", f"a step, `num_anchors={anchors}`")
+    for row in results(f"training_step{suffix}")["rows"]:
+        assert row["anchors"] == anchors
         seconds = [sum(row[when][part] for part in ("forward", "backward")) for when in ("before", "now")]
         cells = shown.pop(f"{row['drafter']}, {row['dtype']}")
         figures = [*seconds, row["time_ratio"], row["memory_ratio"]]
