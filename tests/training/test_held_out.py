@@ -123,9 +123,12 @@ def test_of_the_targets_own_settings_an_evaluation_minds_what_ends_a_text_alone(
     assert target.generation_config.to_dict() == before
 
 
-def test_the_best_checkpoint_is_the_one_that_drafts_best(target, text, tmp_path):
+@pytest.mark.parametrize(
+    ("taus", "best_step"), [([2.0, 3.5, 3.0], 4), ([1.0, 1.0, 1.0], 6), ([2.0, 2.0, 1.5], 4), ([2.0, 1.5, 2.0], 6)]
+)
+def test_the_best_checkpoint_is_the_latest_of_those_that_draft_best(taus, best_step, target, text, tmp_path):
     """Tau is a number to be raised, and what it measures is brought back at the end."""
-    taus = iter([2.0, 3.5, 3.0])
+    measured = iter(taus)
     settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     trainer = trainer_for(
         "dflash",
@@ -137,12 +140,12 @@ def test_the_best_checkpoint_is_the_one_that_drafts_best(target, text, tmp_path)
         tau_prompts=1,
         **settings,
     )
-    trainer.measured_drafting = lambda examples: {"tau": next(taus)}
+    trainer.measured_drafting = lambda examples: {"tau": next(measured)}
     trainer.train()
     assert trainer.args.greater_is_better
-    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-4")
-    assert trainer.state.best_metric == 3.5
-    best = type(trainer.drafter).from_pretrained(tmp_path / "checkpoint-4")
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best_step}")
+    assert trainer.state.best_metric == max(taus)
+    best = type(trainer.drafter).from_pretrained(tmp_path / f"checkpoint-{best_step}")
     assert all(torch.equal(best.state_dict()[name], weight) for name, weight in trainer.drafter.state_dict().items())
 
 

@@ -19,7 +19,7 @@ from .adapter_checks import check_base_is_named, check_peft_config
 from .adapters import adapted, base_drafter, is_adapted
 from .arguments import DraftTrainingArguments
 from .batch_scorer import BatchScorer
-from .best_metric import check_best_metric
+from .best_metric import check_best_metric, is_tau
 from .checks import (
     check_arguments,
     check_in_one_place,
@@ -139,6 +139,16 @@ class DraftTrainer(DrafterFilesTrainer):
         # A class or a callback of a caller's own may report more.
         if eval_sets is not None and type(self) is DraftTrainer and not kwargs.get("callbacks"):
             check_best_metric(args, self.drafter, self.scorer.coefficients, eval_sets, drafts)
+
+    def _determine_best_metric(self, metrics, trial):
+        """As in `Trainer`; of checkpoints with the same tau the latest is the best.
+
+        A few prompts tell taus coarsely, and a young drafter's is 1 in each evaluation: then the first one had learned the least.
+        """
+        metric = self.args.metric_for_best_model
+        if is_tau(metric) and metrics.get(f"eval_{metric.removeprefix('eval_')}") == self.state.best_metric:
+            self.state.best_metric = None
+        return super()._determine_best_metric(metrics, trial)
 
     def _note_in_drafter(self, args: DraftTrainingArguments, raw_data: Any, kwargs: dict[str, Any]) -> None:
         """Let the drafter's config say what it is trained for: a draft vocabulary, the target, and how chats were rendered.
