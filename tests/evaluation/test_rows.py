@@ -10,7 +10,14 @@ from rich.console import Console
 
 from hf_pardraft.checkpoints.atomic_files import write_whole
 from hf_pardraft.evaluation.calls import Condition, TimedRun, Watched
-from hf_pardraft.evaluation.entries import Entry, drafter_entries, plain_entry, settings_grid, stock_dflash_entries
+from hf_pardraft.evaluation.entries import (
+    PLAIN,
+    Entry,
+    drafter_entries,
+    plain_entry,
+    settings_grid,
+    stock_dflash_entries,
+)
 from hf_pardraft.evaluation.measurement import Measured
 from hf_pardraft.evaluation.report import (
     Report,
@@ -269,3 +276,21 @@ def test_plots_are_drawn(tmp_path):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
     only_plain = Report(facts(), [summarise(plain_measured(), plain_measured(), Condition(batch_size=2))])
     assert save_plots(only_plain, tmp_path / "none") == []
+
+
+def test_long_names_are_whole_in_plots_and_leave_room_for_what_is_drawn():
+    pytest.importorskip("matplotlib")
+    from hf_pardraft.evaluation.plots import acceptance_figure, speedup_figure, time_figure
+
+    name = "an-organisation-with-a-name/Qwen3-Coder-30B-A3B-Instruct-DFlare-b16-of-$one$-more-thing, tree 8"
+    both = report(conditions=(Condition(batch_size=2), Condition(batch_size=2, temperature=0.7)))
+    renamed = [row if row.name == PLAIN else replace(row, name=name) for row in both.rows]
+    for draw in (acceptance_figure, speedup_figure, time_figure):
+        figure = draw(Report(facts(), renamed))
+        figure.draw_without_rendering()
+        (axes,), (legend,) = figure.axes, figure.legends
+        assert axes.bbox.width > figure.bbox.width / 4
+        texts = [*legend.get_texts(), *axes.get_yticklabels()]
+        extents = [text.get_window_extent() for text in texts]
+        assert all(extent.x0 >= 0 and extent.x1 <= figure.bbox.width for extent in extents)
+        assert any("thing" in text.get_text() for text in texts)

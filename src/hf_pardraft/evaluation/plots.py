@@ -1,6 +1,7 @@
 """An evaluation as pictures: acceptance by position, speedup by batch size, time per round. Needs matplotlib."""
 
 import importlib.util
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 # Fewer than colours, so that no pair of the two comes twice for long.
 MARKERS = "osD^v"
 WIDTH = 7.0
+# Characters of a name in a line, beneath the axes and beside a bar: repositories have long ones.
+LEGEND_LINE, BAR_LINE = 80, 40
 
 
 def check_matplotlib() -> None:
@@ -37,9 +40,18 @@ def save_plots(report: Report, folder: Path) -> list[Path]:
     return paths
 
 
-def height_for(num_lines: int) -> float:
-    """Inches for the axes and a legend of so many lines."""
-    return 4.0 + 0.2 * num_lines
+def height_for(names: list[str]) -> float:
+    """Inches for the axes and a legend of these names, in lines."""
+    return 4.0 + 0.2 * num_lines(names)
+
+
+def in_lines(name: str, width: int) -> str:
+    """A name in lines of so many characters; nothing of it is a formula."""
+    return textwrap.fill(name, width).replace("$", r"\$")
+
+
+def num_lines(names: list[str]) -> int:
+    return sum(name.count("\n") + 1 for name in names)
 
 
 def new_figure(report: Report, height: float) -> tuple[Any, Any]:
@@ -71,10 +83,11 @@ def acceptance_figure(report: Report) -> Any | None:
     rows = [row for row in report.rows if row.acceptance_by_position and row.batch_size == smallest]
     if not rows:
         return None
-    figure, axes = new_figure(report, height_for(len(rows)))
-    for index, row in enumerate(rows):
+    names = [in_lines(named(row, rows), LEGEND_LINE) for row in rows]
+    figure, axes = new_figure(report, height_for(names))
+    for index, (name, row) in enumerate(zip(names, rows, strict=True)):
         positions = range(1, len(row.acceptance_by_position) + 1)
-        axes.plot(positions, row.acceptance_by_position, label=named(row, rows), **look(index))
+        axes.plot(positions, row.acceptance_by_position, label=name, **look(index))
         known = row.correct_by_position or []
         axes.plot(range(1, len(known) + 1), known, linestyle=":", linewidth=1, color=COLOURS[index % len(COLOURS)])
     axes.set(xlabel="draft position", ylabel="share of rounds: accepted, correct (dotted)", ylim=(0, 1.02))
@@ -92,8 +105,8 @@ def speedup_figure(report: Report) -> Any | None:
     lines: dict[str, list[EvaluationRow]] = {}
     for row in rows:
         suffix = f", temperature {row.temperature:g}" if len(temperatures) > 1 else ""
-        lines.setdefault(row.name + suffix, []).append(row)
-    figure, axes = new_figure(report, height_for(len(lines)))
+        lines.setdefault(in_lines(row.name + suffix, LEGEND_LINE), []).append(row)
+    figure, axes = new_figure(report, height_for([*lines]))
     for index, (name, line) in enumerate(lines.items()):
         line = sorted(line, key=lambda row: row.batch_size)
         axes.plot([row.batch_size for row in line], [row.speedup for row in line], label=name, **look(index))
@@ -113,14 +126,14 @@ def time_figure(report: Report) -> Any | None:
     rows = [row for row in report.rows if row.milliseconds_by_part]
     if not rows:
         return None
-    figure, axes = new_figure(report, 1.6 + 0.4 * len(rows))
-    names = [named(row, report.rows) for row in rows]
+    names = [in_lines(named(row, report.rows), BAR_LINE) for row in rows]
+    figure, axes = new_figure(report, 1.6 + 0.25 * len(rows) + 0.15 * num_lines(names))
     left = [0.0] * len(rows)
     for index, part in enumerate(PARTS):
         values = [row.milliseconds_by_part[part] for row in rows]
         axes.barh(range(len(rows)), values, left=left, label=part, color=COLOURS[index])
         left = [start + value for start, value in zip(left, values, strict=True)]
-    axes.set_yticks(range(len(rows)), labels=names)
+    axes.set_yticks(range(len(rows)), labels=names, fontsize="small")
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds per round")
     legend_below(figure, len(PARTS))
