@@ -187,6 +187,20 @@ def test_a_card_that_people_wrote_gets_a_part_of_its_own(hub):
     assert card.text.index("# Mine") < card.text.index("## Measured") < card.text.index("| drafter |")
 
 
+@pytest.mark.parametrize("name", ["card.md", "README.md"])
+def test_a_card_that_is_written_elsewhere_says_what_the_folders_card_says(name, hub):
+    folder = save_drafter("dflash", hub)
+    path, elsewhere = folder / "README.md", hub / "elsewhere" / name
+    path.write_text(path.read_text() + "\nMy own words.\n")
+    before = path.read_text()
+    assert pardraft("card", folder, "--license", "mit", "--output", elsewhere).code == 0
+    assert path.read_text() == before
+    assert "My own words." in elsewhere.read_text()
+    assert ModelCard.load(elsewhere).data.license == "mit"
+    assert pardraft("card", folder, "--fresh", "--output", elsewhere).code == 0
+    assert "My own words." not in elsewhere.read_text()
+
+
 def test_figures_that_people_put_into_the_metadata_stay(hub):
     folder = save_drafter("dflash", hub)
     path = folder / "README.md"

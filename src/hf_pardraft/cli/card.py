@@ -66,13 +66,15 @@ def card(
 
 
 def write_card(drafter: ParallelDrafter, facts: CardFacts, folder: Path, path: Path, fresh: bool) -> None:
-    """Write a card, or renew what is there unless it is to be `fresh`."""
+    """Write a card, or renew what is there, or else the folder's, unless it is to be `fresh`."""
     name = folder.resolve().name
     # A demo family says more about its drafters than their folders do.
     family = family_facts(folder)
     if family is not None:
         facts = replace(family, **{key: value for key, value in vars(facts).items() if value})
-    old = None if fresh or family is not None or path.name != CARD else read_card(path.parent)
+    old = None
+    if not fresh and family is None:
+        old = (read_card(path.parent) if path.name == CARD else None) or read_card(folder)
     save_card(make_card(drafter, facts, name) if old is None else update_card(old, drafter, facts, name), path)
 
 
