@@ -28,7 +28,7 @@ from hf_pardraft.making.run import Making, make_drafter
 from hf_pardraft.making.runner import run_command
 from hf_pardraft.making.settings import Machine, MakeSettings
 from hf_pardraft.making.state import MakeState
-from hf_pardraft.making.summary import inside, make_command, public_command, what_to_do_for_more
+from hf_pardraft.making.summary import inside, make_command, public_command, try_it, what_to_do_for_more
 from hf_pardraft.making.text import Text, written_texts
 from hf_pardraft.training.recipe import training_run
 from tiny_models import tiny_target
@@ -374,6 +374,16 @@ def test_for_more_the_same_is_asked_for():
     ]
 
 
+def test_who_made_a_drafter_is_told_to_write_the_text_that_it_learned():
+    """A completion without the chat template is warned about, and drafted badly, where chats were learned."""
+    settings = MakeSettings("org/target", chat_template_kwargs={"enable_thinking": False}, trust_remote_code=True)
+    models = ["--target", "org/target", "--drafter", "made/d"]
+    of_chats = ["chat", *models, "--chat-template-kwargs", '{"enable_thinking": false}', "--trust-remote-code"]
+    assert try_it(settings, "made/d", is_of_chats=True) == of_chats
+    of_prompts = ["generate", *models, "--stats", "Tell me a story.", "--trust-remote-code"]
+    assert try_it(settings, "made/d", is_of_chats=False) == of_prompts
+
+
 def test_more_hours_are_not_proposed_for_prompts_that_are_all_answered(tmp_path):
     capped = {"steps": 20, "eval_steps": 4, "epochs": 20.0, "is_capped": True}
     text = {"train": 8, "held_out": 4, "tokens": 155}
@@ -438,7 +448,8 @@ def test_what_can_not_be_is_refused_before_any_work(target, tmp_path):
         *common, "--output", out, "--kind", "dflair"
     )
     assert "--hours above 0, got 0" in refused(*common, "--output", out, "--hours", 0)
-    assert "--hours above 0, got nan" in refused(*common, "--output", out, "--hours", "nan")
+    for hours in ("nan", "inf"):
+        assert f"a finite --hours above 0, got {hours}" in refused(*common, "--output", out, "--hours", hours)
     assert "for dflare: leave it out" in refused(*common, "--output", out, "--base", target)
     assert "nowhere" in refused("--target", "nowhere", "--output", out)
     few = tmp_path / "few.jsonl"

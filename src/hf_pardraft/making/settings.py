@@ -57,7 +57,9 @@ class MakeSettings:
         if self.kind not in KINDS:
             raise ValueError(f"expected a kind of drafter ({', '.join(KINDS)}), got {self.kind!r}")
         if not (math.isfinite(self.hours) and self.hours > 0):
-            raise ValueError(f"expected --hours above 0, got {self.hours:g}: it is the time that all stages share")
+            raise ValueError(
+                f"expected a finite --hours above 0, got {self.hours:g}: it is the time that all stages share"
+            )
         if self.base is not None and self.kind != "pard":
             raise ValueError(f"--base is what a pard drafter is made of, got it for {self.kind}: leave it out")
 

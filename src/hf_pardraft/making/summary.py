@@ -43,9 +43,6 @@ def summary(commands: Commands, state: MakeState, results: dict[str, Any]) -> li
     drafted = next(row for row in results["rows"] if row["name"] == kind)
     text, training = state.decided["text"], state.decided["training"]
     drafter = str(folder.drafter)
-    try_it = ["generate", "--target", settings.target, "--drafter", drafter, "--stats", "Tell me a story."]
-    if settings.trust_remote_code:
-        try_it.append("--trust-remote-code")
     lines = [
         f"{folder.drafter}: a {kind} drafter for {settings.target_name}",
         f"  tau {drafted['tau']:.2f}, {drafted['speedup']:.2f}x plain generate ({drafted['tokens_per_second']:.1f} rather than "
@@ -59,11 +56,21 @@ def summary(commands: Commands, state: MakeState, results: dict[str, Any]) -> li
         f"{counted(training['steps'], 'step')}, {training['epochs']:.1f} epochs",
         f"  took {told_times(state)}",
         "Use it:",
-        f"  {as_typed(try_it)}",
+        f"  {as_typed(try_it(settings, drafter, results['prompts']['chat_template']))}",
         f"  {as_typed(['push', drafter, f'YOU/{folder.drafter.name}'])}",
         "For more:",
     ]
     return [*lines, *what_to_do_for_more(commands, state)]
+
+
+def try_it(settings: MakeSettings, drafter: str, is_of_chats: bool) -> list[str]:
+    """A command that writes with the drafter, in the form of text that it learned."""
+    words = ["chat" if is_of_chats else "generate", "--target", settings.target, "--drafter", drafter]
+    if not is_of_chats:
+        words += ["--stats", "Tell me a story."]
+    elif settings.chat_template_kwargs:
+        words += ["--chat-template-kwargs", json.dumps(settings.chat_template_kwargs)]
+    return [*words, *(["--trust-remote-code"] if settings.trust_remote_code else [])]
 
 
 def what_to_do_for_more(commands: Commands, state: MakeState) -> list[str]:
