@@ -224,6 +224,18 @@ def test_targets_with_several_positions_per_token_write_what_they_write_alone(na
         assert drafter.last_stats.tau > 1.5
 
 
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+@pytest.mark.parametrize("name", VISION)
+def test_the_stock_loop_drafts_for_targets_with_several_positions_per_token(name, kind):
+    target, inputs = vision_target(name), picture_prompt()
+    options = {"do_sample": False, "max_new_tokens": LONGEST, "suppress_tokens": [58, 59, 60, IMAGE_TOKEN]}
+    expected = target.generate(**inputs, **options)
+    drafter = oracle(kind, target, expected[0])
+    drafter.generation_config.decode_loop = "stock"
+    assert torch.equal(target.generate(**inputs, assistant_model=drafter, **options), expected)
+    assert drafter.last_stats.tau > 1.5
+
+
 @pytest.mark.parametrize(("lengths", "budget"), [((8,), 0), ((8,), 8), ((8, 5, 6), 0)])
 def test_a_family_with_recurrent_layers_may_have_models_without_any(lengths, budget):
     """Granite 4.0's dense ones, which are served in trees and batches as any other."""

@@ -213,10 +213,11 @@ class ParallelCandidateGenerator(CandidateGenerator):
     def _observe_stock(self, input_ids, model_kwargs, model_outputs) -> None:
         """Work out from the stock loop's arguments what was committed in its last round."""
         attention_mask = model_kwargs.get("attention_mask")
-        positions = model_kwargs.get("position_ids")
-        if positions is None:
-            positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         real = torch.ones_like(input_ids[0], dtype=torch.bool) if attention_mask is None else attention_mask[0].bool()
+        positions = model_kwargs.get("position_ids")
+        # A drafter counts tokens, whatever several positions per token the target has.
+        if positions is None or positions.ndim == 3:
+            positions = (real.long().cumsum(dim=0) - 1).clamp(min=0)[None]
         is_new = real.clone()
         is_new[: self._num_seen] = False
         features = feature_positions = None
