@@ -127,6 +127,20 @@ def test_a_hybrid_target_takes_chains_for_one_sequence(caplog):
         greedy(target, prompt.repeat(2, 1), assistant_model=drafter, max_new_tokens=4)
 
 
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_masked_out_tokens_inside_the_text_are_refused_where_a_state_steps_over_them(name):
+    target, prompt = hybrid_target(name), random_prompt(9)
+    options = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    mask = torch.tensor([[1, 1, 0, 1, 1, 0, 1, 1, 1]])
+    with pytest.raises(ValueError, match="zeros inside the text"):
+        target.generate(prompt, attention_mask=mask, assistant_model=tiny_drafter("pard", target), **options)
+    # Before the text a state is empty, and stays so.
+    padded = {"attention_mask": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]]), **options}
+    expected = target.generate(prompt, **padded)
+    drafter = oracle("pard", target, expected[0, 3:])
+    assert torch.equal(target.generate(prompt, assistant_model=drafter, **padded), expected)
+
+
 def test_hybrids_that_start_anew_with_every_longer_text_are_refused():
     """Jamba's recurrent layers read several tokens from an empty state: it would write another text."""
     fields = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "use_mamba_kernels": False}

@@ -174,7 +174,8 @@ def check_inputs(
     if attention_mask is not None:
         check_ends(attention_mask)
     text_config = target.config.get_text_config(decoder=True)
-    if attention_mask is not None and any(size is not None for size in attention_windows(text_config).values()):
+    has_windows = any(size is not None for size in attention_windows(text_config).values())
+    if attention_mask is not None and (has_windows or is_hybrid(text_config)):
         check_has_no_gap(attention_mask)
     check_can_roll_back(text_config)
     is_padded = attention_mask is not None and not bool(attention_mask.all())
@@ -260,6 +261,7 @@ def check_has_no_gap(attention_mask: torch.Tensor) -> None:
     real = attention_mask.bool()
     if bool((real[:, :-1] & ~real[:, 1:]).any()):
         raise ValueError(
-            "a target with sliding windows counts masked-out tokens as distance, and drafting leaves them out, got an "
-            "attention_mask with zeros inside the text: take these tokens out of input_ids, or pad on the left only"
+            "a target with sliding windows counts masked-out tokens as distance, and one with recurrent layers takes a step at "
+            "each, while drafting leaves them out, got an attention_mask with zeros inside the text: take these tokens out of "
+            "input_ids, or pad on the left only"
         )
