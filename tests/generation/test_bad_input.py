@@ -8,6 +8,7 @@ import torch
 from accelerate import cpu_offload
 from transformers import (
     AutoModelForCausalLM,
+    BartConfig,
     BloomConfig,
     BloomForCausalLM,
     DynamicCache,
@@ -20,7 +21,7 @@ from transformers import (
 )
 
 from hf_pardraft import DFlareDrafter, DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
-from tiny_models import MASK_TOKEN_ID, random_prompt, tiny_drafter, tiny_target
+from tiny_models import MASK_TOKEN_ID, make_oracle, random_prompt, tiny_drafter, tiny_target
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +223,30 @@ def test_masked_out_tokens_inside_the_text_are_refused_where_windows_count_them(
             continue
         with pytest.raises(ValueError, match="zeros inside the text"):
             target.generate(random_prompt(9), assistant_model=drafter, **options)
+
+
+BY_COLUMNS = {
+    "bloom": BloomConfig(n_layer=2, n_head=4),
+    "bart": BartConfig(d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48),
+}
+
+
+@pytest.mark.parametrize("name", BY_COLUMNS)
+def test_a_target_that_counts_columns_takes_no_padding_nor_positions_of_a_caller(target, name):
+    config = copy.deepcopy(BY_COLUMNS[name])
+    config.update({"vocab_size": 64, "hidden_size": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None})
+    other, drafter = AutoModelForCausalLM.from_config(config).eval(), tiny_drafter("pard", target)
+    prompt, positions = random_prompt(6), torch.arange(6)[None]
+    padded = {"prompt": prompt, "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1]])}
+    assert_refused(other, drafter, "counts masked-out columns", **padded)
+    assert_refused(other, drafter, "counts masked-out columns", position_ids=positions, **padded)
+    # Its forward swallows them.
+    batch = {"prompt": prompt.repeat(2, 1), "position_ids": positions.repeat(2, 1)}
+    assert_refused(other, drafter, "need position_ids, which .* does not take", **batch)
+    options = {"position_ids": positions, "do_sample": False, "max_new_tokens": 12}
+    expected = other.generate(prompt, **options)
+    drafter = make_oracle(drafter, expected[0], [0.9] * 4, runner_up=0.5)
+    assert torch.equal(other.generate(prompt, assistant_model=drafter, **options), expected)
 
 
 @pytest.mark.parametrize(

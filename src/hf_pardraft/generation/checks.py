@@ -24,6 +24,7 @@ from .target_side.servable import (
     check_hybrid,
     check_scales_by_position,
     check_takes_masks,
+    check_takes_padding,
 )
 from .target_side.step_inputs import StepInputs, step_inputs
 from .target_side.structure import has_attention_only, is_hybrid, modules_of
@@ -183,6 +184,8 @@ def check_inputs(
         check_hybrid(text_config.model_type, batch, settings)
     elif batch > 1 or settings.tree_budget:
         check_takes_masks(target, model_kwargs)
+    if is_padded:
+        check_takes_padding(target)
     if batch > 1 or settings.tree_budget or is_padded:
         check_scales_by_position(target, generation_config.max_length + settings.depth + settings.tree_budget)
     check_given_cache(target, input_ids, model_kwargs, generation_config)

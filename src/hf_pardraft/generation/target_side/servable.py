@@ -1,5 +1,6 @@
 """Targets that can't be drafted for, or only with chains: what their forwards over a draft would do is refused."""
 
+import inspect
 import math
 from typing import Any
 
@@ -143,11 +144,31 @@ def check_takes_masks(target: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
             f"trees and batches need a target that takes masks and positions as they are, and {type(target).__name__} derives "
             "its own from the columns of its cache: draft chains (tree_budget=0) for one sequence at a time"
         )
-    if model_kwargs.get("position_ids") is None:
+    # What a caller passes is swallowed by a forward that takes none.
+    if model_kwargs.get("position_ids") is None or not takes_positions(target):
         raise ValueError(
             f"trees and batches need position_ids, which {type(target).__name__} does not take: draft chains "
             "(tree_budget=0) for one sequence at a time"
         )
+
+
+def check_takes_padding(target: PreTrainedModel) -> None:
+    """Raise a `ValueError` for a target that counts columns itself, so that masked-out ones are places of the text."""
+    # Rotary embeddings don't mind where a text begins.
+    is_rotary = vars(target.config.get_text_config(decoder=True)).get("rope_parameters") is not None
+    if not (takes_positions(target) or is_rotary):
+        raise ValueError(
+            f"a {type(target).__name__} takes no position_ids and counts masked-out columns as places of the text, while "
+            "drafting leaves them out, got an attention_mask with zeros: pass the prompt without its padding, or call generate "
+            "without assistant_model"
+        )
+
+
+def takes_positions(target: PreTrainedModel) -> bool:
+    """Whether a target's forward names `position_ids`; somebody's wrapper of it may not."""
+    return any(
+        "position_ids" in inspect.signature(forward).parameters for forward in (target.forward, type(target).forward)
+    )
 
 
 def uses_alibi(target: PreTrainedModel) -> bool:
