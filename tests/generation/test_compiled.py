@@ -530,6 +530,34 @@ def replayed(value, tensors):
     return value
 
 
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+@pytest.mark.parametrize("processing", [{}, {"do_sample": True, "top_k": 9}, {"repetition_penalty": 1.2}])
+def test_the_first_round_is_known_to_be_one_too(monkeypatch, several_steps, kind, processing):
+    """Until it is told of rounds, torch takes each call of what it has compiled for one, and uses the memory of all before."""
+    rounds, put_out = [], []
+
+    def graphed(step, **options):
+        def run(*arguments):
+            if not rounds:
+                spoil(put_out)
+            return replayed(step(*arguments), put_out)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", graphed)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: rounds.append(spoil(put_out)))
+    target, batch = tiny_target("llama"), batch_of((9, 3, 6))
+    drafter = oracle(kind, target, batch, settings={"tree_budget": 8, "draft_schedule": "fixed"})
+    assert_same(target, batch, drafter, **processing)
+
+
+def spoil(tensors):
+    """Write something else to what steps have put out."""
+    for tensor in tensors:
+        tensor.fill_(True if tensor.dtype == torch.bool else 10**9)
+    tensors.clear()
+
+
 @pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}])
 def test_nothing_that_a_step_puts_out_is_read_in_the_next(monkeypatch, several_steps, settings):
     """As with CUDA graphs, which write to the same memory in every step."""
@@ -538,13 +566,8 @@ def test_nothing_that_a_step_puts_out_is_read_in_the_next(monkeypatch, several_s
     def graphed(step, **options):
         return lambda *arguments: replayed(step(*arguments), put_out)
 
-    def begin_step():
-        for tensor in put_out:
-            tensor.fill_(True if tensor.dtype == torch.bool else 10**9)
-        put_out.clear()
-
     monkeypatch.setattr(torch, "compile", graphed)
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", begin_step)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: spoil(put_out))
     target, batch = tiny_target("llama"), batch_of((9, 3, 6))
     drafter = oracle("dflash", target, batch, settings=settings)
     end = int(texts_of(target, batch)[1][14])

@@ -89,6 +89,8 @@ class CompiledDecoding(SpeculativeDecoding):
         if self.decode_state is None and self._reads_text:
             super().round()
             return
+        # Else torch takes each step for a round of its own, before which a CUDA graph's memory may be used again.
+        torch.compiler.cudagraph_mark_step_begin()
         self.plan = self._plan()
         depth, num_compiled = self.plan.depth, self.compiler.num_compiled
         self.is_unique, self.stands_for = self.decode_state is None, 1
@@ -223,7 +225,6 @@ class CompiledDecoding(SpeculativeDecoding):
             steps.take_back(drafted, self.draft_inputs, self.decode_state)
             drafted = None
         if drafted is None:
-            torch.compiler.cudagraph_mark_step_begin()
             is_full = self.num_pending + self._slots() > self.width
             if depth == 0 and not is_full:
                 return None
