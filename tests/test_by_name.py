@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -159,6 +160,15 @@ def test_generate_takes_a_drafter_by_name_and_loads_it_once(tmp_path, monkeypatc
     del target, _
     gc.collect()
     assert [reference() for reference in references] == [None, None]
+
+
+def test_a_drafter_that_is_named_for_an_offloaded_target_is_loaded_whole(tmp_path):
+    target = tiny_target("llama")
+    expected = target.generate(PROMPT, **OPTIONS)
+    tiny_drafter("dflash", target).save_pretrained(tmp_path)
+    cpu_offload(target)
+    assert target.device.type == "meta"
+    assert torch.equal(target.generate(PROMPT, assistant_model=str(tmp_path), **OPTIONS), expected)
 
 
 # custom_generate

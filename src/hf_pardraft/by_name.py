@@ -17,6 +17,7 @@ from .auto import AutoDrafter, find_drafter_config
 from .checkpoints.published import MUSE_GLIMMER, find_drafter_class
 from .generation import hooks
 from .models.base import CUSTOM_GENERATE, ParallelDrafter, find_file, hub_arguments
+from .models.inputs import input_device
 
 AUTO_CLASSES = (AutoModel, AutoModelForCausalLM)
 _originals: dict[Any, Any] = {}
@@ -127,4 +128,4 @@ def load_beside(target: PreTrainedModel, name: str | os.PathLike) -> ParallelDra
     Raises:
         OSError, ValueError: see [`AutoDrafter.from_pretrained`].
     """
-    return AutoDrafter.from_pretrained(name, dtype=target.dtype).to(target.device)
+    return AutoDrafter.from_pretrained(name, dtype=target.dtype).to(input_device(target))
