@@ -3,11 +3,13 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import decorators
 
 from hf_pardraft.generation.compiled.static_cache import (
     SMALLEST,
     capacity_for,
     new_static_cache,
+    static,
     to_static_cache,
     to_static_inputs,
     with_room,
@@ -197,3 +199,13 @@ def test_news_come_to_the_left_with_the_states_of_the_token_before():
     assert inputs.features[1, :3, 0].tolist() == [0.0, 50.0, 60.0]
     assert inputs.last(inputs.ids)[:, 0].tolist() == [8, 6]
     assert inputs.real(1).tolist() == [[True] * 2 + [False] * 3 + [True], [True] * 3 + [False] * 2 + [True]]
+
+
+def test_another_calls_tensors_are_no_reason_to_compile_again(monkeypatch):
+    def mark_as_torch_2_7_does(tensor, guard=True):
+        mark(tensor, guard=guard)
+
+    mark = decorators.mark_static_address
+    monkeypatch.setattr(torch._dynamo, "mark_static_address", mark_as_torch_2_7_does)
+    # "guarded": code is compiled for this one tensor.
+    assert static(torch.zeros(1, device="meta"))._dynamo_static_input_type == "unguarded"

@@ -119,7 +119,8 @@ def _filled(entries: torch.Tensor, capacity: int) -> torch.Tensor:
 def static(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that compiled steps change in place, told to torch as transformers' `StaticCache` does, for CUDA graphs."""
     if tensor.device.type != "cpu":
-        torch._dynamo.mark_static_address(tensor)
+        # Another call's lie elsewhere, and graphs are recorded again. Guarded, as before torch 2.10, all would be compiled again.
+        torch._dynamo.mark_static_address(tensor, guard=False)
     return tensor
 
 
