@@ -5,7 +5,11 @@ import shutil
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from hf_pardraft.training.losses.objectives import OBJECTIVES
+from hf_pardraft.training.losses.sums import widest_float
 from tiny_models import tiny_drafter, tiny_target
 from training.tiny_training import losses, trainer_for
 
@@ -59,6 +63,35 @@ def test_bfloat16_is_near(kind, target, text, plain, tmp_path):
     assert {weight.dtype for weight in trainer.drafter.parameters()} == {torch.float32}
     assert losses(trainer) == pytest.approx(plain[kind], rel=0.08)
     assert trainer.evaluate()["eval_tau"] >= 1
+
+
+class NoFloat64(TorchDispatchMode):
+    """Numbers in float64 can't be made, as on Apple's GPUs."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if any(isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(result)):
+            raise TypeError(f"Cannot convert a MPS Tensor to float64 dtype ({func})")
+        return result
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_device_without_float64_trains_and_evaluates(kind, target, text, tmp_path, monkeypatch):
+    assert widest_float(torch.device("mps")) == torch.float32
+    settings = {"objective": "+".join(OBJECTIVES), "max_steps": 2, "gradient_accumulation_steps": 2}
+    expected = trainer_for(kind, target, text, tmp_path / "wide", **settings)
+    expected.train()
+    trainer = trainer_for(kind, target, text, tmp_path / "narrow", **settings)
+    monkeypatch.setattr(widest_float, "__code__", (lambda device: torch.float32).__code__)
+    with NoFloat64():
+        trainer.train()
+        found = trainer.evaluate()
+    assert losses(trainer) == pytest.approx(losses(expected), rel=1e-3)
+    assert found == pytest.approx({**expected.evaluate(), **timing_of(found)}, rel=1e-3, abs=1e-4)
+
+
+def timing_of(metrics):
+    return {name: value for name, value in metrics.items() if "second" in name or "runtime" in name}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from .layouts.attention import attending_with, compute_dtype, training_attention
 from .layouts.base import UNKNOWN, Layout, SupervisedPositions, example_generator, some_of
 from .losses.objectives import OBJECTIVES, BlockScores, parse_objective, reads_logits
 from .losses.scoring import PositionScorer, label_log_probs, rows_at_once, rows_that_stay, slices
-from .losses.sums import confidence_weights
+from .losses.sums import confidence_weights, wide
 from .target.continuations import sample_continuations
 from .target.reading import TargetReading, target_reading
 
@@ -97,7 +97,7 @@ class BatchScorer:
     def blank_scores(self, batch: dict) -> BlockScores:
         """Scores of 0, which have the denominators that are known before."""
         supervised = self.supervised(batch)
-        zeros = torch.zeros(len(supervised.labels), dtype=torch.float64, device=supervised.labels.device)
+        zeros = wide(torch.zeros_like(supervised.labels))
         return self._in_blocks(supervised, {"is_right": zeros > 0, "log_probs": zeros, "divergences": zeros})
 
     def scores(self, model: nn.Module, batch: dict, num_counted: int | None = None) -> BlockScores:

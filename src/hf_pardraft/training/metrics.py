@@ -18,7 +18,7 @@ class DraftMetrics:
     def __init__(self) -> None:
         self._sums: dict[str, Sums] = {}
         # By position: right drafts, hits, and all.
-        self._counts = torch.zeros(3, MOST_POSITIONS, dtype=torch.float64)
+        self._counts = torch.zeros(3, MOST_POSITIONS, dtype=torch.long)
 
     @torch.no_grad()
     def add(self, sums: dict[str, Sums], scores: BlockScores) -> None:
@@ -26,7 +26,7 @@ class DraftMetrics:
         self._sums = added(self._sums, sums)
         valid = scores.valid
         is_hit = torch.zeros_like(valid) if scores.is_hit is None else scores.is_hit
-        counts = torch.stack([(each & valid).sum(dim=0) for each in (scores.is_right, is_hit, valid)]).double()
+        counts = torch.stack([(each & valid).sum(dim=0) for each in (scores.is_right, is_hit, valid)])
         self._counts = self._counts.to(counts.device) + torch.nn.functional.pad(
             counts, (0, MOST_POSITIONS - counts.shape[1])
         )

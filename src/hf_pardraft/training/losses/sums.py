@@ -25,6 +25,11 @@ class Sums(NamedTuple):
     denominators: torch.Tensor
 
 
+def widest_float(device: torch.device | None) -> torch.dtype:
+    """float64, but for Apple's GPUs, which have none; `None` is a CPU."""
+    return torch.float32 if device is not None and device.type == "mps" else torch.float64
+
+
 def mean_of(numerators: torch.Tensor, denominators: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
     """The average quotient of those whose denominator is not 0; 0 if there is none. A scalar, from `(means,)` each."""
     found = denominators != 0
@@ -46,13 +51,13 @@ def position_weights(num_positions: int, gamma: float | None, device: torch.devi
         gamma: decay constant in positions; `None` weighs all alike.
 
     Returns:
-        `(num_positions,)`, in float64.
+        `(num_positions,)`, see [`widest_float`].
     """
     if gamma is None:
-        return torch.ones(num_positions, device=device, dtype=torch.float64)
+        return torch.ones(num_positions, device=device, dtype=widest_float(device))
     if not gamma > 0:
         raise ValueError(f"gamma must be positive, or None for uniform weights, got {gamma}")
-    return torch.exp(-torch.arange(num_positions, device=device, dtype=torch.float64) / gamma)
+    return torch.exp(-torch.arange(num_positions, device=device, dtype=widest_float(device)) / gamma)
 
 
 def linear_gamma(step: int, num_steps: int, start: float, end: float) -> float:
@@ -82,11 +87,11 @@ def annealing_weights(num_positions: int, gamma: float, device: torch.device | N
         gamma: annealing coefficient in (0, 1]; 1 weighs all alike.
 
     Returns:
-        `(num_positions,)`, in float64.
+        `(num_positions,)`, see [`widest_float`].
     """
     if not 0 < gamma <= 1:
         raise ValueError(f"the annealing coefficient gamma must be in (0, 1], got {gamma}")
-    return gamma ** torch.arange(num_positions, device=device, dtype=torch.float64)
+    return gamma ** torch.arange(num_positions, device=device, dtype=widest_float(device))
 
 
 def confidence_weights(
@@ -238,7 +243,12 @@ def acceptance_sums(
 
 def denominators_of(sums: dict[str, Sums]) -> torch.Tensor:
     """All objectives' denominators in one tensor, so that processes exchange it at once."""
-    return torch.cat([part.denominators for part in sums.values()]).detach().double()
+    return wide(torch.cat([part.denominators for part in sums.values()]))
+
+
+def wide(sums: torch.Tensor) -> torch.Tensor:
+    """Sums to which many others can be added, without their graph."""
+    return sums.detach().to(widest_float(sums.device))
 
 
 def with_denominators(sums: dict[str, Sums], denominators: torch.Tensor) -> dict[str, Sums]:
@@ -252,7 +262,7 @@ def with_denominators(sums: dict[str, Sums], denominators: torch.Tensor) -> dict
 
 def added(sums: dict[str, Sums], others: dict[str, Sums]) -> dict[str, Sums]:
     """The sums of all batches so far and of another one, without their graph."""
-    others = {name: Sums(*(tensor.detach().double() for tensor in part)) for name, part in others.items()}
+    others = {name: Sums(*map(wide, part)) for name, part in others.items()}
     return {
         name: Sums(*(a + b for a, b in zip(sums[name], part, strict=True))) if sums else part
         for name, part in others.items()

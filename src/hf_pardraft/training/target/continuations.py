@@ -5,6 +5,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from ...user_input.models import context_length, end_of_text_ids, without_settings_of_its_own
 from ..layouts.base import UNKNOWN
+from ..losses.sums import widest_float
 
 
 class DrawnByUniforms(LogitsProcessor):
@@ -21,7 +22,7 @@ class DrawnByUniforms(LogitsProcessor):
         self.step = 0
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)
+        cumulative = scores.to(widest_float(scores.device)).softmax(dim=-1).cumsum(dim=-1)
         thresholds = self.uniforms[:, self.step].to(cumulative)[:, None] * cumulative[:, -1:]
         self.step += 1
         # Equal entries belong to tokens of probability 0, which must not be drawn.
