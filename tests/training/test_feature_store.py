@@ -10,6 +10,7 @@ from collections import namedtuple
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from safetensors import safe_open
 
 from hf_pardraft.training.target import feature_store, feature_writing
@@ -81,6 +82,16 @@ def test_states_are_those_of_each_text_alone(architecture, tmp_path):
         states = target(ids, output_hidden_states=True).hidden_states
         expected = torch.cat([states[1], states[2], states[-1]], dim=-1)[0]
         torch.testing.assert_close(store.states(ids[0]), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_offloaded_target_gives_the_states_that_it_has_in_one_place(target, tmp_path):
+    offloaded, rows = cpu_offload(tiny_target("qwen3")), [{"input_ids": list(range(3, 12))}]
+    assert offloaded.device.type == "meta"
+    stores = [
+        cache_features(each, [1], rows, tmp_path / str(each.device), with_last=True) for each in (target, offloaded)
+    ]
+    ids = torch.tensor(rows[0]["input_ids"])
+    assert torch.equal(*(store.states(ids) for store in stores))
 
 
 def test_a_text_is_stored_once_and_shards_hold_whole_texts():

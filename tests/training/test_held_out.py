@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from transformers import TrainingArguments
 
 from hf_pardraft import DecodeStats, DraftTrainer, DraftTrainingArguments
@@ -86,6 +87,13 @@ def test_what_was_accepted_is_counted_by_position_over_processes():
     assert shares == [pytest.approx(rate, abs=1e-4) for rate in stats.per_position_acceptance]
     assert found == {"tau": 2.6667, "decoded_tokens_per_second": 4.0}
     assert Drafting().metrics() == {"tau": 0.0}
+
+
+def test_an_offloaded_target_is_drafted_for_as_if_it_were_in_one_place(target, text):
+    prompts, drafter = held_out_prompts(text, 2), tiny_drafter("dflash", target)
+    offloaded = cpu_offload(tiny_target("qwen3"))
+    assert offloaded.device.type == "meta"
+    assert counts_of(draft_from(offloaded, drafter, prompts, 8)) == counts_of(draft_from(target, drafter, prompts, 8))
 
 
 def test_sampled_evaluations_compare_with_each_other(target, text):

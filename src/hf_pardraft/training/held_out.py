@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..models.base import ParallelDrafter
+from ..models.inputs import input_device
 from ..user_input.models import context_length, end_of_text_ids, without_settings_of_its_own
 from .data.documents import IGNORED, checked
 from .metrics import MOST_POSITIONS
@@ -134,7 +135,7 @@ def draft_from(
             room = max_new_tokens if context is None else min(max_new_tokens, context - len(prompt))
             if room < 1:
                 continue
-            ids, started = prompt[None].to(target.device), time.perf_counter()
+            ids, started = prompt[None].to(input_device(target)), time.perf_counter()
             target.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),

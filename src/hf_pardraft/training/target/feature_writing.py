@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from ...checkpoints.atomic_files import free_bytes, told_size, write_whole
 from ...checkpoints.atomic_folders import writing_folder
+from ...models.inputs import input_device
 from ...pairing.remembered import public_name, target_fingerprint
 from ...user_input.files import read_json
 from ..data.documents import checked, split_documents
@@ -61,7 +62,7 @@ def check_room(needed: int, folder: Path) -> None:
 @torch.no_grad()
 def check_head(target: PreTrainedModel, input_ids: Sequence[int]) -> None:
     """Raise a `ValueError` if the target's logits can't be made from its last hidden state, which alone is stored."""
-    outputs = target(torch.tensor([input_ids], device=target.device), output_hidden_states=[-1], use_cache=False)
+    outputs = target(torch.tensor([input_ids], device=input_device(target)), output_hidden_states=[-1], use_cache=False)
     found = target_head(target)(outputs.hidden_states[-1][0]).float()
     expected = outputs.logits[0].float()
     if (found - expected).abs().max() > HEAD_TOLERANCE * expected.abs().max():
@@ -202,12 +203,12 @@ def _write_shard(
 ) -> int:
     """All texts of a shard through the target, into a file that is there whole or not at all; the checksum of its table."""
     taps = [*source.taps, -1] if source.with_last else source.taps
-    written = []
+    written, device = [], input_device(target)
     for first in range(0, len(texts), batch_size):
         ids = [torch.tensor(text) for text in texts[first : first + batch_size]]
-        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(target.device)
-        lengths = torch.tensor([len(text) for text in ids], device=target.device)
-        real = (torch.arange(padded.shape[1], device=target.device) < lengths[:, None]).long()
+        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
+        lengths = torch.tensor([len(text) for text in ids], device=device)
+        real = (torch.arange(padded.shape[1], device=device) < lengths[:, None]).long()
         states = read_target(target, taps, padded, real).features.to(DTYPES[source.dtype]).cpu()
         if not states.isfinite().all():
             raise ValueError(f"the target has hidden states beyond the range of {source.dtype}: store them as bfloat16")

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ...models.inputs import input_device
 from ...pairing.draft_vocabulary import gathered_rows, has_plain_rows
 
 
@@ -148,7 +149,7 @@ def target_head(target: PreTrainedModel, seen: SeenBase | None = None) -> Target
     if known is not None and (seen is None or known.is_of(seen)):
         return known
     if seen is None:
-        ids = torch.zeros(1, 1, dtype=torch.long, device=target.get_input_embeddings().weight.device)
+        ids = torch.zeros(1, 1, dtype=torch.long, device=input_device(target.get_input_embeddings()))
         with watching_base(target) as seen:
             target(input_ids=ids, use_cache=False, return_dict=True)
     if seen.module is None:

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...models.cache import HeldColumns
+from ...models.inputs import input_device
 from ...models.masks import additive_masks, attention_windows
 from ..data.documents import PADDING, document_starts, positions_in_documents
 from ..layouts import layout_of
@@ -108,7 +109,7 @@ def no_logits(target: PreTrainedModel) -> torch.LongTensor | int:
     Transformers'. (One row in bfloat16 costs a CPU a copy of the whole head.)"""
     if not type(target).__module__.startswith("transformers."):
         return 1
-    return torch.zeros(0, dtype=torch.long, device=target.get_input_embeddings().weight.device)
+    return torch.zeros(0, dtype=torch.long, device=input_device(target.get_input_embeddings()))
 
 
 @torch.no_grad()
