@@ -153,13 +153,16 @@ def test_generate_takes_a_drafter_by_name_and_loads_it_once(tmp_path, monkeypatc
     tiny_drafter("dflash", target, seed=2).save_pretrained(tmp_path)
     target.generate(PROMPT, assistant_model=as_name(tmp_path), **OPTIONS)
     assert len(loads) == 2
+    # It follows its target.
+    target.double().generate(PROMPT, assistant_model=as_name(tmp_path), **OPTIONS)
+    assert [drafter.dtype for drafter in loads] == [torch.float32, torch.float32, torch.float64]
     with pytest.raises(OSError, match="nothing"):
         target.generate(PROMPT, assistant_model=as_name(tmp_path / "nothing"), **OPTIONS)
     references = [weakref.ref(drafter) for drafter in loads]
     loads.clear()
     del target, _
     gc.collect()
-    assert [reference() for reference in references] == [None, None]
+    assert [reference() for reference in references] == [None] * 3
 
 
 def test_a_drafter_that_is_named_for_an_offloaded_target_is_loaded_whole(tmp_path):

@@ -10,6 +10,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.pipelines import base as pipelines
 
@@ -21,8 +22,8 @@ from .models.inputs import input_device
 
 AUTO_CLASSES = (AutoModel, AutoModelForCausalLM)
 _originals: dict[Any, Any] = {}
-# By target: what calls of its `generate` named, by name and the time of the newest file there.
-_loaded: "weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[str, int], ParallelDrafter]]"
+# By target: what calls of its `generate` named, by name, the time of the newest file there, and where and in what the target was.
+_loaded: "weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[str, int, torch.device, torch.dtype], ParallelDrafter]]"
 _loaded = weakref.WeakKeyDictionary()
 
 
@@ -110,10 +111,13 @@ def arguments_with_drafter(target: PreTrainedModel, arguments: dict[str, Any]) -
 
 
 def drafter_named(name: str | os.PathLike, target: PreTrainedModel) -> ParallelDrafter:
-    """[`load_beside`], once for each target: calls of `generate` are many. A folder that has changed since is read again."""
+    """[`load_beside`], once for each target: calls of `generate` are many. A folder that has changed since is read again.
+
+    So is one whose target was moved or converted: the drafter follows.
+    """
     folder = Path(name)
     newest = max((file.lstat().st_mtime_ns for file in folder.rglob("*")), default=0) if folder.is_dir() else 0
-    beside, key = _loaded.setdefault(target, {}), (str(name), newest)
+    beside, key = _loaded.setdefault(target, {}), (str(name), newest, input_device(target), target.dtype)
     if key not in beside:
         drafter = load_beside(target, name)
         for outdated in [other for other in beside if other[0] == key[0]]:
