@@ -14,6 +14,7 @@ from transformers import (
     DynamicCache,
     FalconConfig,
     GPTNeoConfig,
+    LlamaForCausalLM,
     MiniMaxConfig,
     MiniMaxForCausalLM,
     T5Config,
@@ -247,6 +248,21 @@ def test_a_target_that_counts_columns_takes_no_padding_nor_positions_of_a_caller
     expected = other.generate(prompt, **options)
     drafter = make_oracle(drafter, expected[0], [0.9] * 4, runner_up=0.5)
     assert torch.equal(other.generate(prompt, assistant_model=drafter, **options), expected)
+
+
+def test_a_forward_that_hides_position_ids_gets_those_of_a_caller():
+    """As the forward that it overrides does."""
+
+    class Wrapped(LlamaForCausalLM):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    target = tiny_target("llama")
+    target.__class__ = Wrapped
+    options = {"position_ids": torch.arange(6).expand(2, 6), "do_sample": False, "max_new_tokens": 12}
+    batch = torch.cat([random_prompt(6, seed=seed) for seed in (0, 1)])
+    drafter = tiny_drafter("pard", target)
+    assert torch.equal(target.generate(batch, assistant_model=drafter, **options), target.generate(batch, **options))
 
 
 @pytest.mark.parametrize(

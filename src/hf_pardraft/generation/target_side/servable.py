@@ -165,10 +165,9 @@ def check_takes_padding(target: PreTrainedModel) -> None:
 
 
 def takes_positions(target: PreTrainedModel) -> bool:
-    """Whether a target's forward names `position_ids`; somebody's wrapper of it may not."""
-    return any(
-        "position_ids" in inspect.signature(forward).parameters for forward in (target.forward, type(target).forward)
-    )
+    """Whether a target's forward names `position_ids`, or one that it overrides, which somebody's wrapper may not."""
+    forwards = [vars(each)["forward"] for each in type(target).__mro__ if "forward" in vars(each)]
+    return any("position_ids" in inspect.signature(forward).parameters for forward in (target.forward, *forwards))
 
 
 def uses_alibi(target: PreTrainedModel) -> bool:
