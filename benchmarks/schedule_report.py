@@ -158,7 +158,8 @@ def save_plot(conditions: list[Condition], path: Path) -> Path:
     axes.set_ylim(len(conditions) - 0.5, -0.5)
     axes.grid(axis="y", linewidth=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel(f"speed over plain generate, {conditions[0]['machine']}", fontsize="small")
+    machines = dict.fromkeys(condition["machine"] for condition in conditions)
+    axes.set_xlabel(f"speed over plain generate ({'; '.join(machines)})", fontsize="small")
     figure.legend(loc="outside lower center", ncols=3, fontsize="small", frameon=False)
     figure.savefig(path, dpi=150)
     return path
