@@ -26,19 +26,6 @@ from hf_pardraft.models.modeling_pard import PardDrafter
 settings.DEFAULT_SCHEDULE = "fixed"
 
 
-# What is compiled, or made by many commands, takes longest: a worker that came to it last would go on alone.
-LONGEST = ("test_inductor", "test_compil", "test_make", "test_draft_vocabulary", "test_guards")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    # pytest-xdist would begin with the files of most tests, which are quick.
-    config.option.loadscopereorder = False
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def frozen_modules() -> None:
     """Leave the million objects of what was imported, which stay, out of every `gc.collect`: each training asks for one."""
