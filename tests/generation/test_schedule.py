@@ -19,7 +19,7 @@ from hf_pardraft.generation.scheduling.knowledge import Knowledge, RoundOutcome
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans, compiled_plans
 from hf_pardraft.generation.scheduling.rounds import CompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
-from hf_pardraft.generation.scheduling.spread import MANY, Spread, smoothed, worth_to_a_batch
+from hf_pardraft.generation.scheduling.spread import Spread, worth_to_a_batch
 from hf_pardraft.generation.scheduling.worth import LEAST_SHARE, PlanWorth
 from simulated_rounds import World, random_world
 from threads import in_threads
@@ -198,10 +198,14 @@ def test_the_rest_is_drafted_where_our_loop_costs_nothing_that_matters():
 
 def test_a_batch_is_judged_by_what_each_of_its_items_gets():
     shares = [0.5, 1, 1, 1.5]
-    assert worth_to_a_batch(1.0, 0.5, shares) == 1.0
-    # Rounds as long as the slowest item needs; rounds that cost in proportion to who is left.
-    assert worth_to_a_batch(3.0, 1.0, shares) == pytest.approx(2.0)
-    assert worth_to_a_batch(3.0, 0.0, shares) == pytest.approx(4 / (1 / 2 + 2 / 3 + 1 / 4))
+    assert worth_to_a_batch(1.0, [0.4, 0.3, 0.2, 0.1], shares) == pytest.approx(1.0)
+    # Rounds as long as the slowest item needs; rounds that cost in proportion to who is left; and what lies between.
+    assert worth_to_a_batch(3.0, [1, 0, 0, 0], shares) == pytest.approx(2.0)
+    assert worth_to_a_batch(3.0, [0.25] * 4, shares) == pytest.approx(4 / (1 / 2 + 2 / 3 + 1 / 4))
+    # The last one alone for the rounds that only it needs, two for those of the middle ones, and so on.
+    seconds = {1: 0.4, 3: 0.9, 4: 1.0}
+    taken = seconds[4] / 4 + seconds[3] * (1 / 3 - 1 / 4) + seconds[1] * (1 / 2 - 1 / 3)
+    assert worth_to_a_batch(3.0, [0.4, 0.3, 0.2, 0.1], shares) == pytest.approx(1 / taken)
 
 
 def drafted(rates: list[float], drawn: random.Random) -> tuple[int, int]:
@@ -216,7 +220,7 @@ def test_drafts_of_one_depth_tell_how_unevenly_those_of_any_other_serve_a_batch(
     rates, exponents = [0.8] + [0.65] * 7, [2.0, 1.2, 0.8, 0.5]
     for _ in range(2000):
         outcomes = [drafted([rate**exponent for rate in rates[:depth]], drawn) for exponent in exponents]
-        spread.note(range(4), outcomes)
+        spread.note(range(4), outcomes, known.rates(depth))
         known.note(outcomes)
     slowest = []
     for longest in (2, 4, 8):
@@ -239,7 +243,7 @@ def test_items_are_thought_to_be_less_uneven_than_a_few_rounds_made_them():
     # Of many items the slowest is thought to be slower than of few.
     assert Spread(64).exponents[0] > before[0] > 1 > before[-1] > Spread(64).exponents[-1]
     for _ in range(3):
-        spread.note(range(4), [(0, 1), (2, 3), (2, 3), (4, 4)])
+        spread.note(range(4), [(0, 1), (2, 3), (2, 3), (4, 4)], [0.7] * 4)
     # By itself the slowest item would get nothing.
     assert 0.4 < spread.shares([0.6] * 4)[3][0] < Spread(4).shares([0.6] * 4)[3][0]
 
@@ -249,20 +253,28 @@ def test_the_next_batch_is_thought_to_be_as_uneven_the_more_was_drafted():
     outcomes = [(0, 1), (2, 3), (2, 3), (4, 4)]
     for spread, num_rounds in ((few, 3), (many, 400)):
         for _ in range(num_rounds):
-            spread.note(range(4), outcomes)
+            spread.note(range(4), outcomes, [0.7] * 4)
         spread.begin()
     assert many.exponents[0] > 1.2 * few.exponents[0] > 1.2 * Spread(4).exponents[0]
     # Of fewer items, as uneven.
-    many.note(range(3), [(1, 2)] * 3)
+    many.note(range(3), [(1, 2)] * 3, [0.7] * 4)
     assert len(many.exponents) == 3
     assert many.exponents[0] > 1.5 > 1 > many.exponents[-1]
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8])
+def test_an_item_that_is_mostly_judged_by_its_first_tokens_is_compared_with_others_by_these(depth):
+    drawn, spread, rates, exponents = random.Random(0), Spread(3), [0.5] + [0.95] * 7, [2.0, 1.0, 0.5]
+    for _ in range(4000):
+        spread.note(range(3), [drafted([rate**each for rate in rates[:depth]], drawn) for each in exponents], rates)
+    assert spread.exponents == pytest.approx(exponents, rel=0.18)
 
 
 @pytest.mark.parametrize("outcome", [(0, 1), (4, 4)])
 def test_items_of_which_each_gets_all_or_nothing_are_alike(outcome):
     spread = Spread(3)
-    spread.note(range(3), [outcome] * 3)
     rate = outcome[0] / outcome[1]
+    spread.note(range(3), [outcome] * 3, [rate] * 4)
     shares = spread.shares([rate] * 4)
     assert len(shares) == 4
     assert all(of_depth == pytest.approx([1.0] * 3, abs=0.01) for of_depth in shares)
@@ -272,12 +284,14 @@ def test_the_last_items_of_a_batch_say_nothing_of_the_next():
     knowledge = Knowledge()
     for _ in range(60):
         knowledge.note(0, RoundOutcome([(4, 4)] * 7 + [(0, 1)]))
-    before = knowledge.earlier.rates(4), knowledge.spread_of(8).found
+    before, found = knowledge.earlier.rates(4), knowledge.spread_of(8).found
     for _ in range(200):
         knowledge.note(0, RoundOutcome([(0, 1)], items=[7]))
-    assert knowledge.earlier.rates(4) == before[0]
+    assert knowledge.earlier.rates(4) == before
     # Of this item it is known better now how little it gets.
-    assert knowledge.spread_of(8).found == {**before[1], 7: (0, 260)}
+    others, (*counts, _) = {**knowledge.spread_of(8).found}, knowledge.spread_of(8).found[7]
+    assert counts == [0, 260]
+    assert others == {**found, 7: others[7]}
     assert knowledge.chain.rates(4)[0] < 0.1
 
 
@@ -294,7 +308,8 @@ def test_how_much_of_a_round_is_the_same_for_fewer_items_follows_from_what_a_tok
     for _ in range(100):
         knowledge.note(0, RoundOutcome([(8, 8)] * 15 + [(0, 1)]))
     worth.work_out(costs, 16)
-    assert worth.fixed_share(Plan(8)) == pytest.approx(fixed, rel=1e-6)
+    more = (1 - fixed) / 16
+    assert worth.added_by_items(Plan(8), 16) == pytest.approx([fixed + more, *[more] * 15], rel=1e-6)
     assert worth.tokens[NOTHING] == 1
     # The item that gets nothing takes as many rounds as tokens, whoever else is over.
     shares = knowledge.spread_of(16).shares(knowledge.chain.rates(8))[7]
@@ -302,43 +317,33 @@ def test_how_much_of_a_round_is_the_same_for_fewer_items_follows_from_what_a_tok
     assert worth.tokens[Plan(8)] == pytest.approx(1 / (fixed * max(items) + (1 - fixed) * sum(items) / 16), rel=1e-6)
 
 
-def test_how_much_of_a_round_is_the_same_for_fewer_items_is_known_once_such_were_measured():
-    knowledge, plans = Knowledge(), [NOTHING, Plan(8)]
-    worth, costs, fewer = (
-        PlanWorth(knowledge, plans, reads_again=False),
-        knowledge.costs_for(16),
-        knowledge.costs_for(4),
-    )
+def test_what_rounds_of_fewer_items_take_is_known_once_such_were_measured():
+    knowledge, plan = Knowledge(), Plan(8)
+    worth, costs = PlanWorth(knowledge, [NOTHING, plan], reads_again=False), knowledge.costs_for(16)
     for _ in range(8):
         costs.note(NOTHING, 1.0)
-        costs.note(Plan(8), 5.0)
+        costs.note(plan, 5.0)
     worth.work_out(costs, 16)
-    guessed = worth.fixed_share(Plan(8))
+    guessed = worth.added_by_items(plan, 16)
     # Two rounds may have been outliers.
     for seconds in (2.0, 2.0, 2.0):
         worth.work_out(costs, 16)
-        assert worth.fixed_share(Plan(8)) == guessed
-        fewer.note(Plan(8), seconds)
+        assert worth.added_by_items(plan, 16) == guessed
+        knowledge.costs_for(4).note(plan, seconds)
     worth.work_out(costs, 16)
     # A quarter of a second for each item, and a second whoever is left.
-    assert worth.fixed_share(Plan(8)) == pytest.approx(1 / 5)
+    assert worth.added_by_items(plan, 16) == pytest.approx([1.25 / 5, *[0.25 / 5] * 15])
+    for _ in range(3):
+        knowledge.costs_for(1).note(plan, 1.4)
+        # No longer than more items are thought to take.
+        knowledge.costs_for(8).note(plan, 6.0)
+    worth.work_out(costs, 16)
+    assert worth.added_by_items(plan, 16) == pytest.approx([1.4 / 5, *[0.2 / 5] * 3, *[0.75 / 5] * 4, *[0.0] * 8])
+    # Of an item in two, and of two in each step.
+    assert worth.added_by_items(plan, 8) == pytest.approx([1.6 / 5, 0.4 / 5, 1.5 / 5, 1.5 / 5, *[0.0] * 4])
     # Batches of nearly the same size say little.
     worth.work_out(costs, 7)
-    assert worth.fixed_share(Plan(8)) == guessed
-
-
-def test_of_many_items_the_extreme_ones_are_less_so_than_luck_made_them(monkeypatch):
-    assert smoothed([0.1, 0.2, 0.9]) == [0.1, 0.2, 0.9]
-    values = [float(place**2) for place in range(MANY)]
-    expected = [sum(values[max(place - 1, 0) :][:3]) / 3 for place in range(MANY - 1)] + [sum(values[-3:]) / 3]
-    assert smoothed(values) == expected
-    # Items that are all alike: the slowest of 16 seems to be so by less than without, after as many rounds as a text has.
-    drawn, spread = random.Random(0), Spread(16)
-    for _ in range(30):
-        spread.note(range(16), [drafted([0.5, 0.5], drawn) for _ in range(16)])
-    believed = spread.exponents
-    monkeypatch.setattr("hf_pardraft.generation.scheduling.spread.smoothed", list)
-    assert spread.exponents[0] > believed[0] > 1
+    assert worth.added_by_items(plan, 7) == pytest.approx([1.4 / 5, *[0.6 / 5] * 6])
 
 
 @pytest.mark.parametrize(("plain", "is_left"), [(0.7, True), (1.5, False)])
@@ -477,7 +482,8 @@ def test_rounds_that_are_told_at_once_teach_what_they_teach_one_by_one():
         # A part is forgotten after each eighth round, of which four more are known by then.
         assert ours.rates(4) == pytest.approx(theirs.rates(4), rel=0.01)
         assert ours.num_judged == pytest.approx(theirs.num_judged, rel=0.02)
-    assert single.spread_of(3).found == several.spread_of(3).found
+    for item, (*counts, _) in single.spread_of(3).found.items():
+        assert counts == [*several.spread_of(3).found[item][:2]]
 
 
 @pytest.mark.parametrize("at_once", [1, 4])

@@ -1,5 +1,8 @@
 """Medians, and values between those that are known. Pure."""
 
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
 
 def lower_median(values) -> float:
     """The median; of two in the middle the lower one, so that a single outlier among two values is not believed."""
@@ -38,3 +41,13 @@ def interpolated(points: list[tuple[int, float]], size: int, since: int = 1) -> 
         return high + max(slope, 0.0) * (size - right)
     found = low + slope * (size - left)
     return max(found, low * size / left) if size < left else found
+
+
+def along(points: Sequence[tuple[float, float]], places: Iterable[float]) -> Iterator[float]:
+    """The values at some places on the lines through points; both in order, and no place is beyond the points."""
+    lines = pairwise(points)
+    (left, low), (right, high) = next(lines)
+    for place in places:
+        while place > right:
+            (left, low), (right, high) = next(lines)
+        yield low + (high - low) * (place - left) / (right - left)

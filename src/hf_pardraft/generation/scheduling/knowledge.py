@@ -147,7 +147,8 @@ class Knowledge:
         spread = self.spread_of(self.most_items) if self.most_items > 1 else None
         # Of the items that are left in the end the mean is another.
         if spread is not None and (spread.found or num_items == self.most_items):
-            spread.note([item for each in rounds for item in each.items or range(num_items)], outcomes)
+            of_all = self.earlier.rates(max(num_tried for _, num_tried in outcomes))
+            spread.note([item for each in rounds for item in each.items or range(num_items)], outcomes, of_all)
         # The last items of a batch are the ones with which drafts fare worst. They say nothing of the next.
         speaks_for_all = 2 * num_items >= self.most_items
         if speaks_for_all:

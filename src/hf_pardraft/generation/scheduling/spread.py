@@ -5,9 +5,6 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
 from operator import mul
 
-# Items of which two may well be alike.
-MANY = 12
-
 
 class Spread:
     """How unevenly drafts serve the items of a batch.
@@ -29,45 +26,54 @@ class Spread:
     def __init__(self, num_items: int) -> None:
         below = [(item + 0.5) / num_items for item in range(num_items)]
         self.before = [(part / (1 - part)) ** -self.SCALE for part in below]
-        # Of this call, by item: accepted tokens, and those that were judged.
-        self.found: dict[int, tuple[int, int]] = {}
+        # Of this call, by item: accepted tokens, those that were judged, and how many of these an average item accepts: what is
+        # further back in a draft is mostly surer.
+        self.found: dict[int, tuple[int, int, float]] = {}
 
     def begin(self) -> None:
         """Another call begins, with other items: like those of this one, the more the more was drafted for them."""
         counts = [*self.found.values()]
-        num_judged = sum(judged for _, judged in counts) / max(len(counts), 1)
+        num_judged = sum(judged for _, judged, _ in counts) / max(len(counts), 1)
         weight, last = num_judged / (num_judged + self.PRIOR_WEIGHT), self.exponents
         before = resampled(self.before, len(last))
         self.before = [weight * of_last + (1 - weight) * each for of_last, each in zip(last, before, strict=True)]
         self.found = {}
 
-    def note(self, items: Iterable[int], outcomes: Iterable[tuple[int, int]]) -> None:
-        """Learn what became of items' drafts, of a round or several; see [`AcceptanceRates.note`]."""
+    def note(self, items: Iterable[int], outcomes: Sequence[tuple[int, int]], rates: Sequence[float]) -> None:
+        """Learn what became of items' drafts, of a round or several; see [`AcceptanceRates.note`].
+
+        Args:
+            items: that the outcomes are about.
+            outcomes: of their drafts.
+            rates: for each position of the longest draft, how probably items accept a token on average if all before it were.
+        """
         found = dict(self.found)
+        of_average = [*accumulate(rates, initial=0.0)]
         for item, (accepted, judged) in zip(items, outcomes, strict=True):
-            accepted_before, judged_before = found.get(item, (0, 0))
-            found[item] = accepted_before + accepted, judged_before + judged
+            accepted_before, judged_before, expected = found.get(item, (0, 0, 0.0))
+            found[item] = accepted_before + accepted, judged_before + judged, expected + of_average[judged]
         self.found = found
 
     @property
     def exponents(self) -> list[float]:
-        """The items' exponents, roughly from the slowest item on; 1 if all items fare alike."""
+        """The items' exponents, from the slowest item on, roughly; 1 if all items fare alike."""
         # Calls in other threads may begin, or learn, meanwhile.
-        counts = [*self.found.values()]
-        found = sorted((accepted / judged, judged) for accepted, judged in counts if judged)
-        num_accepted = sum(accepted for accepted, _ in counts)
-        if not num_accepted:
+        counts = [each for each in self.found.values() if each[1]]
+        if not counts:
             return self.before
-        mean = self._within_bounds(num_accepted / sum(judged for _, judged in found))
-        own = smoothed([rate for rate, _ in found])
-        rates = [
-            (judged * rate + self.PRIOR_WEIGHT * mean**before) / (judged + self.PRIOR_WEIGHT)
-            for rate, (_, judged), before in zip(own, found, resampled(self.before, len(found)), strict=True)
-        ]
-        return [math.log(self._within_bounds(rate)) / math.log(mean) for rate in rates]
+        logs = [self._log(expected / judged) for _, judged, expected in counts]
+        own = [self._log(accepted / judged) / log for (accepted, judged, _), log in zip(counts, logs, strict=True)]
+        slowest_first = sorted(range(len(counts)), key=own.__getitem__, reverse=True)
+        exponents = []
+        for item, before in zip(slowest_first, resampled(self.before, len(counts)), strict=True):
+            (accepted, judged, _), log = counts[item], logs[item]
+            rate = (accepted + self.PRIOR_WEIGHT * math.exp(before * log)) / (judged + self.PRIOR_WEIGHT)
+            exponents.append(self._log(rate) / log)
+        return exponents
 
-    def _within_bounds(self, rate: float) -> float:
-        return min(max(rate, self.LEAST_RATE), 1 - self.LEAST_RATE)
+    def _log(self, rate: float) -> float:
+        """Its logarithm, within bounds."""
+        return math.log(min(max(rate, self.LEAST_RATE), 1 - self.LEAST_RATE))
 
     def shares(self, rates: Sequence[float]) -> list[list[float]]:
         """For drafts of each depth up to the number of rates, the tokens that each item accepts, compared with the mean of all.
@@ -80,27 +86,19 @@ class Spread:
         return [[each / mean if mean else 1.0 for each in accepted] for accepted, mean in of_depths]
 
 
-def worth_to_a_batch(tokens: float, fixed: float, shares: Sequence[float]) -> float:
+def worth_to_a_batch(tokens: float, added: Sequence[float], shares: Sequence[float]) -> float:
     """What a round that commits so many tokens to an item is worth to the batch.
 
-    An item leaves the batch when its text is over. A part of a round's time is the same whoever is left, and so lasts as long
-    as the slowest item; the other part falls with each item that leaves.
+    An item leaves the batch when its text is over, so the last ones have the part of a round's time that few items take to
+    themselves.
 
     Args:
         tokens: in the mean of the items.
-        fixed: the first part, as a share of the time of a round of all items.
+        added: of the time of a round of all items, the part that one item takes, that a second one adds, and so on.
         shares: the items', see [`Spread.shares`].
     """
-    rounds = [1 / (1 + share * (tokens - 1)) for share in shares]
-    return 1 / (fixed * max(rounds) + (1 - fixed) * sum(rounds) / len(rounds))
-
-
-def smoothed(ordered: Sequence[float]) -> list[float]:
-    """Each value's mean with its two neighbours, of many: luck, too, makes the first ones small, and the last ones large."""
-    if len(ordered) < MANY:
-        return [*ordered]
-    places = (min(max(place, 1), len(ordered) - 2) for place in range(len(ordered)))
-    return [sum(ordered[place - 1 : place + 2]) / 3 for place in places]
+    rounds = sorted((1 / (1 + share * (tokens - 1)) for share in shares), reverse=True)
+    return 1 / sum(map(mul, rounds, added))
 
 
 def resampled(values: Sequence[float], count: int) -> list[float]:

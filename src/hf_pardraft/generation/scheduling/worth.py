@@ -1,8 +1,10 @@
 """What plans are worth by what is known: the tokens and the seconds of a round, in this call. Pure."""
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from .costs import Costs
+from .estimates import along
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
 from .reading import ReadingCosts, best_count, values_of_reading
@@ -48,23 +50,11 @@ class PlanWorth:
     def work_out(self, costs: Costs, batch: int) -> None:
         """Go by what is known now, for a batch of so many items."""
         self.seconds = {plan: costs.of(plan) for plan in self.plans}
-        self.batch = batch
         self.expect(batch)
-
-    def _of_fewer_items(self, plan: Plan) -> tuple[int, float] | None:
-        """Of the size at which rounds of a plan were measured most, among batches half as large and less: that, and seconds."""
-        known = [
-            (count, size)
-            for size, costs in [*self.knowledge.costs.items()]
-            if 2 * size <= self.batch and (count := costs.count(plan)) >= Costs.BELIEVED
-        ]
-        if not known:
-            return None
-        _, size = max(known)
-        return size, self.knowledge.costs[size].of(plan)
 
     def expect(self, batch: int) -> None:
         """Go by what is known of drafts now, and leave the seconds as they were."""
+        self.batch = batch
         depth, has_chains = self.plans[-1].depth, any(plan.depth and not plan.budget for plan in self.plans)
         of_chain = self.knowledge.expected_tokens(depth)
         if self.reads_again:
@@ -79,30 +69,41 @@ class PlanWorth:
             tokens |= {plan: tokens[plan] * gains[plan.budget] for plan in trees}
         if batch > 1:
             shares = self.knowledge.spread_of(batch).shares(self.knowledge.chain.rates(depth))
-            of_batch = {
-                plan: worth_to_a_batch(tokens[plan], self.fixed_share(plan), shares[plan.depth - 1])
-                for plan in tokens
-                if plan.depth
-            }
-            tokens |= of_batch
+            drafted = [plan for plan in tokens if plan.depth]
+            added = {plan: self.added_by_items(plan, len(shares[0])) for plan in drafted}
+            tokens |= {plan: worth_to_a_batch(tokens[plan], added[plan], shares[plan.depth - 1]) for plan in drafted}
         self.tokens = tokens
 
-    def fixed_share(self, plan: Plan) -> float:
-        """The share of a round's time that is the same for a batch of any size.
+    def added_by_items(self, plan: Plan, count: int) -> list[float]:
+        """Of a round's time, the part that an item takes alone, and the parts that further ones add, up to all in `count` steps.
 
         By what rounds of fewer items have taken, or else by what each token more to read costs.
         """
-        if not self.seconds:
-            return UNKNOWN_SHARE
-        of_fewer = self._of_fewer_items(plan)
-        if of_fewer:
-            size, seconds = of_fewer
-            of_items = (self.seconds[plan] - seconds) * self.batch / (self.batch - size)
-            return min(max(1 - of_items / self.seconds[plan], LEAST_SHARE), 1.0)
-        largest = plan if plan.budget else max((other for other in self.plans if not other.budget), default=plan)
-        more = max(self.seconds[largest] - self.seconds[NOTHING], 0.0)
-        of_items = more * (1 + plan.num_nodes) / largest.num_nodes
-        return max(1 - of_items / self.seconds[plan], LEAST_SHARE)
+        seconds = self.seconds[plan] if self.seconds else 1.0
+        fewer = self._of_fewer_items(plan) or [(1, seconds * self._share_of_one(plan))]
+        # None is thought to take longer than one of more items.
+        points = [*((size, min(of_fewer, seconds)) for size, of_fewer in fewer), (self.batch, seconds)]
+        (size, first), (above, second) = points[:2]
+        points.insert(0, (0, max(first - size * (second - first) / (above - size), 0.0)))
+        values = along(points, (self.batch * step / count for step in range(1, count + 1)))
+        steps = [0.0, *accumulate((value / seconds for value in values), max)]
+        return [now - before for before, now in pairwise(steps)]
+
+    def _of_fewer_items(self, plan: Plan) -> list[tuple[int, float]]:
+        """The sizes, among batches half as large and less, at which rounds of a plan were measured, and their seconds."""
+        smaller = sorted((size, costs) for size, costs in [*self.knowledge.costs.items()] if 2 * size <= self.batch)
+        return [(size, costs.of(plan)) for size, costs in smaller if costs.count(plan) >= Costs.BELIEVED]
+
+    def _share_of_one(self, plan: Plan) -> float:
+        """What a round of one item takes of the time of a round of all, by what each token more to read costs."""
+        if self.seconds:
+            largest = plan if plan.budget else max((other for other in self.plans if not other.budget), default=plan)
+            more = max(self.seconds[largest] - self.seconds[NOTHING], 0.0)
+            of_items = more * (1 + plan.num_nodes) / largest.num_nodes
+            fixed = max(1 - of_items / self.seconds[plan], LEAST_SHARE)
+        else:
+            fixed = UNKNOWN_SHARE
+        return fixed + (1 - fixed) / self.batch
 
     def rate(self, plan: Plan) -> float:
         """Tokens a second and item."""
