@@ -154,8 +154,8 @@ def measure_forwards(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
         }
         for (name, num_tokens), seconds in times.items()
     ]
-    # A copy is as large as its weight, but for what fills its last panel up.
-    packed = sum(pack.parameter().nbytes for pack in packed_weights._packed.values())
+    # A copy is as large as its weight, but for what fills its last panel up. What an earlier dtype packed may be there still.
+    packed = sum(weight.nbytes for weight in target.parameters() if packed_weights.is_packed(weight, transposed=False))
     return {
         "bandwidth_gb_per_second": round(bandwidth / 1e9, 1),
         "bytes_read": size,
@@ -276,7 +276,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=15, help="turns; figures are medians of them")
     parser.add_argument("--quick", action="store_true", help="tiny targets")
     parser.add_argument("--output", type=Path, default=RESULTS / "memory_limit.json")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if 1 not in arguments.tokens:
+        parser.error("--tokens needs 1, whose time the others are compared with")
+    return arguments
 
 
 def main() -> None:
