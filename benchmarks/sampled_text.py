@@ -10,8 +10,8 @@ plain `generate` in the same repeat; tau is that of all repeats together.
 With `--differences TOKENS`, batches are written with and without a drafter from the same seed, drafters and proposals in turn,
 until so many tokens were compared; noted is where each text parts from plain `generate`'s, if it does.
 
-What was measured is kept in `--work`, and not measured again; the result has all that is there. `--source before` marks rows
-that were measured with the source of an earlier commit (by PYTHONPATH).
+What was measured is kept in `--work`, and not measured again in the same way; the result has all that is there.
+`--source before` marks rows that were measured with the source of an earlier commit (by PYTHONPATH).
 """
 
 import argparse
@@ -31,14 +31,21 @@ from stories260k import KINDS
 
 RESULT = RESULTS / "sampled_text.json"
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0)
+# What figures depend on, by its name in what is kept.
+SETTINGS = {"new_tokens_at_most": "max_new_tokens", "prompts_per_repeat": "prompts"}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def kept_before(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What an earlier command measured, if it was in the same way."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    return kept if all(kept.get(name) == vars(arguments)[own] for name, own in SETTINGS.items()) else {}
 
 
 def measure_speed(case: Case, kind: str, temperature: float, arguments: argparse.Namespace) -> None:
     """Measure the repeats that are missing, and keep each."""
     path = arguments.work / f"speed-{arguments.source}-{kind}-{temperature:g}.json"
-    kept = json.loads(path.read_text()) if path.exists() else {"repeats": []}
-    repeats = kept["repeats"]
+    repeats = kept_before(path, arguments).get("repeats", [])
     while len(repeats) < arguments.repeats:
         turns = repeat_of(case, kind, temperature, len(repeats), arguments.prompts, arguments.max_new_tokens)
         repeats.append([vars(turn) for turn in turns])
@@ -49,7 +56,7 @@ def measure_differences(case: Case, batch_size: int, temperature: float, argumen
     """Compare texts until there are enough, and keep the comparison."""
     name = f"differences-{arguments.dtype}-{batch_size}-{temperature:g}.json"
     path = arguments.work / name
-    if path.exists():
+    if sum(seed["tokens"] for seed in kept_before(path, arguments).get("seeds", [])) >= arguments.differences:
         return
     condition = Condition(batch_size, temperature, arguments.max_new_tokens)
     case.target.to(DTYPES[arguments.dtype])
@@ -63,8 +70,7 @@ def facts(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "machine": f"{this_machine()}, transformers {transformers.__version__}",
         "command": public_command(),
-        "new_tokens_at_most": arguments.max_new_tokens,
-        "prompts_per_repeat": arguments.prompts,
+        **{name: vars(arguments)[own] for name, own in SETTINGS.items()},
     }
 
 

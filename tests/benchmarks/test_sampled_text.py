@@ -41,6 +41,12 @@ def test_all_ways_at_all_temperatures_are_in_one_table(tmp_path, monkeypatch):
         assert run_quickly(tmp_path, "--temperatures", "0", "1")[0] == result
 
 
+def test_texts_of_other_lengths_are_not_taken_for_those_that_were_measured(tmp_path):
+    for longest in (6, 12):
+        result, _ = run_quickly(tmp_path, "--temperatures", "0", "--only", "DART", "--max-new-tokens", str(longest))
+        assert {row["tokens"] for row in result["rows"]} == {4 * longest}
+
+
 def test_texts_are_compared_until_there_are_enough(tmp_path):
     result, printed = run_quickly(
         tmp_path, "--temperatures", "1", "--differences", "150", "--batch-size", "2", "--dtype", "float64"
@@ -53,6 +59,8 @@ def test_texts_are_compared_until_there_are_enough(tmp_path):
         f"{kind}, {way}" for kind in ("PARD", "DART") for way in ("chain", "tree")
     }
     assert "| float64 | 1 | 2 |" in printed
+    longer = ["--temperatures", "1", "--differences", "250", "--batch-size", "2", "--dtype", "float64"]
+    assert run_quickly(tmp_path, *longer)[0]["differences"][0]["tokens"] >= 250
 
 
 def test_a_text_counts_to_its_first_difference():
