@@ -8,7 +8,8 @@ with the shipped demo family instead. Without `--drafter` an untrained DFlash dr
 are SIMULATED: right with that probability at each position, whatever the text, and the rows say so. All ways take turns on each
 text. tau is tokens per forward of the target. Seconds are those after the first token, so that reading the prompt is no part.
 
-Rows of categories that were measured before are kept in the result, so that a long measurement can be made of several commands.
+Rows that were measured before, of other categories, drafters, budgets or schedules, are kept in the result, so that a long
+measurement can be made of several commands.
 """
 
 import argparse
@@ -222,21 +223,27 @@ def main() -> None:
     runs = json.loads(arguments.output.read_text())["runs"] if arguments.output.exists() else []
     for category, prompts in texts.prompts.items():
         started = time.perf_counter()
-        about = {"target": texts.name, "drafters": list(texts.drafters), "category": category}
+        about = {
+            "target": texts.name,
+            "drafters": list(texts.drafters),
+            "category": category,
+            "simulated_rate": texts.simulated,
+            "tree_budget": arguments.budget,
+            "schedules": sorted(arguments.schedules),
+        }
         rows = measure(texts, prompts, arguments)
         facts = {
-            "simulated_rate": texts.simulated,
             "dtype": "float32",
             "machine": this_machine(),
             "command": public_command(),
-            "tree_budget": arguments.budget,
             "lookup_tokens": DEFAULT_LOOKUP,
             "new_tokens_at_most": arguments.max_new_tokens,
             "prompts": len(prompts),
             "prompt_tokens": [prompt.shape[1] for prompt in prompts],
             "seconds": round(time.perf_counter() - started, 1),
         }
-        runs = [run for run in runs if {key: run[key] for key in about} != about] + [{**about, **facts, "rows": rows}]
+        runs = [run for run in runs if {key: run[key] for key in about} != about]
+        runs.append({**about, **facts, "rows": rows})
         save(arguments.output, {"runs": runs})
         print(f"{texts.name}, {category}, {len(prompts)} prompts")
         for row in rows:

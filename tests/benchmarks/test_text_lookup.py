@@ -11,7 +11,10 @@ from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 def test_every_way_has_a_row_and_writes_the_same_text(tmp_path):
     output = tmp_path / "lookup.json"
-    output.write_text(json.dumps({"runs": [{"target": "another", "drafters": [], "category": "qa", "rows": []}]}))
+    kinds = ["PARD", "DFlash", "DFlare", "DART"]
+    same = {"target": "demo family", "drafters": kinds, "category": "Python code", "simulated_rate": None, "rows": []}
+    alone, narrow = ({**same, "tree_budget": 16, "schedules": ["auto"]}, {**same, "tree_budget": 8, "schedules": []})
+    output.write_text(json.dumps({"runs": [alone, narrow]}))
     quick = [
         "--family",
         "--prompts",
@@ -25,8 +28,8 @@ def test_every_way_has_a_row_and_writes_the_same_text(tmp_path):
         str(output),
     ]
     assert run_main(text_lookup.main, *quick).code == 0
-    kept, run = json.loads(output.read_text())["runs"]
-    assert kept["target"] == "another"
+    *kept, run = json.loads(output.read_text())["runs"]
+    assert kept == [alone, narrow]
     rows = {row["name"]: row for row in run["rows"]}
     assert {"plain", "prompt lookup", "PARD, fixed", "PARD and the text, fixed", "DART and the text, auto"} <= {*rows}
     assert rows["plain"]["tau"] == 1
