@@ -218,6 +218,13 @@ def test_the_schedule():
     assert f"in all {len(conditions)} conditions ({min(autos):.2f} is the least)" in page
     assert f"in {sum(share >= 0.97 for share in paying)} of {len(paying)}, and {min(paying):.2f} at worst" in page
     assert all(row["same_text"] for condition in conditions for row in condition["rows"])
+    assert {condition["rows"][0]["turns"] for condition in conditions} == {5, 7, 11}
+    assert "medians of 5 to 11 turns" in page
+    for condition in conditions:
+        depths = {row["setting"]["num_assistant_tokens"] for row in condition["sweep"]}
+        budgets = {row["setting"]["tree_budget"] for row in condition["sweep"]}
+        swept = {2, 4, max(depths, default=0)}, {0} if condition["batch_size"] == 64 else {0, 16}
+        assert (depths, budgets) == (swept if condition["pays"] else (set(), set()))
 
 
 def test_the_schedule_compiled():
