@@ -46,7 +46,7 @@ from hf_pardraft.evaluation.facts import machine
 from modelled_clock import ModelledClock, PartCosts
 from result_files import RESULTS, public_command, save
 from schedule_cases import Cases
-from schedule_measure import DEPTHS, TREE_BUDGETS, Bench
+from schedule_measure import DEFAULT, DEPTHS, TREE_BUDGETS, Bench
 from schedule_report import print_conditions, save_plot
 
 RESULT = RESULTS / "schedule.json"
@@ -71,9 +71,22 @@ def stage_file(arguments: argparse.Namespace, stage: str, case: str, temperature
     return arguments.work / f"{words}-t{temperature:g}-batch{batch_size}-{kind}.{stage}.json"
 
 
-def measured_before(path: Path, settings: dict[str, Any]) -> bool:
-    """Whether an earlier command measured this, in the same way."""
-    return path.exists() and json.loads(path.read_text())["settings"] == settings
+def measured_before(paths: dict[str, Path], stage: str, settings: dict[str, Any]) -> bool:
+    """Whether an earlier command measured this, in the same way; turns are those of the sweep's best settings."""
+    if not paths[stage].exists():
+        return False
+    known = json.loads(paths[stage].read_text())
+    if stage == "sweep" or known["settings"] != settings:
+        return known["settings"] == settings
+    took_part = {row["name"] for row in known["rows"] if row["is_fixed"]} - {DEFAULT}
+    return took_part == {row["name"] for row in swept(paths["sweep"])[: settings["finalists"]]}
+
+
+def swept(path: Path) -> list[dict[str, Any]]:
+    """The rows of a sweep, fastest first."""
+    if not path.exists():
+        sys.exit(f"error: the best settings of a sweep take the turns, and there is no {path}: add sweep to --stages")
+    return json.loads(path.read_text())["rows"]
 
 
 def measure_condition(
@@ -83,20 +96,18 @@ def measure_condition(
     modelled = {key: vars(arguments)[key] for key in MODELLED if arguments.modelled_clock}
     settings = {stage: {**{key: vars(arguments)[key] for key in SETTINGS[stage]}, **modelled} for stage in STAGES}
     paths = {stage: stage_file(arguments, stage, name, temperature, batch_size) for stage in STAGES}
-    missing = [stage for stage in arguments.stages if not measured_before(paths[stage], settings[stage])]
-    if not missing:
-        return
-    print(f"{name}, temperature {temperature:g}, batch {batch_size}: {', '.join(missing)} ...", file=sys.stderr)
-    case, condition = cases[name], Condition(batch_size, temperature, arguments.max_new_tokens)
-    bench = Bench(case, condition, arguments)
-    for stage in missing:
-        started = time.perf_counter()
-        if stage == "sweep":
-            # Where drafting does not pay, it is enough to know what the drafter's own depth costs.
-            rows = bench.sweep() if case.pays else []
-        else:
-            swept = json.loads(paths["sweep"].read_text())["rows"]
-            rows = bench.finals([row["setting"] for row in swept[: arguments.finalists]])
+    bench = None
+    for stage in STAGES:
+        if stage not in arguments.stages or measured_before(paths, stage, settings[stage]):
+            continue
+        print(f"{name}, temperature {temperature:g}, batch {batch_size}: {stage} ...", file=sys.stderr)
+        finalists = [] if stage == "sweep" else swept(paths["sweep"])[: arguments.finalists]
+        bench = bench or Bench(cases[name], Condition(batch_size, temperature, arguments.max_new_tokens), arguments)
+        case, started = bench.case, time.perf_counter()
+        # Where drafting does not pay, it is enough to know what the drafter's own depth costs.
+        rows = bench.sweep() if stage == "sweep" and case.pays else []
+        if stage == "turns":
+            rows = bench.finals([row["setting"] for row in finalists])
         facts = {
             "case": name,
             "pays": case.pays,
@@ -125,8 +136,8 @@ def kept_conditions(work: Path, names: list[str], recorded: list[dict[str, Any]]
     """All conditions that went through both stages, in the order of the cases, each with its sweep and what was recorded."""
     conditions = []
     for path in sorted(work.glob("*.turns.json")):
-        swept = path.with_name(path.name.replace(".turns.", ".sweep."))
-        condition = {**json.loads(path.read_text()), "sweep": json.loads(swept.read_text())["rows"]}
+        of_sweep = swept(path.with_name(path.name.replace(".turns.", ".sweep.")))
+        condition = {**json.loads(path.read_text()), "sweep": of_sweep}
         of_it = (each for each in recorded if all(each[key] == condition[key] for key in IDENTITY))
         conditions.append({**condition, "recorded": next(of_it, None)})
 

@@ -50,6 +50,19 @@ def test_both_stages_are_measured_once_and_the_bounds_are_printed(tiny_family, t
         assert run_quickly(tiny_family, tmp_path)[0] == [pays, loses]
 
 
+def test_turns_are_those_of_the_sweep_that_is_there(tiny_family, tmp_path):
+    work = ["--cases", "family/DFlash", "--family", str(tiny_family), "--work", str(tmp_path / "work")]
+    refused = run_main(schedule.main, "--quick", *work, "--batch-sizes", "1", "--stages", "turns")
+    assert "add sweep to --stages" in str(refused.code)
+    (pays, _), _ = run_quickly(tiny_family, tmp_path)
+    (kept,) = (tmp_path / "work").glob("family-DFlash-*.sweep.json")
+    sweep = json.loads(kept.read_text())
+    # As another sweep found it.
+    kept.write_text(json.dumps({**sweep, "rows": sweep["rows"][::-1]}))
+    (pays, _), _ = run_quickly(tiny_family, tmp_path)
+    assert sweep["rows"][-1]["name"] in [row["name"] for row in pays["rows"]]
+
+
 def test_cases_that_nobody_knows_are_refused_and_others_are_named_whole(tmp_path):
     refused = run_main(schedule.main, "--cases", "nobody", "--work", str(tmp_path / "work"))
     assert "--cases expects any of family/PARD" in str(refused.code)
