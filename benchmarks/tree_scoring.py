@@ -82,16 +82,15 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(arguments.stories)
     beginnings = story_beginnings(arguments.prompt_text, tokenizer, arguments.prompts, PROMPT_TOKENS)
     prompts = [beginning[None] for beginning in beginnings]
-    entries = []
-    for kind in KINDS:
-        drafter = AutoDrafter.from_pretrained(arguments.drafters / kind)
-        entries += compared(f"stories260K/{kind}", target, drafter, prompts)
+    trained = {kind: AutoDrafter.from_pretrained(arguments.drafters / kind) for kind in KINDS}
     family = load_family(SHIPPED_FAMILY)
     tokens = [family.tokenizer(prompt, return_tensors="pt").input_ids for prompt in built_in_prompts()]
-    for kind, drafter in family.drafters.items():
-        entries += compared(f"family/{kind}", family.target, drafter, tokens)
-    result = {"machine": this_machine(), "command": public_command(), "new_tokens": NEW_TOKENS, "entries": entries}
-    save(arguments.output, result)
+    cases = [(f"stories260K/{kind}", target, drafter, prompts) for kind, drafter in trained.items()]
+    cases += [(f"family/{kind}", family.target, drafter, tokens) for kind, drafter in family.drafters.items()]
+    facts, entries = {"machine": this_machine(), "command": public_command(), "new_tokens": NEW_TOKENS}, []
+    for case in cases:
+        entries += compared(*case)
+        save(arguments.output, {**facts, "entries": entries})
 
 
 if __name__ == "__main__":
