@@ -474,6 +474,18 @@ def test_compiled_rounds_of_smollm2(dtype):
     assert f"{dtype}: {different} of {texts} at temperature 0" in page
 
 
+def test_the_best_fixed_way_in_batches_of_smollm2():
+    result, page = results("smollm2"), " ".join((ROOT / "docs" / "smollm2.md").read_text(encoding="utf-8").split())
+    best = []
+    for dtype in ("bfloat16", "float32"):
+        cells = cells_of(result, "speed", dtype=dtype, temperature=0.0, batch_size=4)
+        found = {name: average(speedups(cells, rows)) for name, rows in rows_named(cells).items()}
+        way = max((name for name in found if "auto" not in name), key=found.get)
+        assert way == "DART, chain"
+        best.append(f"{found[way]:.2f}x")
+    assert f"The best fixed way, DART's chains, has {best[0]} and {best[1]} at temperature 0" in page
+
+
 def test_smollm2_in_bfloat16_without_matrix_units():
     result, page = results("smollm2_without_amx"), (ROOT / "docs" / "smollm2.md").read_text(encoding="utf-8")
     greedy, sampled = (
