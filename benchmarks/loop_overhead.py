@@ -36,7 +36,7 @@ from transformers.utils import logging
 from hf_pardraft import DFlashDrafter
 from hf_pardraft.generation.compiled.compiler import Compiler
 from loop_probe import LoopCounter, Mark, Probe, prescribe
-from result_files import save, this_machine
+from result_files import public_command, save, this_machine
 
 DEPTH = 8
 PROMPT_LENGTH = 16
@@ -262,8 +262,8 @@ def main() -> None:
             rows += bench.measure(setting, 1 if arguments.quick else arguments.repeats)
     if arguments.output:
         clock = "thread time" if arguments.cpu_clock else "wall time"
-        report = {"machine": this_machine(), "clock": clock, "repeats": arguments.repeats, "rows": rows}
-        save(arguments.output, report)
+        facts = {"machine": this_machine(), "command": public_command(), "clock": clock, "repeats": arguments.repeats}
+        save(arguments.output, {**facts, "rows": rows})
     if arguments.json:
         print(json.dumps(rows, indent=2))
     elif rows:
