@@ -20,8 +20,7 @@ The texts are compared with plain `generate`'s. Figures go to benchmarks/results
 """
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -34,6 +33,7 @@ from hf_pardraft.evaluation.prompt_sources import read_rows
 from hf_pardraft.generation.tree.token_tree import build_tree, draft_chain
 from hf_pardraft.models.base import ParallelDrafter
 from hf_pardraft.models.inputs import DraftInputs
+from memory_limit import seconds_of
 from result_files import RESULTS, public_command, save, this_machine
 from smollm2_cases import BENCHMARKS, Models, prompts_of
 from stories260k import story_beginnings
@@ -57,12 +57,6 @@ def fresh(kind: str, target: PreTrainedModel, block: int) -> ParallelDrafter:
     base = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
     # Any token serves as a mask that nothing was learned of.
     return PardDrafter.from_causal_lm(base, mask_token_id=target.config.vocab_size - 1)
-
-
-def seconds_of(function: Callable) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 def bytes_per_second(repeats: int = 5) -> float:
@@ -207,6 +201,14 @@ def main() -> None:
         texts = [target.generate(prompt[None], **options)[0] for prompt in held_out]
     vocabularies = {str(size): order[:size] for size in arguments.sizes if size < vocab_size} | {"all": None}
     speed, rows = bytes_per_second(), []
+    facts = {
+        "machine": this_machine(),
+        "dtype": arguments.dtype,
+        "vocab_size": vocab_size,
+        "block": arguments.block,
+        "bytes_per_second": speed,
+        "command": public_command(),
+    }
     drafters = [(Path(name).name, AutoDrafter.from_pretrained(name, dtype=target.dtype)) for name in arguments.drafter]
     drafters += [(f"fresh {kind}", fresh(kind, target, arguments.block)) for kind in arguments.fresh]
     for name, drafter in drafters:
@@ -221,17 +223,8 @@ def main() -> None:
                 drafter.set_draft_vocabulary(ids)
                 row |= worth_of(target, drafter, held_out, arguments.new_tokens, texts)
             rows.append(row)
-            print(table_line(row))
-    result = {
-        "machine": this_machine(),
-        "dtype": arguments.dtype,
-        "vocab_size": vocab_size,
-        "block": arguments.block,
-        "bytes_per_second": speed,
-        "command": public_command(),
-        "rows": rows,
-    }
-    save(RESULTS / f"{arguments.name}.json", result)
+            print(table_line(row), flush=True)
+            save(RESULTS / f"{arguments.name}.json", {**facts, "rows": rows})
 
 
 def table_line(row: dict) -> str:

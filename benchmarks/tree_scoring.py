@@ -22,10 +22,9 @@ from hf_pardraft import AutoDrafter
 from hf_pardraft.demo.family import SHIPPED_FAMILY, load_family
 from hf_pardraft.demo.prompts import built_in_prompts
 from result_files import RESULTS, public_command, save, this_machine
-from stories260k import story_beginnings
+from stories260k import KINDS, story_beginnings
 
 RESULT = RESULTS / "tree_scoring.json"
-KINDS = ("PARD", "DFlash", "DFlare", "DART")
 BUDGETS = (4, 8, 16, 32, 60)
 SCORINGS = ("probability", "dart")
 NEW_TOKENS, PROMPT_TOKENS = 128, 16
