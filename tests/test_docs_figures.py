@@ -218,6 +218,12 @@ def test_the_schedule():
     assert f"in all {len(conditions)} conditions ({min(autos):.2f} is the least)" in page
     assert f"in {sum(share >= 0.97 for share in paying)} of {len(paying)}, and {min(paying):.2f} at worst" in page
     assert all(row["same_text"] for condition in conditions for row in condition["rows"])
+    drawn = [each for each in conditions if (each["temperature"], each["batch_size"]) == (1, 1)]
+    drawn = [each for each in drawn if each["case"] in [f"stories260K/{kind}" for kind in KINDS]]
+    depth, best, auto = ([speedup_of(condition, way) for condition in drawn] for way in ("default", "best", "auto"))
+    assert f"{min(depth):.2f} to {max(depth):.2f} in a [later" in page
+    assert f"setting there has {min(best):.2f} to {max(best):.2f}, and" in page
+    assert f"is faster, {min(auto):.2f} to {max(auto):.2f}." in page
     assert {condition["rows"][0]["turns"] for condition in conditions} == {5, 7, 11}
     assert "medians of 5 to 11 turns" in page
     for condition in conditions:
