@@ -34,7 +34,7 @@ from hf_pardraft.evaluation.entries import Entry, plain_entry
 from hf_pardraft.evaluation.measurement import race
 from hf_pardraft.evaluation.rows import compare
 from hf_pardraft.ngram.sources import token_documents
-from result_files import RESULTS, save, this_machine
+from result_files import RESULTS, public_command, save, this_machine
 
 RESULT = RESULTS / "ngram.json"
 BEAMS, CANDIDATES = 20, 25
@@ -238,7 +238,7 @@ def main() -> None:
         "trees": lambda: {"text": text, "rows": growing_trees(texts, arguments.max_new_tokens, arguments.repeats)},
     }
     for name in arguments.only:
-        report[name] = parts[name]()
+        report[name] = {"command": public_command(), **parts[name]()}
         print(json.dumps({name: report[name]}, indent=2), flush=True)
         save(arguments.output, report)
 
