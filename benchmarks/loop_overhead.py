@@ -120,7 +120,7 @@ class Bench:
 
     def count(self, loop: str, setting: Setting) -> tuple[dict, Counter]:
         """Means per round, and what was counted where."""
-        counter = LoopCounter(self.probe)
+        counter, self.probe.marks = LoopCounter(self.probe), []
         with counter:
             marks = self.run(loop, setting)
         rounds = len(marks) - 1
@@ -137,7 +137,8 @@ class Bench:
             "tau": None if loop == STATIC_STEPS else round((last.num_cached - first.num_cached) / rounds, 3),
             "rounds": rounds,
         }
-        return row, counter.sites
+        # Of the rounds that count: the first mark is the prompt's.
+        return row, sum((counter.sites[begun] for begun in range(2, rounds + 2)), Counter())
 
     def round_seconds(self, loop: str, setting: Setting, capture_at: int = -1) -> float:
         marks = self.run(loop, setting, capture_at)

@@ -1,7 +1,7 @@
 """Models that follow a script, and a count of what happens between their forwards; see loop_overhead.py."""
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,12 +49,12 @@ def prescribe(vocab_size: int, length: int, depth: int, rate: float, in_tree: bo
 
 
 class LoopCounter(TorchDispatchMode):
-    """Counts what is dispatched while `probe` sees no model at work."""
+    """Counts what is dispatched while `probe` sees no model at work; `sites` by how many rounds had begun."""
 
     def __init__(self, probe: "Probe") -> None:
         super().__init__()
         self.probe = probe
-        self.sites: Counter[str] = Counter()
+        self.sites: defaultdict[int, Counter[str]] = defaultdict(Counter)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if not self.probe.inside:
@@ -68,7 +68,7 @@ class LoopCounter(TorchDispatchMode):
             self.probe.uploads += name == "lift_fresh" and args[0].ndim > 0
             self.probe.views += is_view
             self.probe.ops += not is_view and name != "_local_scalar_dense"
-            self.sites[f"{'view' if is_view else 'op'} {name} {call_site()}"] += 1
+            self._note(f"{'view' if is_view else 'op'} {name}")
         return func(*args, **(kwargs or {}))
 
     def __enter__(self):
@@ -82,11 +82,14 @@ class LoopCounter(TorchDispatchMode):
             setattr(torch.Tensor, name, original)
         return super().__exit__(*exception)
 
+    def _note(self, what: str) -> None:
+        self.sites[len(self.probe.marks)][f"{what} {call_site()}"] += 1
+
     def _noted(self, name, original):
         def method(tensor, *args, **kwargs):
             if not self.probe.inside:
                 self.probe.waits += 1
-                self.sites[f"wait {name} {call_site()}"] += 1
+                self._note(f"wait {name}")
             return original(tensor, *args, **kwargs)
 
         return method
@@ -141,6 +144,7 @@ class Probe:
         self.inside = 0
         self.capture_at = -1
         self.calls: dict[str, Call] = {}
+        self.marks: list[Mark] = []
         self.ops = self.views = self.waits = self.uploads = 0
         self.modules = {
             "embedding": target.get_input_embeddings(),
@@ -156,7 +160,7 @@ class Probe:
     def start(self, script: Script, capture_at: int = -1) -> None:
         """Forget the last run, and note the calls of round `capture_at` of the next one."""
         self.script, self.capture_at = script, capture_at
-        self.marks: list[Mark] = []
+        self.marks = []
         self.ops = self.views = self.waits = self.uploads = 0
 
     def _before(self, name: str):

@@ -1,6 +1,7 @@
 """The overhead benchmark runs, and what it counts keeps to what this package promises; times are its own business."""
 
 import json
+import time
 
 import loop_overhead
 from hf_pardraft.generation.compiled.compiler import Compiler
@@ -29,3 +30,14 @@ def test_compiled_rounds_without_a_compiler_take_part_if_asked(monkeypatch):
     assert {*rows} == {"ours", "stock", "stock DFlash", "static steps"}
     assert rows["static steps"]["rounds"] >= rows["ours"]["rounds"]
     assert rows["static steps"]["ops_per_round"] > rows["ours"]["ops_per_round"]
+
+
+def test_the_sites_of_operations_are_those_of_the_rounds_that_count():
+    target = loop_overhead.random_target(quick=True)
+    bench = loop_overhead.Bench("tiny", target, 2, 48, time.perf_counter)
+    setting = loop_overhead.SETTINGS[1]
+    row, sites = bench.count("ours", setting)
+    counted = sum(count for site, count in sites.items() if site.startswith("op "))
+    # A number that the host asks for is a wait, and no operation.
+    counted -= sum(count for site, count in sites.items() if site.startswith("op _local_scalar_dense"))
+    assert abs(counted / row["rounds"] - row["ops_per_round"]) < 0.051
