@@ -5,7 +5,8 @@
 
 The target is random and has SmolLM2-135M's shape: 30 layers of width 576, a vocabulary of 49,152. Drafters are fresh ones as
 `for_target` makes them (DFlash 5 layers, DFlare 7, DART 1); PARD's is an ordinary model of 5 such layers. A step is the target's
-forward over one text, the drafter's, the loss and the backward pass; the optimiser is none of it. One thread.
+forward over one text, the drafter's, the loss and the backward pass; the optimiser is none of it. There is one thread, or as many
+as `--threads` says.
 
 Each checkout has a process of its own for a case. They take turns, one step at a time, so that what else the machine does slows
 both. Told are medians, the ratio of steps in the same turn (median), how far each process's peak exceeds what it held before its
@@ -95,7 +96,7 @@ def step_of(case: dict):
 
 def work(case: dict) -> None:
     """Take a step for each line that comes in. An empty one ends it: the gradients are written, and the peak is told."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(case["threads"])
     step, drafter = step_of(case)
     before = held_bytes()
     print("ready", flush=True)
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument("--anchors", type=int, nargs="+", default=[128], help="most blocks of the text")
     parser.add_argument("--length", type=int, default=512, help="tokens of the text")
     parser.add_argument("--objective", help="another one than the drafter's own")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--work", type=json.loads, help=argparse.SUPPRESS)
@@ -172,21 +174,22 @@ def main() -> None:
     if options.work:
         work(options.work)
         return
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     sources = {"before": options.before} if options.before else {}
     sources["now"] = Path(__file__).parent.parent / "src"
     for drafter in options.drafters:
         for dtype in options.dtypes:
             for anchors in options.anchors:
                 case = {"drafter": drafter, "dtype": dtype, "length": options.length, "anchors": anchors}
-                row = compare({**case, "objective": options.objective}, sources, options.turns)
+                case |= {"objective": options.objective, "threads": options.threads}
+                row = compare(case, sources, options.turns)
                 print(json.dumps(row), flush=True)
                 store(row, options.output)
 
 
 def store(row: dict, file: Path) -> None:
     """Put a row into the file, in place of one of the same case."""
-    names = ("drafter", "dtype", "length", "anchors", "objective")
+    names = ("drafter", "dtype", "length", "anchors", "objective", "threads")
     rows = json.loads(file.read_text())["rows"] if file.exists() else []
     rows = [other for other in rows if any(other[name] != row[name] for name in names)] + [row]
     save(file, {"machine": this_machine(), "command": public_command(), "rows": rows})
