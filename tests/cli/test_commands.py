@@ -114,6 +114,15 @@ def test_streams_that_are_closed_are_no_bug(monkeypatch):
     assert "expected a prompt, got an empty text" in told.getvalue()
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_character_that_a_pipe_or_file_lacks_ends_no_command(encoding, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    in_process.main(lambda: sys.stdout.write("tau of 你好"))
+    sys.stdout.flush()
+    assert written.getvalue() == b"tau of \\u4f60\\u597d"
+
+
 def test_the_version_is_told():
     ended = in_process.pardraft("--version")
     assert (ended.code, ended.out) == (0, f"pardraft {metadata.version('hf-pardraft')}\n")

@@ -1,5 +1,6 @@
 """The `pardraft` command: which commands there are, and how all of them begin and end."""
 
+import io
 import os
 import sys
 from importlib import metadata
@@ -79,9 +80,16 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
+def escape_what_output_lacks() -> None:
+    """A character that the encoding of a pipe or file lacks is escaped, as on standard error: it would end a finished work."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def main(command: typer.Typer = app) -> None:
     """Entry point: an error is one line, without a traceback unless that is asked for."""
     open_closed_streams()
+    escape_what_output_lacks()
     try:
         command()
     # The one place where all of them end; a bug says there that it is one.
