@@ -25,6 +25,7 @@ from hf_pardraft.evaluation.report import (
     difference_lines,
     drafts_table,
     markdown,
+    print_table,
     same_text,
     screen_table,
 )
@@ -193,6 +194,16 @@ def test_results_are_shown_to_people():
     several = markdown(report(conditions=(Condition(batch_size=2), Condition(batch_size=2, temperature=1.0))))
     assert "| d | 1 | 12.0 |" in several
     assert "SIMULATED" not in text + table
+
+
+@pytest.mark.parametrize("width", [20, 50, 60, 80])
+def test_a_narrow_terminal_shows_every_name_and_figure(width):
+    console = Console(width=width, file=StringIO())
+    for table in (screen_table(report()), drafts_table(report())):
+        print_table(table, console)
+    text = console.file.getvalue()
+    assert all(part in text for part in ("plain ", " d ", "tokens/s", "12.0", "4.00x", "250.00", "85.7%", "62.5%"))
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
 
 
 def test_names_have_room_beside_several_conditions():

@@ -1,8 +1,8 @@
 """What the demo puts on the screen besides text: the table of results."""
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ..evaluation.report import new_table
 from ..evaluation.rows import Comparison
 
 SAME_TEXT = {True: "yes", False: "NO", None: "sampled"}
@@ -10,10 +10,7 @@ SAME_TEXT = {True: "yes", False: "NO", None: "sampled"}
 
 def results_table(rows: list[Comparison]) -> Table:
     """The comparison, for people."""
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("")
-    for heading in ("tokens/s", "speedup", "tau", "same text"):
-        table.add_column(heading, justify="right")
+    table = new_table(("tokens/s", "speedup", "tau", "same text"))
     for row in rows:
         table.add_row(
             row.name,

@@ -12,6 +12,7 @@ from ..evaluation.calls import Condition
 from ..evaluation.encoding import room_for_prompts
 from ..evaluation.entries import Entry, compiled_twin, plain_entry
 from ..evaluation.measurement import race
+from ..evaluation.report import print_table
 from ..evaluation.rows import Comparison, compare
 from ..terminal.runs import RunStreamer, can_shade
 from ..user_input.files import read_text
@@ -58,7 +59,7 @@ def show_demo(options: DemoOptions, console: Console) -> None:
     # A line that stands still: a spinner's thread would take its share of the time that is measured.
     compiling = " Compiling takes a minute or two for each drafter." if options.compiled else ""
     console.print(f"\nMeasuring ...{compiling}")
-    console.print(results_table(measured(family, prompts, options)))
+    print_table(results_table(measured(family, prompts, options)), console)
     at_once = f", {options.batch_size} at once" if options.batch_size > 1 else ""
     console.print(
         f"Greedy, float32, up to {options.max_new_tokens} new tokens. Prompts: {len(prompts)}{at_once}, best of {REPEATS} "

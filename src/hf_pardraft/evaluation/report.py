@@ -6,11 +6,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from .rows import EvaluationRow
 
 NOTHING = "-"
+# Characters of words, which can be broken, in a line of a table's column at least; and more than any table has in a line.
+LEAST_WORDS = 9
+WIDEST = 1000
 LEGEND = (
     "tau: mean tokens that a forward of the target commits to a text; full tau: the same if every round drafts all it can, be it "
     "worth its time or not. accept, correct: share of drafted and bonus tokens that became text, or were the text's; waste: "
@@ -165,6 +170,19 @@ def new_table(headings: Iterable[str], **options: Any) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
+
+
+def print_table(table: Table, screen: Console) -> None:
+    """Print a [`new_table`]; where a terminal is too narrow for its figures, with longer lines: rich would drop names first."""
+    words = [column for column in table.columns if not column.no_wrap]
+    for column in words:
+        column.max_width = LEAST_WORDS
+    least = Measurement.get(screen, screen.options.update(max_width=WIDEST), table).maximum
+    for column in words:
+        column.max_width = None
+    if least > screen.width:
+        table.width = least
+    screen.print(table, crop=False)
 
 
 def markdown(report: Report) -> str:

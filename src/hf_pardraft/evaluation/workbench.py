@@ -37,6 +37,7 @@ from .report import (
     difference_lines,
     drafts_table,
     markdown,
+    print_table,
     screen_table,
     skipped_line,
 )
@@ -249,9 +250,9 @@ def show(bench: Workbench, screen: Console, notes: Console) -> None:
     report, outputs = bench.report, bench.plan.outputs
     if not report.rows:
         raise ValueError(f"nothing could be measured: {'; '.join(map(skipped_line, report.skipped))}")
-    screen.print(screen_table(report))
+    print_table(screen_table(report), screen)
     if any(row.acceptance_by_position for row in report.rows):
-        screen.print(drafts_table(report))
+        print_table(drafts_table(report), screen)
     screen.print(LEGEND, highlight=False, style="dim")
     for line in difference_lines(report.rows):
         screen.print(f"{line}.", highlight=False)
