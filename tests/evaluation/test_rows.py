@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from hf_pardraft.evaluation.report import (
 )
 from hf_pardraft.evaluation.rows import Difference, compare, first_difference, summarise
 from hf_pardraft.evaluation.runner import judge_near_tie, rounding
+from hf_pardraft.evaluation.workbench import show
 from hf_pardraft.generation.stats import Proposal
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
@@ -242,6 +244,27 @@ def test_other_texts_are_shown_as_such():
     assert (
         "(the end instead of token 6; the target's logits are 0.01 apart, a near tie)" in difference_lines([other])[0]
     )
+
+
+def test_files_are_written_though_nobody_reads_the_screen(tmp_path):
+    class LeftPipe(StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    outputs = SimpleNamespace(markdown=tmp_path / "r.md", plots=None)
+    bench = SimpleNamespace(report=report(), plan=SimpleNamespace(outputs=outputs))
+    with pytest.raises((BrokenPipeError, SystemExit)):
+        show(bench, Console(file=LeftPipe()), Console(file=StringIO()))
+    assert outputs.markdown.read_text(encoding="utf-8") == markdown(report())
+
+
+def test_tables_are_printed_though_a_file_cannot_be_written(tmp_path):
+    outputs = SimpleNamespace(markdown=tmp_path, plots=None)
+    bench = SimpleNamespace(report=report(), plan=SimpleNamespace(outputs=outputs))
+    screen = Console(file=StringIO())
+    with pytest.raises(OSError, match=tmp_path.name):
+        show(bench, screen, Console(file=StringIO()))
+    assert "tokens/s" in screen.file.getvalue()
 
 
 def test_json_holds_every_figure():

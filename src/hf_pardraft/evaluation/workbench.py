@@ -246,10 +246,28 @@ def save_json(bench: Workbench) -> None:
 
 
 def show(bench: Workbench, screen: Console, notes: Console) -> None:
-    """Print the table, and write what else was asked for."""
-    report, outputs = bench.report, bench.plan.outputs
-    if not report.rows:
-        raise ValueError(f"nothing could be measured: {'; '.join(map(skipped_line, report.skipped))}")
+    """Print the tables, and write what else was asked for."""
+    if not bench.report.rows:
+        raise ValueError(f"nothing could be measured: {'; '.join(map(skipped_line, bench.report.skipped))}")
+    # Neither a full disk nor a pipe whose reader has left costs the other.
+    try:
+        save_tables_and_plots(bench, notes)
+    finally:
+        print_report(bench.report, screen)
+
+
+def save_tables_and_plots(bench: Workbench, notes: Console) -> None:
+    """Write those that were asked for."""
+    outputs = bench.plan.outputs
+    if outputs.markdown:
+        write_whole(outputs.markdown, markdown(bench.report))
+    if outputs.plots:
+        for path in save_plots(bench.report, outputs.plots):
+            notes.print(f"Wrote {path}", highlight=False)
+
+
+def print_report(report: Report, screen: Console) -> None:
+    """Print all that people are told."""
     print_table(screen_table(report), screen)
     if any(row.acceptance_by_position for row in report.rows):
         print_table(drafts_table(report), screen)
@@ -258,8 +276,3 @@ def show(bench: Workbench, screen: Console, notes: Console) -> None:
         screen.print(f"{line}.", highlight=False)
     for entry in report.skipped:
         screen.print(f"Not measured: {skipped_line(entry)}.", highlight=False)
-    if outputs.markdown:
-        write_whole(outputs.markdown, markdown(report))
-    if outputs.plots:
-        for path in save_plots(report, outputs.plots):
-            notes.print(f"Wrote {path}", highlight=False)
