@@ -20,7 +20,7 @@ import argparse
 import json
 import sys
 import warnings
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ def main() -> None:
     rows = sweep(chosen(arguments), arguments.jobs, arguments.work / "rows.jsonl", arguments.retry_wrong)
     result = {
         "command": public_command(),
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "cases": [case.label for case in CASES],
         "rows": rows,

@@ -21,7 +21,7 @@ import argparse
 import json
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def measure_target(name: str, arguments: argparse.Namespace) -> None:
             "machine": machine(case.target.device),
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             "command": public_command(),
-            "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "prompts": len(case.prompts_for(size)),
             "new_tokens_at_most": case.max_new_tokens,
             "seconds": round(time.perf_counter() - started, 1),

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -207,7 +207,7 @@ def facts_of(task: Task, turns: int) -> dict[str, Any]:
         "command": public_command(),
         "machine": this_machine(),
         "transformers": transformers.__version__,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "clock": "processor time of the thread" if torch.get_num_threads() == 1 else "wall time",
         "prompts": len(task.prompts),
         "prompt_tokens": [prompt.shape[1] for prompt in task.prompts],

@@ -32,7 +32,7 @@ import re
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def measure_condition(
             "machine": "a modelled clock" if arguments.modelled_clock else machine(case.target.device),
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             "command": public_command(),
-            "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "prompts": len(case.prompts_for(batch_size, arguments.prompts)),
             "seconds": round(time.perf_counter() - started, 1),
             "settings": settings[stage],

@@ -46,7 +46,7 @@ import argparse
 import json
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,7 @@ def measure_cell(
             "machine": machine(models.target.device),
             "versions": installed_versions(),
             "commands": list(dict.fromkeys([*known["commands"], public_command()])),
-            "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "prompt_tokens": [prompt.shape[1] for prompt in prompts],
             "seconds": round(known["seconds"] + time.perf_counter() - started, 1),
         }

@@ -1,12 +1,18 @@
-"""What is installed from a built wheel: the package with its family, recipes and cards, and nothing else."""
+"""A built wheel holds the package with its family, recipes and cards, and nothing else, and asks for no less than it needs."""
 
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 pytest.importorskip("setuptools", minversion="77.0.3")
 ROOT = Path(__file__).parent.parent
@@ -45,3 +51,21 @@ def test_it_runs_where_it_is_installed(wheel, tmp_path):
     shown = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stdout.split()
     assert Path(shown[0]).is_relative_to(tmp_path)
     assert shown[1:] == ["DART", "DFlare", "DFlash", "PARD", "dart", "dflare", "left_to_right", "pard"]
+
+
+def lowest(specifiers: SpecifierSet) -> str:
+    """The version from which on something is taken."""
+    return next(each.version for each in specifiers if each.operator == ">=")
+
+
+def test_no_lower_bound_is_below_that_of_the_oldest_transformers():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ours = {canonicalize_name(each.name): each for each in map(Requirement, project["dependencies"])}
+    theirs = metadata("transformers")
+    if Version(theirs["Version"]) != Version(lowest(ours["transformers"].specifier)):
+        pytest.skip("what a newer transformers asks for says nothing of the oldest")
+    assert lowest(SpecifierSet(project["requires-python"])) in SpecifierSet(theirs["Requires-Python"])
+    for asked in map(Requirement, theirs.get_all("Requires-Dist")):
+        name = canonicalize_name(asked.name)
+        if name in ours and not (asked.marker and "extra" in str(asked.marker)):
+            assert lowest(ours[name].specifier) in asked.specifier, name

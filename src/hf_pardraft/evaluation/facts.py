@@ -3,7 +3,7 @@
 import platform
 import shlex
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def facts_of(
         "simulation": None,
         "machine": machine(target.device),
         "command": shlex.join(["pardraft", *map(public_word, sys.argv[1:])]),
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "versions": installed_versions(),
         "target": public_name(target) or Path(plan.target).resolve().name,
         "random_weights": plan.random_weights,
