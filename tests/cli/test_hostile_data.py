@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from hf_pardraft.datagen.rewriting import ROWS_MISSING
+from hf_pardraft.datagen.self_prompts import TooFewPromptsError
 from hostile_cases import DEEP, evaluate, generate, ngram, regenerate, train, written
 from in_process import pardraft
 
@@ -132,6 +133,17 @@ def test_a_row_that_is_no_conversation_fails_and_no_other(row, told, tmp_path):
     assert done.code == ROWS_MISSING
     assert told in done.out
     assert "failed: 2" in done.out
+
+
+def test_a_row_that_fails_does_not_end_other_processes(tmp_path, monkeypatch):
+    """As a launcher does when one of its processes ends with another status than 0."""
+    name = written("rows.jsonl", '{"prompt": null}\n' * 2)
+    words = regenerate(data=name, output=tmp_path / "answers.jsonl")
+    for size, status in (("1", ROWS_MISSING), ("2", 0)):
+        monkeypatch.setenv("WORLD_SIZE", size)
+        done = pardraft(*words)
+        assert done.code == TooFewPromptsError().exit_status == status
+        assert f"failed: {2 // int(size)}" in done.out
 
 
 def test_half_a_character_in_a_prompt_is_told():

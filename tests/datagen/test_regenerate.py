@@ -187,6 +187,16 @@ def test_shards_have_every_row_once(target, tokenizer, tmp_path, monkeypatch):
             Shard.parse(wrong)
 
 
+def test_a_shard_without_a_row_writes_nothing_and_is_no_error(target, tokenizer, tmp_path):
+    """Where there are more processes than rows, a launcher would end those that have some."""
+    writer, shard = local(target, tokenizer), Shard(2, 3)
+    result = regenerate(conversations(2), tmp_path / "out.jsonl", writer, "tiny", shard=shard, progress=False)
+    assert result.facts()["rows"] == 0
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="no row"):
+        regenerate([], tmp_path / "out.jsonl", writer, "tiny", shard=shard, progress=False)
+
+
 def test_a_torn_line_is_mended_and_other_settings_are_refused(target, tokenizer, tmp_path):
     rows, path = conversations(5), tmp_path / "out.jsonl"
     regenerate(rows, path, local(target, tokenizer), "tiny", progress=False)

@@ -84,7 +84,7 @@ def regenerate(
     from ..datagen.prompt_writer import PromptSampling
     from ..datagen.regenerate import Shard, check_output
     from ..datagen.regenerate import regenerate as rewrite
-    from ..datagen.rewriting import ROWS_MISSING, check_sampling
+    from ..datagen.rewriting import check_sampling, status_of_missing_rows
     from ..datagen.self_prompts import write_dialogues
     from ..datagen.server_writer import ServerWriter
     from ..datagen.user_turns import UserTurns
@@ -118,4 +118,4 @@ def regenerate(
     result = write(writer=writer)
     print_facts(result.facts())
     if result.failed:
-        raise typer.Exit(ROWS_MISSING)
+        raise typer.Exit(status_of_missing_rows())

@@ -1,5 +1,6 @@
 """A row whose answers are rewritten, turn by turn: what the target reads next, and the row that comes of it."""
 
+import os
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,14 @@ ROWS_MISSING = 3
 
 class PassingError(ValueError):
     """What kept a row from being written, and may not do so the next time, as a server's trouble; any other error will."""
+
+
+def status_of_missing_rows() -> int:
+    """Exit status of a process that wrote all it could, and less than it was asked for.
+
+    `torchrun` and `accelerate launch` end all processes as soon as one has another than 0, and others are in the middle of work.
+    """
+    return ROWS_MISSING if int(os.environ.get("WORLD_SIZE", "1")) == 1 else 0
 
 
 def check_sampling(temperature: float, top_p: float, max_tokens: int) -> None:

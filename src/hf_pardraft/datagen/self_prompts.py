@@ -19,7 +19,7 @@ from .local_writer import LocalWriter, PromptTooLongError
 from .prompt_writer import PromptSampling, PromptWriter, SelfPrompt, UserTurn, gist
 from .regenerate import Regeneration, Shard, check_output, writer_settings
 from .resumable_jsonl import ResumableJsonl
-from .rewriting import ROWS_MISSING, Rewrite
+from .rewriting import Rewrite, status_of_missing_rows
 from .user_turns import user
 
 # How many batches of dialogues are answered before their users go on, and of prompts are sampled together at most.
@@ -55,7 +55,9 @@ class SelfPrompting(Regeneration):
 class TooFewPromptsError(ValueError):
     """The target writes hardly any prompt of use; what there were are answered."""
 
-    exit_status = ROWS_MISSING
+    @property
+    def exit_status(self) -> int:
+        return status_of_missing_rows()
 
 
 class Dialogue(Rewrite):
