@@ -151,11 +151,27 @@ def test_the_library_is_compiled_once_for_a_machine(tmp_path, monkeypatch, no_la
 @pytest.mark.parametrize("is_gcc", [True, False])
 def test_only_gcc_is_given_a_flag_that_clang_refuses(monkeypatch, no_layout_is_known, is_gcc):
     given = []
-    monkeypatch.setattr(CppCodeCache, "load", lambda text, extra_flags, **options: given.extend(extra_flags))
+
+    def begin(text, extra_flags, needs_vec_isa):
+        return lambda: given.extend(extra_flags)
+
+    monkeypatch.setattr(CppCodeCache, "load_async", begin)
     monkeypatch.setattr(cpp_builder, "is_gcc", lambda: is_gcc)
     assert panels.library() is None
     assert "-ffp-contract=fast" in given
     assert ("-ftree-loop-vectorize" in given) == is_gcc
+
+
+def test_the_library_is_compiled_by_torch_2_7(monkeypatch, no_layout_is_known):
+    """Which takes less."""
+    given = []
+
+    def begin(source_code, device_type="cpu", submit_fn=None, extra_flags=()):
+        return lambda: given.append(source_code)
+
+    monkeypatch.setattr(CppCodeCache, "load_async", begin)
+    assert panels.library() is None
+    assert SOURCE.read_text() in given[0]
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("no C++ compiler"), PermissionError("read only"), OSError("noexec")])
@@ -163,7 +179,7 @@ def test_without_a_compiler_libraries_pack_and_the_log_says_why(monkeypatch, cap
     def fail(*arguments, **settings):
         raise failure
 
-    monkeypatch.setattr(CppCodeCache, "load", fail)
+    monkeypatch.setattr(CppCodeCache, "load_async", fail)
     monkeypatch.setattr(native_code.logger, "propagate", True)
     caplog.set_level(logging.INFO, logger=native_code.logger.name)
     assert panels.library() is None

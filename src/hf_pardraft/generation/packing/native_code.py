@@ -1,6 +1,7 @@
 """Our C++ on a CPU, compiled once for a machine: in a second, by the compiler that inductor uses, into inductor's cache."""
 
 import ctypes
+from inspect import signature
 from pathlib import Path
 
 import torch
@@ -26,7 +27,10 @@ def compiled(source: Path) -> ctypes.CDLL | None:
         # Code is kept by its text, and a folder may be shared by processors that have other instructions.
         instructions = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported()
         text = f"// {instructions}\n{NUMBERS.read_text()}\n{source.read_text()}"
-        return CppCodeCache.load(text, needs_vec_isa=False, extra_flags=flags)
+        # What vectors the processor has is found out by compiling, and of no use here. torch 2.7 always finds it out.
+        begin = CppCodeCache.load_async
+        told = {"needs_vec_isa": False} if "needs_vec_isa" in signature(begin).parameters else {}
+        return begin(text, extra_flags=flags, **told)()
     except (RuntimeError, OSError, ImportError) as error:
         logger.info(f"Without {source.name} torch's libraries compute here, since it can't be compiled: {error}")
         return None
