@@ -69,11 +69,17 @@ def test_a_target_reads_packed_documents_as_if_each_stood_alone(architecture, im
     check_reading(target, [1, 3])
 
 
-def test_positions_start_anew_with_each_document():
+class WrappedGPT2(GPT2LMHeadModel):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [GPT2LMHeadModel, WrappedGPT2])
+def test_positions_start_anew_with_each_document(kind):
     """Rotary embeddings only see distances, so a target with a table of positions has to show it."""
     torch.manual_seed(0)
     sizes = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64, "initializer_range": 0.2}
-    target = GPT2LMHeadModel(GPT2Config(vocab_size=64, **sizes)).eval()
+    target = kind(GPT2Config(vocab_size=64, **sizes)).eval()
     assert takes_document_masks(target)
     check_reading(target, [1, 3])
 

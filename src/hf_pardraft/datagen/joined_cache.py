@@ -185,7 +185,7 @@ def has_entries_per_token(target: PreTrainedModel) -> bool:
     config = target.config
     if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
         return False
-    # Without positions they are counted from a batch's first column.
+    # Without positions they are counted from a batch's first column. `generate` makes them for a forward that names them itself.
     takes_both = {"position_ids", "past_key_values"} <= inspect.signature(target.forward).parameters.keys()
     # Frequencies that change are chosen by the longest text of a forward.
     layer_types, _ = get_layer_types_and_kwargs(config)

@@ -1,4 +1,6 @@
-"""What of a target a drafter can read: how many hidden states it has, how wide they are, and the checks on both."""
+"""What a target takes, and what of it a drafter can read: how many hidden states, how wide they are, and the checks on both."""
+
+import inspect
 
 import torch
 from torch import nn
@@ -22,6 +24,12 @@ def input_dtype(module: nn.Module) -> torch.dtype | None:
 def has_plain_weights(model: nn.Module) -> bool:
     """Whether the weights of a model are what it computes with: none is quantised, or spread over devices."""
     return all(type(weight) is nn.Parameter and weight.dtype.itemsize > 1 for weight in model.parameters())
+
+
+def takes_positions(target: PreTrainedModel) -> bool:
+    """Whether a target's forward names `position_ids`, or one that it overrides, which somebody's wrapper may not."""
+    forwards = [vars(each)["forward"] for each in type(target).__mro__ if "forward" in vars(each)]
+    return any("position_ids" in inspect.signature(forward).parameters for forward in (target.forward, *forwards))
 
 
 def state_recorder(target: PreTrainedModel) -> PreTrainedModel | None:

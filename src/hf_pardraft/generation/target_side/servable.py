@@ -1,6 +1,5 @@
 """Targets that can't be drafted for, or only with chains: what their forwards over a draft would do is refused."""
 
-import inspect
 import math
 from typing import Any
 
@@ -9,6 +8,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_atten
 from transformers.utils import logging
 
 from ...models.inputs import input_device
+from ...pairing.target_checks import takes_positions
 from ..settings import DraftSettings
 from .structure import RECURRENT_LAYER_TYPES, ROLLBACK_LAYER_TYPES, is_hybrid, layer_types_of, told_by_hooks
 
@@ -162,12 +162,6 @@ def check_takes_padding(target: PreTrainedModel) -> None:
             "drafting leaves them out, got an attention_mask with zeros: pass the prompt without its padding, or call generate "
             "without assistant_model"
         )
-
-
-def takes_positions(target: PreTrainedModel) -> bool:
-    """Whether a target's forward names `position_ids`, or one that it overrides, which somebody's wrapper may not."""
-    forwards = [vars(each)["forward"] for each in type(target).__mro__ if "forward" in vars(each)]
-    return any("position_ids" in inspect.signature(forward).parameters for forward in (target.forward, *forwards))
 
 
 def uses_alibi(target: PreTrainedModel) -> bool:

@@ -1,6 +1,5 @@
 """What a drafter's training reads from the frozen target: one forward, packed texts each as if they stood alone."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from transformers import PreTrainedModel
 from ...models.cache import HeldColumns
 from ...models.inputs import input_device
 from ...models.masks import additive_masks, attention_windows
+from ...pairing.target_checks import takes_positions
 from ..data.documents import PADDING, document_starts, positions_in_documents
 from ..layouts import layout_of
 from ..layouts.attention import compute_dtype
@@ -148,7 +148,7 @@ def takes_document_masks(target: PreTrainedModel) -> bool:
         and not target._is_stateful
         and config._attn_implementation in MASKED_ATTENTION
         and set(attention_windows(config)) <= MASKED_LAYERS
-        and "position_ids" in inspect.signature(target.forward).parameters
+        and takes_positions(target)
     )
 
 
