@@ -1,4 +1,4 @@
-"""Targets with a table of positions, learned or sinusoidal: where it ends nothing more is read, and so nothing drafted."""
+"""How many tokens a target can read: where a table of positions, learned or sinusoidal, ends, nothing more is drafted."""
 
 from transformers import PreTrainedConfig
 
@@ -8,9 +8,14 @@ NAMES = {"mpt": "max_seq_len", "whisper": "max_target_positions"}
 GROWING_FAMILIES = {"xglm"}
 
 
+def is_rotary(config: PreTrainedConfig) -> bool:
+    """Whether a target with this text config has rotary embeddings."""
+    return vars(config).get("rope_parameters") is not None
+
+
 def num_positions(config: PreTrainedConfig) -> int | None:
     """How many tokens a target with this text config can read; `None`: of rotary embeddings, and biases, there is no end."""
-    if vars(config).get("rope_parameters") is not None or config.model_type in GROWING_FAMILIES:
+    if is_rotary(config) or config.model_type in GROWING_FAMILIES:
         return None
     usual = type(config).attribute_map.get("max_position_embeddings", "max_position_embeddings")
     return vars(config).get(NAMES.get(config.model_type, usual))

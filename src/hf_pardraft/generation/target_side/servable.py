@@ -10,6 +10,7 @@ from transformers.utils import logging
 from ...models.inputs import input_device
 from ...pairing.target_checks import takes_positions
 from ..settings import DraftSettings
+from .positions import is_rotary
 from .structure import RECURRENT_LAYER_TYPES, ROLLBACK_LAYER_TYPES, is_hybrid, layer_types_of, told_by_hooks
 
 logger = logging.get_logger(__name__)
@@ -155,8 +156,7 @@ def check_takes_masks(target: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
 def check_takes_padding(target: PreTrainedModel) -> None:
     """Raise a `ValueError` for a target that counts columns itself, so that masked-out ones are places of the text."""
     # Rotary embeddings don't mind where a text begins.
-    is_rotary = vars(target.config.get_text_config(decoder=True)).get("rope_parameters") is not None
-    if not (takes_positions(target) or is_rotary):
+    if not (takes_positions(target) or is_rotary(target.config.get_text_config(decoder=True))):
         raise ValueError(
             f"a {type(target).__name__} takes no position_ids and counts masked-out columns as places of the text, while "
             "drafting leaves them out, got an attention_mask with zeros: pass the prompt without its padding, or call generate "
