@@ -14,6 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / PACKAGE
 ARROWS = {
     "models": set(),
     "likeliest": set(),
+    "widest_float": set(),
     "checkpoints": {"models"},
     "pairing": {"checkpoints", "models"},
     "services": {"checkpoints", "hub", "models", "pairing"},
@@ -21,8 +22,8 @@ ARROWS = {
     "by_name": {"auto", "checkpoints", "generation", "models"},
     "user_input": {"auto", "checkpoints", "models"},
     "ngram": {"checkpoints", "pairing", "user_input"},
-    "generation": {"checkpoints", "likeliest", "models", "ngram", "pairing"},
-    "training": {"checkpoints", "likeliest", "models", "pairing", "user_input"},
+    "generation": {"checkpoints", "likeliest", "models", "ngram", "pairing", "widest_float"},
+    "training": {"checkpoints", "likeliest", "models", "pairing", "user_input", "widest_float"},
     "datagen": {
         "checkpoints",
         "generation.compiled",
@@ -72,6 +73,7 @@ PURE = {
     "evaluation.utilisation",
     "making.plan",
     "terminal.pace",
+    "widest_float",
 }
 # What tensors or numbers in, and out, may need besides torch: nothing that reads, prints, logs or keeps time.
 PURE_STDLIB = {

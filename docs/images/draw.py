@@ -217,13 +217,14 @@ FOLDERS = {
     "pairing": (515, 5.4, 440, "which target a drafter fits, and was trained for"),
     "auto": (45, 6.4, 440, "AutoDrafter: any drafter by its name"),
     "checkpoints": (45, 7.4, 910, "layouts, loading, conversion, saves in one piece"),
-    "models": (45, 8.4, 715, "the drafters: what a saved drafter carries; imports nothing of ours"),
+    "models": (45, 8.4, 520, "the drafters: what a saved drafter carries; imports nothing of ours"),
+    "widest_float": (580, 8.4, 180, "float64, if there is one"),
     "likeliest": (775, 8.4, 180, "argmax, sooner on a CPU"),
 }
 # What the others stand on; an arrow to its frame stands for all that lead into it.
-BASE = ("user_input", "pairing", "auto", "checkpoints", "models", "likeliest")
+BASE = ("user_input", "pairing", "auto", "checkpoints", "models", "widest_float", "likeliest")
 # Modules rather than folders.
-FILES = ("auto", "by_name", "likeliest", "services", "serving")
+FILES = ("auto", "by_name", "likeliest", "services", "serving", "widest_float")
 # Those of tests/test_layering.py's arrows that don't follow from others, but for the ones into the base.
 SHOWN_ARROWS = (
     ("demo", "evaluation"),

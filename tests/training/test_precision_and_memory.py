@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_pardraft.training.losses.objectives import OBJECTIVES
-from hf_pardraft.training.losses.sums import widest_float
+from hf_pardraft.widest_float import widest_float
 from tiny_models import tiny_drafter, tiny_target
 from training.tiny_training import losses, trainer_for
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from transformers import LogitsProcessorList
 
+from ...widest_float import widest_float
 from ..tree.columns import tokens_of
 from ..tree.verify import NO_LAW
 from .processors import warped_law
@@ -16,8 +17,8 @@ def draw(weights: torch.Tensor) -> torch.LongTensor:
     It takes one random number per row. `torch.multinomial` takes one per entry, and waits for the device to look for NaN. Here
     a row of NaN draws `NO_LAW`, which the host finds if it is on the path, as it would be in plain `generate`.
     """
-    # In double precision, where a device has it, so that no token is too improbable to be drawn.
-    dtype = torch.float32 if weights.device.type == "mps" else torch.float64
+    # So precisely that no token is too improbable to be drawn.
+    dtype = widest_float(weights.device)
     cumulative = weights.cumsum(dim=-1, dtype=dtype)
     # In (0, 1], so that the first entry to reach it is one that weighs something.
     share = 1 - torch.rand(len(weights), 1, dtype=dtype, device=weights.device)

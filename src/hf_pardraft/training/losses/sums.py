@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from ...widest_float import widest_float
+
 REDUCTIONS = ("weight_sum", "paper")
 # epsilon of arXiv 2606.11552, eq. 10.
 FIRST_ERROR_EPSILON = 1e-6
@@ -23,11 +25,6 @@ class Sums(NamedTuple):
 
     numerators: torch.Tensor
     denominators: torch.Tensor
-
-
-def widest_float(device: torch.device | None) -> torch.dtype:
-    """float64, but for Apple's GPUs, which have none; `None` is a CPU."""
-    return torch.float32 if device is not None and device.type == "mps" else torch.float64
 
 
 def mean_of(numerators: torch.Tensor, denominators: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:

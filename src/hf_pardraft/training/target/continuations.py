@@ -4,8 +4,8 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from ...user_input.models import context_length, end_of_text_ids, without_settings_of_its_own
+from ...widest_float import widest_float
 from ..layouts.base import UNKNOWN
-from ..losses.sums import widest_float
 
 
 class DrawnByUniforms(LogitsProcessor):
