@@ -19,7 +19,7 @@ from hf_pardraft.generation.compiled import steps as steps
 from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.tree.token_tree import TokenTree
 from hf_pardraft.models.base import ParallelDrafter
-from hf_pardraft.pairing.draft_vocabulary import dtype_of_rows
+from hf_pardraft.pairing.gathered_rows import dtype_of_rows
 
 # CUDA graphs are recorded in a function's first calls.
 WARM_UP = 4

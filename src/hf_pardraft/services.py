@@ -62,7 +62,7 @@ class PackageServices:
         set_draft_vocabulary(drafter, token_ids, target)
 
     def draft_head(self, drafter: ParallelDrafter, head: nn.Module) -> nn.Module:
-        from .pairing.draft_vocabulary import draft_head
+        from .pairing.gathered_rows import draft_head
 
         return draft_head(drafter, head)
 

@@ -25,7 +25,7 @@ from hf_pardraft.generation.packing.packed_layers import (
     packed_layers,
 )
 from hf_pardraft.generation.scheduling.schedule import Schedule
-from hf_pardraft.pairing.draft_vocabulary import has_plain_rows
+from hf_pardraft.pairing.gathered_rows import has_plain_rows
 from threads import in_threads
 from tiny_models import ragged_prompts, random_prompt, tiny_drafter, tiny_target
 

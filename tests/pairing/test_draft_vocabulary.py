@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils import prune
 
 from hf_pardraft import AutoDrafter, DartDrafter, PardDrafter
-from hf_pardraft.pairing import draft_vocabulary
-from hf_pardraft.pairing.draft_vocabulary import ChosenColumns
+from hf_pardraft.pairing import gathered_rows
+from hf_pardraft.pairing.gathered_rows import ChosenColumns
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
 KINDS = ["pard", "pard2", "dflash", "dflare", "dart"]
@@ -20,8 +20,8 @@ IDS = [2, 3, 5, 8, 13, 21, 34, 55]
 @pytest.fixture
 def gathered(monkeypatch):
     """How often rows were gathered, as a list that grows."""
-    calls, gather = [], draft_vocabulary.gathered_rows
-    monkeypatch.setattr(draft_vocabulary, "gathered_rows", lambda *args: calls.append(args) or gather(*args))
+    calls, gather = [], gathered_rows.gathered_rows
+    monkeypatch.setattr(gathered_rows, "gathered_rows", lambda *args: calls.append(args) or gather(*args))
     return calls
 
 

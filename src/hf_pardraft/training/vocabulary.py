@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ..models.base import ParallelDrafter
 from ..models.modeling_dart import DartDrafter
-from ..pairing.draft_vocabulary import ChosenColumns, has_plain_rows
+from ..pairing.gathered_rows import ChosenColumns, has_plain_rows
 from .data.documents import IGNORED, checked, document_starts
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...pairing.draft_vocabulary import draft_head
+from ...pairing.gathered_rows import draft_head
 from ...pairing.target_checks import input_dtype
 from ..data.documents import IGNORED, PADDING, checked, positions_in_documents
 from .attention import layout_attention

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ...models.inputs import input_device
-from ...pairing.draft_vocabulary import gathered_rows, has_plain_rows
+from ...pairing.gathered_rows import gathered_rows, has_plain_rows
 
 
 @dataclass
