@@ -104,32 +104,31 @@ class DecodingCall(ABC):
         """Continue `input_ids (batch, length)`; returns what `generate` returns."""
         with self.packing, self.fusing, self.attending:
             try:
-                return self._run(input_ids)
+                with self.mode:
+                    self._write(input_ids)
+                length = self.rest_from if self.items else self.stop.common_length()
+                self.choice.finish(length - self.prompt_length)
             finally:
+                # Before plain `generate` draws, and before whoever waits for the end of the stream seeds the generator anew.
                 self.choice.close()
-
-    def _run(self, input_ids: torch.LongTensor) -> Any:
-        """See [`run`]."""
-        with self.mode:
-            self.prompt_length = input_ids.shape[1]
-            self.sequences = TokenBuffer(input_ids)
-            self._lay_out_prompt(input_ids)
-            self.begin()
-            while self.items and not (self.schedule.leaves_rest_to_plain() and self._rest_is_like_plain()):
-                self.round()
-            self.end()
             if self.items:
-                self._set_texts_aside()
+                return self._leave_rest()
+            self.schedule.end_call(length - self.prompt_length)
+            if self.streamer is not None:
+                self.streamer.end()
+            return self._result(length)
+
+    def _write(self, input_ids: torch.LongTensor) -> None:
+        """Rounds, until all texts are over or plain `generate` is to write the rest."""
+        self.prompt_length = input_ids.shape[1]
+        self.sequences = TokenBuffer(input_ids)
+        self._lay_out_prompt(input_ids)
+        self.begin()
+        while self.items and not (self.schedule.leaves_rest_to_plain() and self._rest_is_like_plain()):
+            self.round()
+        self.end()
         if self.items:
-            return self._leave_rest()
-        text = self.finished.text(self.stop.common_length())
-        num_steps = text.shape[1] - self.prompt_length
-        self.schedule.end_call(num_steps)
-        # Before whoever waits for the end of the stream seeds the generator for something else.
-        self.choice.finish(num_steps)
-        if self.streamer is not None:
-            self.streamer.end()
-        return self._result(text)
+            self._set_texts_aside()
 
     @abstractmethod
     def begin(self) -> None:
@@ -282,7 +281,6 @@ class DecodingCall(ABC):
         self._catch_up()
         lengths = self.sequences.lengths
         self.rest_from = min(lengths)
-        self.choice.finish(self.rest_from - self.prompt_length)
         self.candidates.stats.take_back([length - self.rest_from for length in lengths])
         for item in self.items:
             self.recorder.keep_first(item, self.rest_from - self.prompt_length)
@@ -306,9 +304,9 @@ class DecodingCall(ABC):
         self.recorder.add_rest(rest)
         return self.recorder.result(rest.sequences, rest.sequences.shape[1] - self.prompt_length, rest.past_key_values)
 
-    def _result(self, text: torch.LongTensor) -> Any:
-        """What `generate` returns, items in the caller's order; its cache is the kind that plain `generate` leaves."""
-        length, cache = self.stop.common_length(), None
+    def _result(self, length: int) -> Any:
+        """What `generate` returns: texts of `length` columns in the caller's order, and a cache as plain `generate` leaves it."""
+        cache = None
         if self._returns_cache():
             missing = self.finished.missing(self.prompt_length, length)
             if any(missing):
@@ -317,4 +315,4 @@ class DecodingCall(ABC):
                 self.finished.entries = self.reader.read_missing(self.finished, lengths, missing, last)
             given = self.model_kwargs["past_key_values"]
             cache = self.finished.fill(given, self.reader.cache, self.columns, self.prompt_length, length)
-        return self.recorder.result(text, text.shape[1] - self.prompt_length, cache)
+        return self.recorder.result(self.finished.text(length), length - self.prompt_length, cache)

@@ -74,10 +74,10 @@ class TokenChoice:
         """Go on with only some items."""
 
     def finish(self, num_steps: int) -> None:
-        """The call is over, after which plain `generate` would have made so many steps."""
+        """Rounds are over, after which plain `generate` would have made so many steps."""
 
     def close(self) -> None:
-        """Nothing is chosen any more, be it that the call has failed."""
+        """Nothing is chosen any more: rounds are over, or the call has failed."""
 
 
 class LikeliestToken(TokenChoice):
@@ -182,7 +182,6 @@ class PlainDraw(TokenChoice):
 
     def finish(self, num_steps: int) -> None:
         self.noise.go_to(num_steps)
-        self.noise.close()
 
     def close(self) -> None:
         self.noise.close()
