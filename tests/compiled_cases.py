@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from hf_pardraft.generation.compiled import decoder as compiled_decoder
-from tiny_models import make_lasting_oracle, random_prompt, tiny_drafter
+from tiny_models import make_lasting_oracle, tiny_drafter
 
 RATES = [0.7, 0.6, 0.6, 0.5]
 LONGEST = 20
@@ -28,14 +28,6 @@ def leave_uncompiled(monkeypatch) -> list[str]:
 
     monkeypatch.setattr(torch, "compile", uncompiled)
     return names
-
-
-def batch_of(lengths) -> dict[str, torch.Tensor]:
-    """Prompts of different lengths, padded on the left."""
-    prompts, longest = [random_prompt(length, seed=seed) for seed, length in enumerate(lengths)], max(lengths)
-    ids = torch.cat([torch.nn.functional.pad(p, (longest - p.shape[1], 0), value=0) for p in prompts])
-    mask = torch.cat([torch.nn.functional.pad(torch.ones_like(p), (longest - p.shape[1], 0)) for p in prompts])
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 def texts_of(target, batch, longest: int = LONGEST) -> list[torch.LongTensor]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from tiny_models import make_lasting_oracle, ragged_prompts, tiny_drafter, tiny_target
+from tiny_models import make_lasting_oracle, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart")
 BUDGETS = (0, 10)
@@ -21,12 +21,6 @@ def double_target(architecture: str = "llama", **overrides):
         # Fused ones know no float64.
         target.set_experts_implementation("eager")
     return target
-
-
-def batch_of(*lengths: int) -> dict[str, torch.Tensor]:
-    """Prompts of these lengths, padded on the left."""
-    ids, mask = ragged_prompts(lengths)
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 def call(target, batch, **options) -> Any:

@@ -250,6 +250,12 @@ def ragged_prompts(lengths: tuple[int, ...]) -> tuple[torch.LongTensor, torch.Lo
     return ids, torch.stack([torch.arange(longest) >= longest - length for length in lengths]).long()
 
 
+def batch_of(*lengths: int) -> dict[str, torch.Tensor]:
+    """What `generate` takes of [`ragged_prompts`]."""
+    ids, mask = ragged_prompts(lengths)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
 def random_prompt(length: int, seed: int = 0) -> torch.LongTensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCAB_SIZE - 1, (1, length), generator=generator)

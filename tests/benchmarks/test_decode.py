@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 
 import decode
 from acceptance_profile import expected_tau
-from compiled_cases import batch_of, settle, texts_of
+from compiled_cases import settle, texts_of
 from in_process import run_main
-from tiny_models import make_lasting_oracle, tiny_drafter, tiny_target
+from tiny_models import batch_of, make_lasting_oracle, tiny_drafter, tiny_target
 
 NAMES = ("ours", "ours compiled", "ours, tree 16", "ours compiled, tree 16")
 
@@ -79,7 +79,7 @@ def test_forwards_are_repeated_in_turns_in_the_middle_of_a_text_that_stays_the_s
         # As on an accelerator.
         settle(monkeypatch, is_one_step=lambda decoding: False)
     target = tiny_target("qwen3")
-    drafter = make_lasting_oracle(tiny_drafter(kind, target), texts_of(target, batch := batch_of((6,))), [0.8] * 4, 0.0)
+    drafter = make_lasting_oracle(tiny_drafter(kind, target), texts_of(target, batch := batch_of(6)), [0.8] * 4, 0.0)
     how = {"cache_implementation": "static"} if compiled else {}
     options = {**batch, "assistant_model": drafter, "do_sample": False, "max_new_tokens": 20, **how}
     expected, stats = target.generate(**options), drafter.last_stats

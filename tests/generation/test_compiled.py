@@ -21,7 +21,6 @@ from compiled_cases import (
     RATES,
     assert_same,
     assert_same_stats,
-    batch_of,
     eager_and_static,
     leave_uncompiled,
     oracle,
@@ -38,7 +37,7 @@ from hf_pardraft.generation.compiled.decoder import CompiledDecoding
 from hf_pardraft.generation.compiled.steps import Draft
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.tree.token_tree import TokenTree
-from tiny_models import make_lasting_oracle, random_prompt, tiny_drafter, tiny_target
+from tiny_models import batch_of, make_lasting_oracle, random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart", "pard2")
 LENGTHS = (9, 3, 6, 1)
@@ -77,7 +76,7 @@ def small_buffers(monkeypatch):
 @pytest.mark.parametrize("budget", [0, 10])
 @pytest.mark.parametrize(("architecture", "kind"), PAIRS)
 def test_every_round_goes_as_it_goes_uncompiled(steps, architecture, kind, budget):
-    target, batch = tiny_target(architecture), batch_of(LENGTHS)
+    target, batch = tiny_target(architecture), batch_of(*LENGTHS)
     drafter = oracle(kind, target, batch, settings={"tree_budget": budget})
     assert_same(target, batch, drafter, do_sample=False)
     assert {*steps} == {"read_commit_and_draft"}
@@ -89,7 +88,7 @@ def test_every_round_goes_as_it_goes_uncompiled(steps, architecture, kind, budge
 @pytest.mark.parametrize("budget", [0, 10])
 @pytest.mark.parametrize(("architecture", "kind"), [pair for pair in PAIRS if pair[0] in ("llama", "gemma3")])
 def test_rounds_in_several_steps(steps, several_steps, architecture, kind, budget):
-    target, batch = tiny_target(architecture), batch_of(LENGTHS)
+    target, batch = tiny_target(architecture), batch_of(*LENGTHS)
     drafter = oracle(kind, target, batch, settings={"tree_budget": budget})
     assert_same(target, batch, drafter, do_sample=False)
     assert steps.count("read_and_commit") > 3
@@ -102,20 +101,20 @@ def test_rounds_in_several_steps(steps, several_steps, architecture, kind, budge
 @pytest.mark.parametrize("budget", [0, 10])
 @pytest.mark.parametrize("overrides", [{"shifted": False}, {"draft_token_ids": list(range(2, 50))}])
 def test_darts_of_every_form(overrides, budget):
-    target, batch = tiny_target("qwen3"), batch_of((5, 2))
+    target, batch = tiny_target("qwen3"), batch_of(5, 2)
     assert_same(target, batch, oracle("dart", target, batch, settings={"tree_budget": budget}, **overrides))
 
 
 @pytest.mark.parametrize("kind", ["pard", "dflash"])
 def test_an_untrained_drafter_is_refused_in_every_round_alike(kind):
-    target, batch = tiny_target("llama"), batch_of((7,))
+    target, batch = tiny_target("llama"), batch_of(7)
     drafter = tiny_drafter(kind, target)
     drafter.generation_config.record_drafts = True
     assert_same(target, batch, drafter)
 
 
 def test_float64_and_eager_attention():
-    target, batch = tiny_target("gemma3").double(), batch_of((4, 8))
+    target, batch = tiny_target("gemma3").double(), batch_of(4, 8)
     target.set_attn_implementation("eager")
     assert_same(target, batch, oracle("dflash", target, batch, settings={"tree_budget": 8}))
 
@@ -131,14 +130,14 @@ def test_float64_and_eager_attention():
     ],
 )
 def test_trees_of_every_shape_and_end_rule(settings):
-    target, batch = tiny_target("llama"), batch_of((5, 8))
+    target, batch = tiny_target("llama"), batch_of(5, 8)
     end = int(texts_of(target, batch)[0][-3])
     assert_same(target, batch, oracle("pard", target, batch, settings=settings), eos_token_id=end)
 
 
 @pytest.mark.parametrize("rule", ["stop", "last", "ignore"])
 def test_trees_with_an_ngram_model(rule):
-    target, batch = tiny_target("llama"), batch_of((5, 8))
+    target, batch = tiny_target("llama"), batch_of(5, 8)
     texts = texts_of(target, batch)
     drafter = oracle("dart", target, batch, settings={"tree_budget": 12, "tree_end_rule": rule})
     drafter.ngram = NgramModel.from_token_stream(texts, vocab_size=64, order=4)
@@ -155,7 +154,7 @@ SAMPLING = {
 @pytest.mark.parametrize("settings", [{}, {"tree_budget": 8}, {"verification": "rejection"}])
 @pytest.mark.parametrize("kind", ["pard", "dflash"])
 def test_a_seed_gives_the_same_samples(kind, settings, sampling):
-    target, batch = tiny_target("llama"), batch_of((6, 3))
+    target, batch = tiny_target("llama"), batch_of(6, 3)
     drafter = oracle(kind, target, batch, settings=settings)
     assert_same(target, batch, drafter, do_sample=True, **sampling)
 
@@ -165,7 +164,7 @@ def test_a_seed_gives_the_same_samples(kind, settings, sampling):
     "processing", [{"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": [5, 9]}]
 )
 def test_processors(processing, budget):
-    target, batch = tiny_target("qwen3"), batch_of((6, 3))
+    target, batch = tiny_target("qwen3"), batch_of(6, 3)
     assert_same(target, batch, oracle("pard", target, batch, settings={"tree_budget": budget}), **processing)
 
 
@@ -173,7 +172,7 @@ def test_processors(processing, budget):
 @pytest.mark.parametrize("kind", ["pard", "dflash"])
 def test_rows_end_at_different_times_and_at_every_place_of_a_block(small_buffers, kind, budget):
     """The longest row goes first: what it accepted behind its end must not be looked for in buffers that are full."""
-    target, batch = tiny_target("llama"), batch_of((14, 2, 5))
+    target, batch = tiny_target("llama"), batch_of(14, 2, 5)
     texts = texts_of(target, batch)
     drafter = oracle(kind, target, batch, rates=[1.0] * 4, settings={"tree_budget": budget})
     for place in range(5):
@@ -184,13 +183,13 @@ def test_rows_end_at_different_times_and_at_every_place_of_a_block(small_buffers
 @pytest.mark.parametrize("budget", [0, 8])
 @pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
 def test_buffers_that_grow_in_the_middle_of_a_text(small_buffers, kind, budget):
-    target, batch = tiny_target("gemma3"), batch_of((9, 1))
+    target, batch = tiny_target("gemma3"), batch_of(9, 1)
     assert_same(target, batch, oracle(kind, target, batch, settings={"tree_budget": budget}))
 
 
 @pytest.mark.parametrize("budget", [0, 8])
 def test_every_length_is_cut_at_the_same_token(budget):
-    target, batch = tiny_target("llama"), batch_of((5,))
+    target, batch = tiny_target("llama"), batch_of(5)
     drafter = oracle("dflash", target, batch, rates=[0.9] * 4, settings={"tree_budget": budget})
     for length in range(1, 16):
         assert_same(target, batch, drafter, max_new_tokens=length)
@@ -200,7 +199,7 @@ def test_every_length_is_cut_at_the_same_token(budget):
 @pytest.mark.parametrize("rates", [RATES, [0.0] * 4, [0.2, 0.1, 0.1, 0.1]])
 def test_rounds_without_a_draft_are_as_they_are_uncompiled(monkeypatch, steps, kind, rates, budget):
     draw_plans(monkeypatch, is_compiled=True)
-    target, batch = tiny_target("qwen3"), batch_of((6,))
+    target, batch = tiny_target("qwen3"), batch_of(6)
     drafter = oracle(kind, target, batch, rates=rates, runner_up=0.0, settings={"tree_budget": budget}, longest=60)
     assert_same(target, batch, drafter, max_new_tokens=60)
     assert {1, 3, 5, budget + 1} >= {drafted + 1 for drafted in drafter.last_stats.drafted_per_round[-9:-5]}
@@ -209,7 +208,7 @@ def test_rounds_without_a_draft_are_as_they_are_uncompiled(monkeypatch, steps, k
 @pytest.mark.parametrize("settings", [{}, {"tree_scoring": "dart"}, {"tree_beam_width": 3}, {"tree_top_k": 2}])
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "top_k": 7}])
 def test_trees_of_any_depth_are_compiled_unless_a_level_is_too_narrow(steps, settings, sampling):
-    target, batch = tiny_target("llama"), batch_of((6, 3))
+    target, batch = tiny_target("llama"), batch_of(6, 3)
     settings = {"tree_budget": 6, "tree_end_rule": "stop", **settings}
     drafter = oracle("dflash", target, batch, rates=[0.5, 0.4, 0.1, 0.1], runner_up=0.2, settings=settings, longest=40)
     # Rounds of a call that is nearly over draft less.
@@ -226,7 +225,7 @@ def test_rounds_with_and_without_drafts_in_one_step_or_several(monkeypatch, step
     if several:
         settle(monkeypatch, is_one_step=lambda decoding: False)
     draw_plans(monkeypatch, is_compiled=True)
-    target, batch = tiny_target("llama"), batch_of((6,))
+    target, batch = tiny_target("llama"), batch_of(6)
     drafter = oracle("dflash", target, batch, rates=rates, runner_up=0.0, longest=60)
     assert_same(target, batch, drafter, max_new_tokens=60)
     if not several:
@@ -246,7 +245,7 @@ def test_rounds_without_a_draft_have_one_shape_after_chains_and_after_trees(monk
         lambda self, step, shape, *rest: shapes.add((step.__name__, shape)) or call(self, step, shape, *rest),
     )
     draw_plans(monkeypatch, is_compiled=True)
-    target, batch = tiny_target("llama"), batch_of((6,))
+    target, batch = tiny_target("llama"), batch_of(6)
     drafter = oracle("dflash", target, batch, rates=[0.3] * 4, runner_up=0.0, settings={"tree_budget": 6}, longest=60)
     assert_same(target, batch, drafter, max_new_tokens=60, **sampling)
     reading = {shape for name, shape in shapes if name in ("read", "read_and_commit")}
@@ -269,7 +268,7 @@ def test_a_step_drafts_as_deep_as_its_plan(monkeypatch, kind, rates):
     monkeypatch.setattr(CompiledDecoding, "_read_and_commit", note)
     monkeypatch.setattr(compiled_steps, "take_back", lambda *rest: again.append(rest[0].depth) or take_back(*rest))
     draw_plans(monkeypatch, is_compiled=True)
-    target, batch = tiny_target("llama"), batch_of((6, 3))
+    target, batch = tiny_target("llama"), batch_of(6, 3)
     drafter = oracle(kind, target, batch, rates=rates, settings={"tree_budget": 6}, longest=60)
     assert_same(target, batch, drafter, max_new_tokens=60)
     assert {*noted} == {(2, 2), (4, 4)}
@@ -279,13 +278,13 @@ def test_a_step_drafts_as_deep_as_its_plan(monkeypatch, kind, rates):
 @pytest.mark.parametrize("kind", ["pard", "dflash"])
 def test_drawn_plans_of_a_batch(monkeypatch, kind):
     draw_plans(monkeypatch, is_compiled=True)
-    target, batch = tiny_target("qwen3"), batch_of((6, 3, 8))
+    target, batch = tiny_target("qwen3"), batch_of(6, 3, 8)
     drafter = oracle(kind, target, batch, rates=[0.2] * 4, longest=50)
     assert_same(target, batch, drafter, max_new_tokens=50)
 
 
 def test_several_sequences_of_one_prompt():
-    target, batch = tiny_target("llama"), batch_of((6, 2))
+    target, batch = tiny_target("llama"), batch_of(6, 2)
     drafter = tiny_drafter("dflash", target)
     assert_same(target, batch, drafter, do_sample=True, num_return_sequences=3)
 
@@ -299,7 +298,7 @@ class EndsWithEven(StoppingCriteria):
 
 @pytest.mark.parametrize("lengths", [(6,), (6, 3)])
 def test_a_criterion_of_ones_own(lengths):
-    target, batch = tiny_target("llama"), batch_of(lengths)
+    target, batch = tiny_target("llama"), batch_of(*lengths)
     drafter = oracle("dflash", target, batch, rates=[1.0] * 4)
     assert_same(target, batch, drafter, stopping_criteria=[EndsWithEven()], eos_token_id=62)
     assert_same(target, batch, drafter, stopping_criteria=[EndsWithEven()])
@@ -327,7 +326,7 @@ class Collected:
 
 
 def test_a_streamer_sees_the_same_runs():
-    target, batch = tiny_target("llama"), batch_of((6,))
+    target, batch = tiny_target("llama"), batch_of(6)
     drafter, seen = oracle("dflash", target, batch), []
     for how in ({}, {"cache_implementation": "static"}):
         streamer = Collected()
@@ -342,7 +341,7 @@ def test_a_streamer_sees_the_same_runs():
 @pytest.mark.parametrize("processing", [{}, {"repetition_penalty": 1.3}, {"do_sample": True, "top_k": 9}])
 @pytest.mark.parametrize("budget", [0, 8])
 def test_returned_scores_logits_and_cache(processing, budget):
-    target, batch = tiny_target("gemma3"), batch_of((6, 3))
+    target, batch = tiny_target("gemma3"), batch_of(6, 3)
     drafter = oracle("pard", target, batch, settings={"tree_budget": budget})
     options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "eos_token_id": 9}
     (eager, eager_stats), (static, static_stats) = eager_and_static(target, batch, drafter, **options, **processing)
@@ -362,7 +361,7 @@ def test_returned_scores_logits_and_cache(processing, budget):
 @pytest.mark.parametrize("lengths", [(6,), (6, 3, 5)])
 def test_scores_where_a_text_ends_in_the_last_token_of_a_part_of_a_chain(lengths):
     """The slots after it, of which nothing was chosen, are like those that are there for a whole chain only."""
-    target, batch = tiny_target(), batch_of(lengths)
+    target, batch = tiny_target(), batch_of(*lengths)
     drafter = oracle("pard", target, batch, rates=[0.9] * 6)
     text = texts_of(target, batch)[0][lengths[0] :].tolist()
     for longest in range(4, LONGEST):
@@ -377,7 +376,7 @@ def test_scores_where_a_text_ends_in_the_last_token_of_a_part_of_a_chain(lengths
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_a_returned_static_cache_goes_on_in_a_second_turn(architecture):
-    target, batch = tiny_target(architecture), batch_of((6,))
+    target, batch = tiny_target(architecture), batch_of(6)
     drafter = oracle("dflash", target, batch)
     # A static cache has room for as many tokens as its call might have written.
     options = {"max_new_tokens": 60, "eos_token_id": int(texts_of(target, batch)[0][-4])}
@@ -400,7 +399,7 @@ def test_a_target_may_write_to_its_last_position():
     config = GPT2Config(**sizes, initializer_range=0.2, bos_token_id=1, eos_token_id=None, pad_token_id=0)
     target = AutoModelForCausalLM.from_config(config).eval()
     for budget in (0, 8):
-        batch = batch_of((6,))
+        batch = batch_of(6)
         drafter = oracle("pard", target, batch, settings={"tree_budget": budget}, longest=24)
         assert_same(target, batch, drafter, max_new_tokens=24)
 
@@ -413,7 +412,7 @@ def test_the_longest_item_of_a_batch_is_read_at_positions_that_there_are(budget,
     torch.manual_seed(0)
     sizes = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 27, "vocab_size": 64}
     config = GPT2Config(**sizes, initializer_range=0.2, bos_token_id=1, eos_token_id=None, pad_token_id=0)
-    target, batch = AutoModelForCausalLM.from_config(config).eval(), batch_of((9, 4))
+    target, batch = AutoModelForCausalLM.from_config(config).eval(), batch_of(9, 4)
     plain = target.generate(**batch, do_sample=False, max_new_tokens=18)
     longer, shorter = texts_of(target, batch, 18)
     # One item gets all that is drafted for it, the other nothing.
@@ -426,7 +425,7 @@ def test_the_longest_item_of_a_batch_is_read_at_positions_that_there_are(budget,
 
 def test_a_call_that_plain_generate_would_not_compile_is_not_left_to_it(monkeypatch):
     names = leave_uncompiled(monkeypatch)
-    target, batch = tiny_target("llama"), batch_of((6,))
+    target, batch = tiny_target("llama"), batch_of(6)
     drafter = tiny_drafter("dflash", target)
     drafter.generation_config.draft_schedule = "auto"
     monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch, length: True)
@@ -461,7 +460,7 @@ def test_no_try_is_charged_for_what_was_compiled_in_it(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", slow_at_first)
     monkeypatch.setattr(Schedule, "_pay", noted)
-    target, batch = tiny_target("llama"), batch_of((6,))
+    target, batch = tiny_target("llama"), batch_of(6)
     drafter = tiny_drafter("dflash", target)
     drafter.generation_config.draft_schedule = "auto"
     started = time.thread_time()
@@ -473,7 +472,7 @@ def test_no_try_is_charged_for_what_was_compiled_in_it(monkeypatch):
 
 def test_what_has_moved_into_static_tensors_is_held_once(monkeypatch):
     leave_uncompiled(monkeypatch)
-    target, batch, held = tiny_target("llama"), batch_of((6, 4)), []
+    target, batch, held = tiny_target("llama"), batch_of(6, 4), []
     round_of = CompiledDecoding.round
 
     def watched(self):
@@ -494,7 +493,7 @@ def test_rounds_that_are_not_compiled_say_why(monkeypatch, caplog):
     names = leave_uncompiled(monkeypatch)
     told = []
     monkeypatch.setattr(dispatch.logger, "warning_once", told.append)
-    target, batch = tiny_target("llama"), batch_of((6, 4))
+    target, batch = tiny_target("llama"), batch_of(6, 4)
     drafter = tiny_drafter("dflash", target)
     own = LogitsProcessorList([lambda ids, scores: scores])
     options = {"assistant_model": drafter, "cache_implementation": "static", **GREEDY}
@@ -507,7 +506,7 @@ def test_rounds_that_are_not_compiled_say_why(monkeypatch, caplog):
 
 
 def test_calls_under_inference_mode_and_without_may_alternate():
-    target, batch = tiny_target("llama"), batch_of((6,))
+    target, batch = tiny_target("llama"), batch_of(6)
     drafter = oracle("dflash", target, batch)
     with torch.inference_mode():
         assert_same(target, batch, drafter)
@@ -546,7 +545,7 @@ def test_the_first_round_is_known_to_be_one_too(monkeypatch, several_steps, kind
 
     monkeypatch.setattr(torch, "compile", graphed)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: rounds.append(spoil(put_out)))
-    target, batch = tiny_target("llama"), batch_of((9, 3, 6))
+    target, batch = tiny_target("llama"), batch_of(9, 3, 6)
     drafter = oracle(kind, target, batch, settings={"tree_budget": 8, "draft_schedule": "fixed"})
     assert_same(target, batch, drafter, **processing)
 
@@ -568,7 +567,7 @@ def test_nothing_that_a_step_puts_out_is_read_in_the_next(monkeypatch, several_s
 
     monkeypatch.setattr(torch, "compile", graphed)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: spoil(put_out))
-    target, batch = tiny_target("llama"), batch_of((9, 3, 6))
+    target, batch = tiny_target("llama"), batch_of(9, 3, 6)
     drafter = oracle("dflash", target, batch, settings=settings)
     end = int(texts_of(target, batch)[1][14])
     assert_same(target, batch, drafter, eos_token_id=end)

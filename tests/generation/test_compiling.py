@@ -16,13 +16,13 @@ from transformers import (
     Llama4TextConfig,
 )
 
-from compiled_cases import GREEDY, ONE_LAYER, assert_same, batch_of, eager_and_static, oracle, static
+from compiled_cases import GREEDY, ONE_LAYER, assert_same, eager_and_static, oracle, static
 from hf_pardraft.generation import dispatch as loops
 from hf_pardraft.generation.compiled import compiler as compiling
 from hf_pardraft.generation.compiled.compiler import Compiler
 from hf_pardraft.generation.compiled.steps import DecodeState
 from hf_pardraft.generation.target_side.step_inputs import SLICED_INPUTS
-from tiny_models import random_prompt, tiny_drafter, tiny_target
+from tiny_models import batch_of, random_prompt, tiny_drafter, tiny_target
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -67,7 +67,7 @@ def test_nothing_is_compiled_anew_after_the_first_calls(kind, settings, options,
     drafter, backend = tiny_drafter(kind, target, **ONE_LAYER[kind]), Counting()
     for name, value in settings.items():
         setattr(drafter.generation_config, name, value)
-    batch = batch_of((9, 5, 3))
+    batch = batch_of(9, 5, 3)
     call = functools.partial(static, target, drafter=drafter, config=backend.config(), **options)
     for _ in range(2):
         call(ids=random_prompt(20), max_new_tokens=40)
@@ -78,7 +78,7 @@ def test_nothing_is_compiled_anew_after_the_first_calls(kind, settings, options,
     counters.clear()
     for seed, length in enumerate((10, 100, 250, 257, 600, 1000)):
         call(ids=random_prompt(length, seed), max_new_tokens=2 + 3 * seed)
-    other = batch_of((30, 60, 2))
+    other = batch_of(30, 60, 2)
     call(ids=other["input_ids"], attention_mask=other["attention_mask"])
     assert len(backend.calls) == compiled
     assert not counters["recompiles"]
@@ -126,7 +126,7 @@ def failing(graph, inputs, **options):
 
 
 def test_a_compiler_that_fails_is_named_once_and_the_rounds_run_eager(warnings):
-    target, batch = tiny_target("llama", num_hidden_layers=2), batch_of((6, 3))
+    target, batch = tiny_target("llama", num_hidden_layers=2), batch_of(6, 3)
     for kind, settings in (("pard", {}), ("dflash", {"tree_budget": 6})):
         drafter = oracle(kind, target, batch, settings=settings, **ONE_LAYER[kind])
         assert_same(target, batch, drafter, compile_config=CompileConfig(backend=failing))
@@ -137,7 +137,7 @@ def test_a_compiler_that_fails_is_named_once_and_the_rounds_run_eager(warnings):
 
 def test_without_a_cpp_compiler_rounds_run_eager(monkeypatch, warnings, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    target, batch = tiny_target("llama", num_hidden_layers=1), batch_of((6,))
+    target, batch = tiny_target("llama", num_hidden_layers=1), batch_of(6)
     drafter = oracle("pard", target, batch, **ONE_LAYER["pard"])
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}):
         assert_same(target, batch, drafter)
@@ -237,7 +237,7 @@ UNFIT = {
 @pytest.mark.parametrize("reason", UNFIT)
 def test_targets_that_buffers_cannot_serve_run_eager(monkeypatch, warnings, reason):
     torch.manual_seed(0)
-    target, batch = AutoModelForCausalLM.from_config(UNFIT[reason]).eval(), batch_of((6,))
+    target, batch = AutoModelForCausalLM.from_config(UNFIT[reason]).eval(), batch_of(6)
     drafter = oracle("pard", target, batch)
     monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: pytest.fail("something was compiled"))
     assert_same(target, batch, drafter)
@@ -247,7 +247,7 @@ def test_targets_that_buffers_cannot_serve_run_eager(monkeypatch, warnings, reas
 
 
 def test_states_that_are_asked_for_come_from_eager_rounds(monkeypatch, warnings):
-    target, batch = tiny_target("llama"), batch_of((6,))
+    target, batch = tiny_target("llama"), batch_of(6)
     drafter = oracle("pard", target, batch)
     monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: pytest.fail("something was compiled"))
     options = {"return_dict_in_generate": True, "output_hidden_states": True}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from compiled_cases import assert_same, batch_of, oracle
+from compiled_cases import assert_same, oracle
 from drawn_plans import draw_plans
 from hf_pardraft.generation import hooks
 from hf_pardraft.generation.dispatch import clock_for
@@ -16,7 +16,7 @@ from hf_pardraft.generation.scheduling.plans import MOST_NODES, NOTHING, Plan
 from hf_pardraft.generation.scheduling.rounds import CompiledRounds, UncompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.settings import read_settings
-from tiny_models import random_prompt, tiny_drafter, tiny_target
+from tiny_models import batch_of, random_prompt, tiny_drafter, tiny_target
 
 KINDS = ("pard", "dflash", "dflare", "dart")
 RATES = [0.8, 0.7, 0.7, 0.6]
@@ -29,7 +29,7 @@ def options_for(batch, **options):
 @pytest.mark.parametrize("lengths", [(6,), (6, 3, 8)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_is_drafted_in_each_round_the_text_is_plain_generates(monkeypatch, kind, lengths):
-    target, batch = tiny_target("qwen3"), batch_of(lengths)
+    target, batch = tiny_target("qwen3"), batch_of(*lengths)
     drafter = oracle(kind, target, batch, rates=RATES, settings={"tree_budget": 12}, longest=40)
     plain = target.generate(**options_for(batch))
     draw_plans(monkeypatch)
@@ -39,7 +39,7 @@ def test_whatever_is_drafted_in_each_round_the_text_is_plain_generates(monkeypat
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_is_drafted_sampled_text_is_plain_generates(monkeypatch, kind):
-    target, batch = tiny_target("qwen3"), batch_of((6, 3))
+    target, batch = tiny_target("qwen3"), batch_of(6, 3)
     drafter = tiny_drafter(kind, target)
     drafter.generation_config.tree_budget = 12
     draw_plans(monkeypatch)
@@ -54,7 +54,7 @@ def test_whatever_is_drafted_sampled_text_is_plain_generates(monkeypatch, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_rounds_with_and_without_drafts_write_the_same(monkeypatch, kind, budget):
     monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
-    target, batch = tiny_target("qwen3"), batch_of((6, 3))
+    target, batch = tiny_target("qwen3"), batch_of(6, 3)
     drafter = oracle(kind, target, batch, rates=RATES, settings={"tree_budget": budget}, longest=40)
     draw_plans(monkeypatch, is_compiled=True)
     assert_same(target, batch, drafter, max_new_tokens=40)
@@ -64,7 +64,7 @@ def test_compiled_rounds_with_and_without_drafts_write_the_same(monkeypatch, kin
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_automatic_schedule_writes_plain_generates_text_call_after_call(monkeypatch, kind, options):
     monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
-    target, batch = tiny_target("llama"), batch_of((6, 3))
+    target, batch = tiny_target("llama"), batch_of(6, 3)
     settings = {"draft_schedule": "auto"}
     drafter = oracle(kind, target, batch, rates=RATES, settings=settings, longest=40)
     plain = target.generate(**options_for(batch))
@@ -85,7 +85,7 @@ def schedules_of(monkeypatch) -> list[Schedule | FixedSchedule]:
 
 
 def test_what_is_known_lasts_from_call_to_call_for_one_pair_and_kind_of_rounds(monkeypatch):
-    made, batch = schedules_of(monkeypatch), batch_of((5,))
+    made, batch = schedules_of(monkeypatch), batch_of(5)
     targets = tiny_target("llama"), tiny_target("llama", seed=3)
     drafter = tiny_drafter("pard", targets[0])
     drafter.generation_config.draft_schedule = "auto"
@@ -102,7 +102,7 @@ def test_what_is_known_lasts_from_call_to_call_for_one_pair_and_kind_of_rounds(m
 
 def test_what_asks_for_compiled_rounds_and_cannot_have_them_is_scheduled_as_uncompiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
-    made, target, batch = schedules_of(monkeypatch), tiny_target("llama"), batch_of((5,))
+    made, target, batch = schedules_of(monkeypatch), tiny_target("llama"), batch_of(5)
     drafter = tiny_drafter("pard", target)
     drafter.generation_config.draft_schedule = "auto"
     static = {"cache_implementation": "static", "return_dict_in_generate": True}
@@ -185,7 +185,7 @@ def test_a_target_that_takes_no_trees_gets_chains_unless_trees_were_asked_for(mo
 )
 def test_compiled_rounds_choose_among_few_shapes(monkeypatch, settings, plans):
     monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
-    made, target, batch = schedules_of(monkeypatch), tiny_target("llama"), batch_of((5,))
+    made, target, batch = schedules_of(monkeypatch), tiny_target("llama"), batch_of(5)
     drafter = tiny_drafter("pard", target)
     for name, value in {"draft_schedule": "auto", **settings}.items():
         setattr(drafter.generation_config, name, value)
@@ -194,7 +194,7 @@ def test_compiled_rounds_choose_among_few_shapes(monkeypatch, settings, plans):
 
 
 def test_ranks_of_a_split_target_decide_alike(monkeypatch):
-    made, target, batch = schedules_of(monkeypatch), tiny_target("llama"), batch_of((5,))
+    made, target, batch = schedules_of(monkeypatch), tiny_target("llama"), batch_of(5)
     drafter = tiny_drafter("pard", target)
     drafter.generation_config.draft_schedule = "auto"
     monkeypatch.setattr(type(target), "tp_size", 2)
@@ -209,7 +209,7 @@ def test_a_call_that_is_left_to_plain_generate_is_just_that(monkeypatch, samplin
     target = tiny_target(eos_token_id=end)
     drafter = tiny_drafter("pard", target)
     drafter.generation_config.draft_schedule = "auto"
-    options = options_for(batch_of((5, 5, 5)), return_dict_in_generate=True, output_scores=True, **sampling)
+    options = options_for(batch_of(5, 5, 5), return_dict_in_generate=True, output_scores=True, **sampling)
     torch.manual_seed(3)
     plain = target.generate(**options)
     torch.manual_seed(3)

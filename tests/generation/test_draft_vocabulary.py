@@ -5,14 +5,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
-from compiled_cases import ONE_LAYER, assert_same, batch_of, leave_uncompiled
+from compiled_cases import ONE_LAYER, assert_same, leave_uncompiled
 from hf_pardraft import NgramModel
 from hf_pardraft.generation import hooks
 from hf_pardraft.generation.choosing import choice
 from hf_pardraft.generation.choosing.processors import DraftColumns
 from hf_pardraft.generation.choosing.rejection import draw_chain, keep_or_redraw
 from hf_pardraft.generation.tree.token_tree import build_tree, draft_chain, node_log_probabilities
-from tiny_models import make_lasting_oracle, ragged_prompts, tiny_drafter, tiny_target
+from tiny_models import batch_of, make_lasting_oracle, ragged_prompts, tiny_drafter, tiny_target
 
 KINDS = ["pard", "pard2", "dflash", "dflare", "dart"]
 # Some of these the tiny target writes.
@@ -108,7 +108,7 @@ def test_coupled_drafts_guess_with_the_noise_of_their_own_tokens(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_rounds(monkeypatch, kind, sampling, settings):
     leave_uncompiled(monkeypatch)
-    target, batch = tiny_target("qwen3"), batch_of((5, 2))
+    target, batch = tiny_target("qwen3"), batch_of(5, 2)
     drafter = tiny_drafter(kind, target)
     drafter.set_draft_vocabulary(IDS)
     for name, value in {**settings, "record_drafts": True}.items():
@@ -120,7 +120,7 @@ def test_compiled_rounds(monkeypatch, kind, sampling, settings):
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_vocabulary_that_is_set_between_two_compiled_calls_counts():
     """With the compiler that users get."""
-    target, batch = tiny_target("qwen3", num_hidden_layers=2), batch_of((5,))
+    target, batch = tiny_target("qwen3", num_hidden_layers=2), batch_of(5)
     drafter = tiny_drafter("dflash", target, **ONE_LAYER["dflash"])
     drafter.generation_config.record_drafts = True
     for ids in (IDS, [1, 7, *IDS[2:]], None):

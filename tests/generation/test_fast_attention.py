@@ -8,12 +8,12 @@ from transformers import CompileConfig
 from transformers.integrations import sdpa_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from compiled_cases import batch_of, oracle
+from compiled_cases import oracle
 from hf_pardraft.generation.packing import token_attention
 from hf_pardraft.generation.packing.fast_attention import fast_attention
 from hf_pardraft.generation.packing.token_attention import kernels
 from threads import in_threads
-from tiny_models import tiny_target
+from tiny_models import batch_of, tiny_target
 
 HEADS, SHARED = 4, 2
 
@@ -36,7 +36,7 @@ def seen(monkeypatch):
 def test_rounds_copy_no_keys(lengths, options, seen, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
     usual = sdpa_attention.use_gqa_in_sdpa
-    target, batch = tiny_target("llama"), batch_of(lengths)
+    target, batch = tiny_target("llama"), batch_of(*lengths)
     drafter = oracle("dflash", target, batch, rates=[0.7] * 4, settings={"tree_budget": 8})
     text = target.generate(**batch, do_sample=False, max_new_tokens=20)
     seen.clear()
@@ -77,7 +77,7 @@ def test_rounds_attend_by_the_kernel_and_write_the_same_text(
     options, lengths, budget, architecture, tokens_of_kernels, monkeypatch
 ):
     monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
-    target, batch = tiny_target(architecture, head_dim=16), batch_of(lengths)
+    target, batch = tiny_target(architecture, head_dim=16), batch_of(*lengths)
     drafter = oracle(
         "dflash", target, batch, rates=[0.7] * 4, settings={"tree_budget": budget, "draft_schedule": "fixed"}
     )
@@ -92,7 +92,7 @@ def test_rounds_attend_by_the_kernel_and_write_the_same_text(
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_rounds_have_it_in_their_graphs(dtype, tokens_of_kernels):
-    target, batch = tiny_target("llama", head_dim=16, num_hidden_layers=2).to(dtype), batch_of((6,))
+    target, batch = tiny_target("llama", head_dim=16, num_hidden_layers=2).to(dtype), batch_of(6)
     drafter = oracle("dflash", target, batch, rates=[0.7] * 4, settings={"draft_schedule": "fixed"})
     options = {"cache_implementation": "static", "compile_config": CompileConfig(backend="aot_eager", fullgraph=True)}
     target.generate(**batch, do_sample=False, max_new_tokens=20, assistant_model=drafter, **options)

@@ -8,11 +8,11 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.zamba2.modeling_zamba2 import Zamba2RMSNormGated
 
-from compiled_cases import batch_of, oracle
+from compiled_cases import oracle
 from hf_pardraft.generation.packing.fused_norms import FusedNorm, fusable_norms, fused_norms
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from threads import in_threads
-from tiny_models import tiny_drafter, tiny_target
+from tiny_models import batch_of, tiny_drafter, tiny_target
 
 SIZES = (8, 33, 576)
 
@@ -57,7 +57,7 @@ def test_a_norm_is_the_same_to_the_last_bit(size, dtype, fused):
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "gpt_oss", "phi3"])
 @pytest.mark.parametrize("options", [{}, {"do_sample": True}], ids=["greedy", "sampled"])
 def test_texts_and_scores_are_plain_generates(kind, options, fused):
-    target, batch = tiny_target(kind), batch_of((6,))
+    target, batch = tiny_target(kind), batch_of(6)
     drafter = oracle("dflash", target, batch, rates=[0.7] * 4, settings={"draft_schedule": "fixed"})
     wanted = {"max_new_tokens": 20, "output_scores": True, "return_dict_in_generate": True, **options}
     torch.manual_seed(3)
@@ -75,7 +75,7 @@ def test_texts_and_scores_are_plain_generates(kind, options, fused):
 
 
 def test_a_round_has_fewer_operations(fused):
-    target, batch = tiny_target("qwen3"), batch_of((6,))
+    target, batch = tiny_target("qwen3"), batch_of(6)
     norms = fusable_norms(target)
     # Before attention, for queries and for keys, before the feed-forward layer; and at the end.
     assert len(norms) == 4 * target.config.num_hidden_layers + 1
@@ -91,7 +91,7 @@ def test_a_round_has_fewer_operations(fused):
 
 def test_what_a_call_leaves_to_plain_generate_is_computed_so_too(fused, monkeypatch):
     monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch, length: True)
-    target, batch = tiny_target("llama"), batch_of((6,))
+    target, batch = tiny_target("llama"), batch_of(6)
     drafter, expected = tiny_drafter("dflash", target), target.generate(**batch, max_new_tokens=4, do_sample=False)
     drafter.generation_config.draft_schedule = "auto"
     fused.clear()
@@ -104,7 +104,7 @@ def test_what_a_call_leaves_to_plain_generate_is_computed_so_too(fused, monkeypa
 
 def test_compiled_calls_change_no_norm(fused, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
-    target, batch = tiny_target("llama"), batch_of((6,))
+    target, batch = tiny_target("llama"), batch_of(6)
     drafter = oracle("dflash", target, batch, rates=[0.7] * 4)
     fused.clear()
     target.generate(**batch, do_sample=False, max_new_tokens=8, assistant_model=drafter, cache_implementation="static")

@@ -5,10 +5,10 @@ import torch
 from transformers import CompileConfig
 from transformers.models.llama import modeling_llama
 
-from compiled_cases import ONE_LAYER, assert_same, batch_of, oracle, static, texts_of
+from compiled_cases import ONE_LAYER, assert_same, oracle, static, texts_of
 from hf_pardraft.generation.compiled import compiler as compiling
 from hf_pardraft.generation.tree.token_tree import TokenTree, chain_tree
-from tiny_models import random_prompt, tiny_drafter, tiny_target
+from tiny_models import batch_of, random_prompt, tiny_drafter, tiny_target
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -80,7 +80,7 @@ def hook(target, drafter, monkeypatch):
 def other_hook(target, drafter, monkeypatch):
     """After calls with another one."""
     handle = target.model.layers[0].register_forward_hook(lambda module, args, output: 2 * output)
-    assert_same(target, batch_of((6,)), drafter, compile_config=EAGER)
+    assert_same(target, batch_of(6), drafter, compile_config=EAGER)
     handle.remove()
     hook(target, drafter, monkeypatch)
 
@@ -111,7 +111,7 @@ def global_function(target, drafter, monkeypatch):
 )
 def test_changes_between_two_calls_are_seen(monkeypatch, looks, changes):
     """The text is that of the model as it is now, after each of several changes."""
-    target, batch = tiny_target("llama", num_hidden_layers=1), batch_of((6,))
+    target, batch = tiny_target("llama", num_hidden_layers=1), batch_of(6)
     drafter = tiny_drafter("pard", target, **ONE_LAYER["pard"])
     assert_same(target, batch, drafter, compile_config=EAGER)
     for change in changes:
@@ -128,7 +128,7 @@ def test_changes_between_two_calls_are_seen(monkeypatch, looks, changes):
 
 def test_a_model_in_several_steps_writes_the_same_text(looks):
     """What follows a graph break is only found by Dynamo."""
-    target, batch = tiny_target("llama", num_hidden_layers=1), batch_of((6,))
+    target, batch = tiny_target("llama", num_hidden_layers=1), batch_of(6)
     target.model.layers[0].register_forward_hook(lambda *arguments: torch._dynamo.graph_break())
     drafter = oracle("pard", target, batch, **ONE_LAYER["pard"])
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_who_tells_torch_to_run_eager_gets_it():
 def test_without_a_way_to_the_code_guards_are_checked_in_every_round(monkeypatch):
     """A torch that keeps compiled code elsewhere."""
     monkeypatch.delattr(torch._dynamo.eval_frame, "_debug_get_cache_entry_list")
-    target, batch = tiny_target("llama", num_hidden_layers=2), batch_of((6,))
+    target, batch = tiny_target("llama", num_hidden_layers=2), batch_of(6)
     drafter = oracle("dflash", target, batch, **ONE_LAYER["dflash"])
     for _ in range(2):
         assert_same(target, batch, drafter, compile_config=EAGER)

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from compiled_cases import ONE_LAYER, assert_same, batch_of, oracle, static
+from compiled_cases import ONE_LAYER, assert_same, oracle, static
 from hf_pardraft.generation.compiled import compiler as compiling
 from hf_pardraft.generation.compiled import decoder as compiled_decoder
-from tiny_models import tiny_target
+from tiny_models import batch_of, tiny_target
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def test_a_compiled_chain_writes_the_eager_text():
-    target, batch = tiny_target("qwen3", num_hidden_layers=1), batch_of((6, 3))
+    target, batch = tiny_target("qwen3", num_hidden_layers=1), batch_of(6, 3)
     drafter = oracle("pard", target, batch, **ONE_LAYER["pard"])
     assert_same(target, batch, drafter)
     assert compiling._compiled[target]
@@ -20,7 +20,7 @@ def test_a_compiled_chain_writes_the_eager_text():
 
 def test_what_inductor_leaves_between_rounds_is_what_is_left_uncompiled(monkeypatch):
     """Not only what is read of it: inductor may use the memory of an argument for something else."""
-    target, batch = tiny_target("llama", num_hidden_layers=1), batch_of((6,))
+    target, batch = tiny_target("llama", num_hidden_layers=1), batch_of(6)
     drafter = oracle("pard", target, batch, settings={"tree_budget": 8}, **ONE_LAYER["pard"])
     original, rounds = compiled_decoder.CompiledDecoding.round, []
 

@@ -5,9 +5,9 @@ import torch
 from peft import LoraConfig
 from torch._dynamo.utils import counters
 
-from compiled_cases import ONE_LAYER, assert_same, batch_of, oracle, static, texts_of
+from compiled_cases import ONE_LAYER, assert_same, oracle, static, texts_of
 from hf_pardraft.generation.packing import packed_weights
-from tiny_models import tiny_drafter, tiny_target
+from tiny_models import batch_of, tiny_drafter, tiny_target
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -40,7 +40,7 @@ def train_a_step(model):
 
 
 def test_the_text_is_that_of_the_weights_as_they_are_now():
-    target, batch = tiny_target("llama", num_hidden_layers=1, tie_word_embeddings=False), batch_of((6, 3))
+    target, batch = tiny_target("llama", num_hidden_layers=1, tie_word_embeddings=False), batch_of(6, 3)
     drafter = tiny_drafter("pard", target, depth=3, num_hidden_layers=1)
     assert_same(target, batch, drafter)
     assert packed_of(target) == linear_layers(target)
@@ -63,7 +63,7 @@ def test_the_text_is_that_of_the_weights_as_they_are_now():
 
 
 def test_sampled_text_is_that_of_plain_generate():
-    target, batch = tiny_target("qwen3", num_hidden_layers=2), batch_of((6, 3))
+    target, batch = tiny_target("qwen3", num_hidden_layers=2), batch_of(6, 3)
     drafter = oracle("dflash", target, batch, **ONE_LAYER["dflash"])
     options = {"do_sample": True, "max_new_tokens": 20}
     torch.manual_seed(3)

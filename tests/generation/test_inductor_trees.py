@@ -2,14 +2,14 @@
 
 import pytest
 
-from compiled_cases import assert_same, batch_of, oracle
-from tiny_models import tiny_target
+from compiled_cases import assert_same, oracle
+from tiny_models import batch_of, tiny_target
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def test_a_compiled_tree_samples_the_eager_text():
     layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
-    target, batch = tiny_target("gemma3", **layers), batch_of((6,))
+    target, batch = tiny_target("gemma3", **layers), batch_of(6)
     drafter = oracle("dflash", target, batch, settings={"tree_budget": 6}, num_layers=1)
     assert_same(target, batch, drafter, do_sample=True, temperature=0.5)

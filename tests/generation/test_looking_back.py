@@ -13,9 +13,9 @@ from hf_pardraft.generation.scheduling.knowledge import Knowledge, RoundOutcome
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.scheduling.worth import LEAST_TEXT_GAIN, PlanWorth
-from sampled_cases import batch_of, double_target
+from sampled_cases import double_target
 from simulated_rounds import World
-from tiny_models import tiny_drafter
+from tiny_models import batch_of, tiny_drafter
 
 
 class NotingSchedule:

@@ -10,19 +10,9 @@ import torch
 from hf_pardraft.generation.choosing import noise as noises
 from hf_pardraft.generation.choosing.choice import coupled_logits, draw_with
 from hf_pardraft.generation.choosing.noise import StepNoise
-from sampled_cases import (
-    BUDGETS,
-    another,
-    assert_plain_text,
-    batch_of,
-    call,
-    double_target,
-    knowing,
-    seeded,
-    unpadded,
-    untrained,
-)
+from sampled_cases import BUDGETS, another, assert_plain_text, call, double_target, knowing, seeded, unpadded, untrained
 from threads import in_threads
+from tiny_models import batch_of
 
 CPU = torch.device("cpu")
 

@@ -20,8 +20,8 @@ from hf_pardraft.generation.scheduling.plans import NOTHING, Plan
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.settings import read_settings
 from hf_pardraft.generation.target_side.reader import TargetReader
-from sampled_cases import assert_plain_text, batch_of, double_target, knowing, seeded, unpadded, untrained
-from tiny_models import random_prompt, tiny_drafter, tiny_target
+from sampled_cases import assert_plain_text, double_target, knowing, seeded, unpadded, untrained
+from tiny_models import batch_of, random_prompt, tiny_drafter, tiny_target
 
 LOOKUP = {"tree_budget": 10, "prompt_lookup_num_tokens": 7, "max_matching_ngram_size": 3}
 

@@ -8,8 +8,8 @@ from drawn_plans import DrawnSchedule
 from hf_pardraft.generation import hooks
 from hf_pardraft.generation.plain import PlainRest
 from hf_pardraft.generation.scheduling.schedule import Schedule
-from sampled_cases import batch_of, double_target, knowing, unpadded
-from tiny_models import every_architecture, tiny_drafter
+from sampled_cases import double_target, knowing, unpadded
+from tiny_models import batch_of, every_architecture, tiny_drafter
 from unusual_targets import hybrid_target
 
 KINDS = ("pard", "dflash", "dflare", "dart")

@@ -10,12 +10,12 @@ from sampled_cases import (
     another,
     assert_every_drafter_writes_it,
     assert_plain_text,
-    batch_of,
     double_target,
     knowing,
     seeded,
     unpadded,
 )
+from tiny_models import batch_of
 
 LENGTHS = (9, 3, 6, 1)
 LONG = 60

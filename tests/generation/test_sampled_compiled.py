@@ -5,7 +5,8 @@ import torch
 
 from compiled_cases import leave_uncompiled, settle
 from hf_pardraft import NgramModel
-from sampled_cases import BUDGETS, KINDS, another, assert_plain_text, batch_of, double_target, knowing, seeded, unpadded
+from sampled_cases import BUDGETS, KINDS, another, assert_plain_text, double_target, knowing, seeded, unpadded
+from tiny_models import batch_of
 
 STATIC = {"cache_implementation": "static"}
 SAMPLING = {

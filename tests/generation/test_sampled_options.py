@@ -24,7 +24,6 @@ from sampled_cases import (
     SEED,
     assert_every_drafter_writes_it,
     assert_plain_text,
-    batch_of,
     call,
     double_target,
     knowing,
@@ -32,7 +31,7 @@ from sampled_cases import (
     unpadded,
     untrained,
 )
-from tiny_models import random_prompt, tiny_drafter, tiny_target
+from tiny_models import batch_of, random_prompt, tiny_drafter, tiny_target
 
 PROCESSING = {
     "repetition penalty": {"repetition_penalty": 1.4, "temperature": 0.8},

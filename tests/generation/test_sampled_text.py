@@ -13,7 +13,6 @@ from sampled_cases import (
     another,
     assert_every_drafter_writes_it,
     assert_plain_text,
-    batch_of,
     call,
     knowing,
     seeded,
@@ -22,6 +21,7 @@ from sampled_cases import (
 )
 from tiny_models import (
     ARCHITECTURES,
+    batch_of,
     every_architecture,
     every_pair_with_a_budget,
     make_lasting_oracle,

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from compiled_cases import batch_of, oracle
+from compiled_cases import oracle
 from hf_pardraft.generation.sequences import TokenBuffer
-from tiny_models import tiny_target
+from tiny_models import batch_of, tiny_target
 
 
 def test_more_than_a_short_row_has_may_be_asked_for():
@@ -65,7 +65,7 @@ def test_rows_of_short_integers_grow_unevenly():
 def test_nothing_is_written_until_the_text_is_over(monkeypatch, options):
     written, original = [], TokenBuffer._write
     monkeypatch.setattr(TokenBuffer, "_write", lambda texts: (written.append(texts.waiting[0]), original(texts)))
-    target, batch = tiny_target("llama"), batch_of((5,))
+    target, batch = tiny_target("llama"), batch_of(5)
     drafter = oracle("dflash", target, batch)
     target.generate(**batch, assistant_model=drafter, **{"do_sample": False, "max_new_tokens": 12, **options})
     assert [len(tokens) for tokens in written] == [12]
