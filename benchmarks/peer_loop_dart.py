@@ -95,13 +95,14 @@ def dart_loops(folder: Path, task: Task, budget: int) -> tuple[dict[bool, PeerLo
     utilities = importlib.import_module("dart.model.dart_utils")
     settings = search.get_config()
 
-    def on_one_thread(*arguments: Any, **options: Any) -> Any:
-        # Its C++ asks for 16 threads, of OpenMP and so of torch.
+    def on_own_threads(*arguments: Any, **options: Any) -> Any:
+        # Its C++ asks for 16 threads, of OpenMP and so of torch, whose number stays as it was.
+        num_threads = torch.get_num_threads()
         found = search.tree_search(*arguments, **options)
-        torch.set_num_threads(1)
+        torch.set_num_threads(num_threads)
         return found
 
-    utilities.tree_search = on_one_thread
+    utilities.tree_search = on_own_threads
 
     def loop(weight: float) -> PeerLoop:
         def write(prompt: torch.LongTensor) -> torch.LongTensor:

@@ -264,9 +264,12 @@ def test_published_loops():
         assert numbers(cells) == pytest.approx(figures, abs=0.0051)
 
 
-@pytest.mark.parametrize(("suffix", "anchors"), [("", 128), ("_avx512_bf16", 512)])
-def test_training_steps(suffix, anchors):
-    shown = table_of("training.md", f"a step, `num_anchors={anchors}`")
+STEPS = [("", 128, ""), ("_avx512_bf16", 512, ""), ("_two_cores", 512, ", two cores")]
+
+
+@pytest.mark.parametrize(("suffix", "anchors", "label"), STEPS)
+def test_training_steps(suffix, anchors, label):
+    shown = table_of("training.md", f"a step, `num_anchors={anchors}`{label}")
     for row in results(f"training_step{suffix}")["rows"]:
         assert row["anchors"] == anchors
         seconds = [sum(row[when][part] for part in ("forward", "backward")) for when in ("before", "now")]
@@ -289,6 +292,13 @@ def test_writing_training_text(suffix, label, unlike):
             figure for row in found for figure in (row[way]["tokens_a_second"], row[way].get("times_plain", 1.0))
         ]
     assert [row["compiled"]["texts_unlike_plain"] for row in found] == [unlike, 0]
+
+
+def test_writing_training_text_on_two_cores():
+    shown = table_of("training.md", "tokens a second, two cores").values()
+    (row,) = results("writing_bfloat16_two_cores")["results"]
+    for way, cells in zip(("plain", "after", "compiled", "limit"), shown, strict=True):
+        assert numbers(cells) == [row[way]["tokens_a_second"], row[way].get("times_plain", 1.0)]
 
 
 def test_branches_from_the_text():
@@ -406,14 +416,19 @@ def test_round_attention():
         figures = [row[key] for row in of_it for key in ("copied", "shared", "kernel", "faster")]
         assert numbers(cells) == pytest.approx(figures, abs=0.51)
     assert len(shown) * 4 == len(rows)
+
+
+@pytest.mark.parametrize(("name", "begins"), [("", "Our kernel"), ("_two_cores", "it")])
+def test_how_much_faster_attention_of_a_round_is(name, begins):
+    rows = results(f"round_attention{name}")["rows"]
     page = " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
     said = (
-        (("float32", {1, 8, 17}), "{:.1f} to {:.1f} times as fast as the faster of both in float32"),
+        (("float32", {1, 8, 17}), f"{begins} is {{:.1f}} to {{:.1f}} times as fast as the faster of both in float32"),
         (("bfloat16", {8, 17}), "in bfloat16 {:.1f} to {:.1f} times for several tokens"),
         (("bfloat16", {1}), "and {:.0f} to {:.0f} times for one"),
     )
     for (dtype, tokens), sentence in said:
-        faster = [row["faster"] for key, row in rows.items() if key[1] in tokens and key[2] == dtype]
+        faster = [row["faster"] for row in rows if row["tokens"] in tokens and row["dtype"] == dtype]
         assert sentence.format(min(faster), max(faster)) in page
 
 
