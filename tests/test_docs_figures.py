@@ -254,14 +254,18 @@ def test_the_schedule_compiled():
         assert f"{min(shares):.2f} to {max(shares):.2f}" in page
 
 
-def test_published_loops():
-    rows = {row["name"]: row for row in results("peers")["rows"]}
+@pytest.mark.parametrize(
+    ("name", "label", "keys"),
+    [("peers", "", ["speedup", "tau"]), ("peers_two_cores", ", two cores", ["speedup"])],
+)
+def test_published_loops(name, label, keys):
+    rows = {row["name"]: row for row in results(name)["rows"]}
+    assert all(row["same_text"] for row in rows.values())
     theirs = [row for row in rows.values() if "ours_over_it" in row]
-    shown = table_of("performance.md", "loop, over plain `generate`")
+    shown = table_of("performance.md", f"loop, over plain `generate`{label}")
     for row, cells in zip(theirs, shown.values(), strict=True):
-        ours = rows[row["ours"]]
-        figures = [row["speedup"], row["tau"], ours["speedup"], ours["tau"], row["ours_over_it"]]
-        assert numbers(cells) == pytest.approx(figures, abs=0.0051)
+        figures = [way[key] for way in (row, rows[row["ours"]]) for key in keys]
+        assert numbers(cells) == pytest.approx([*figures, row["ours_over_it"]], abs=0.0051)
 
 
 STEPS = [("", 128, ""), ("_avx512_bf16", 512, ""), ("_two_cores", 512, ", two cores")]
@@ -301,9 +305,10 @@ def test_writing_training_text_on_two_cores():
         assert numbers(cells) == [row[way]["tokens_a_second"], row[way].get("times_plain", 1.0)]
 
 
-def test_branches_from_the_text():
-    shown = table_of("decoding.md", "Spec-Bench")
-    runs = [run for run in results("text_lookup")["runs"] if run["drafters"] == ["DART"]]
+@pytest.mark.parametrize(("name", "label"), [("text_lookup", ""), ("text_lookup_two_cores", ", two cores")])
+def test_branches_from_the_text(name, label):
+    shown = table_of("decoding.md", f"Spec-Bench{label}")
+    runs = [run for run in results(name)["runs"] if run["drafters"] == ["DART"]]
     for run, (category, cells) in zip(runs, shown.items(), strict=True):
         assert category == run["category"].replace("_", " ")
         rows = {row["name"]: row for row in run["rows"]}
@@ -345,8 +350,13 @@ def test_draft_vocabularies():
     for size, cells in shown.items():
         known = round(100 * found["DFlash"][size]["text_known"], 1)
         assert numbers(cells) == [known, *(round(found[name][size]["tau"], 2) for name in ("DFlash", "PARD"))]
-    rows = results("draft_vocabulary")["rows"]
-    shown = table_of("performance.md", "rows of the head")
+
+
+@pytest.mark.parametrize(("suffix", "label"), [("", ""), ("_two_cores", ", two cores")])
+def test_what_drafts_of_a_vocabulary_cost(suffix, label):
+    rows = results(f"draft_vocabulary{suffix}")["rows"]
+    shown = table_of("performance.md", f"rows of the head{label}")
+    assert 2 * len(shown) == len(rows)
     for size, cells in shown.items():
         of_size = [row for row in rows if row["tokens"] == size]
         expected = [(1000 * row["draft"], 1000 * row["tree"], row["of_limit"]) for row in of_size]
