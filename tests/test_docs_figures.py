@@ -268,12 +268,17 @@ def test_published_loops(name, label, keys):
         assert numbers(cells) == pytest.approx([*figures, row["ours_over_it"]], abs=0.0051)
 
 
-STEPS = [("", 128, ""), ("_avx512_bf16", 512, ""), ("_two_cores", 512, ", two cores")]
+STEPS = [
+    ("", 128, "a step, `num_anchors=128`"),
+    ("_avx512_bf16", 512, "a step, `num_anchors=512`"),
+    ("_two_cores", 512, "a step, `num_anchors=512`, two cores"),
+    ("_pard_dart", 512, "a step of PARD or DART"),
+]
 
 
-@pytest.mark.parametrize(("suffix", "anchors", "label"), STEPS)
-def test_training_steps(suffix, anchors, label):
-    shown = table_of("training.md", f"a step, `num_anchors={anchors}`{label}")
+@pytest.mark.parametrize(("suffix", "anchors", "head"), STEPS)
+def test_training_steps(suffix, anchors, head):
+    shown = table_of("training.md", head)
     for row in results(f"training_step{suffix}")["rows"]:
         assert row["anchors"] == anchors
         seconds = [sum(row[when][part] for part in ("forward", "backward")) for when in ("before", "now")]

@@ -14,16 +14,24 @@ NUMBERS = Path(__file__).with_name("numbers.h")
 # Inductor does without them unless it is told to; clang makes vectors of loops by itself, and refuses GCC's flag for it.
 FLAGS = ("-ffp-contract=fast",)
 FLAGS_OF_GCC = ("-ftree-loop-vectorize",)
+# Of several, the last one counts.
+ROUNDING_TWICE = ("-ffp-contract=off",)
 
 
-def compiled(source: Path) -> ctypes.CDLL | None:
-    """What a source was compiled to; `None` where there is no compiler for it, or no folder that can be written to."""
+def compiled(source: Path, rounds_twice: bool = False) -> ctypes.CDLL | None:
+    """What a source was compiled to; `None` where there is no compiler for it, or no folder that can be written to.
+
+    Args:
+        source: a file beside this one.
+        rounds_twice: whether a product is rounded before something is added to it, which takes longer.
+    """
     # It takes a moment to import, and most machines with a GPU never need it.
     from torch._inductor import cpp_builder
     from torch._inductor.codecache import CppCodeCache
 
     try:
         flags = (*FLAGS_OF_GCC, *FLAGS) if cpp_builder.is_gcc() else FLAGS
+        flags = (*flags, *ROUNDING_TWICE) if rounds_twice else flags
         # Code is kept by its text, and a folder may be shared by processors that have other instructions.
         instructions = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported()
         text = f"// {instructions}\n{NUMBERS.read_text()}\n{source.read_text()}"
