@@ -262,6 +262,20 @@ def test_the_next_batch_is_thought_to_be_as_uneven_the_more_was_drafted():
     assert many.exponents[0] > 1.5 > 1 > many.exponents[-1]
 
 
+@pytest.mark.parametrize(
+    ("num_rounds", "spread", "slowest"), [(1, 0.0, (1, 2)), (2, 0.0, (1, 2)), (20, 0.0, (1, 1.5)), (20, 0.3, (1.7, 3))]
+)
+def test_luck_does_not_make_items_seem_more_uneven_from_call_to_call(num_rounds, spread, slowest):
+    drawn, believed = random.Random(0), Spread(64)
+    for _ in range(100):
+        exponents = [math.exp(drawn.gauss(0, spread)) for _ in range(64)]
+        for _ in range(num_rounds):
+            believed.note(range(64), [drafted([0.75**each] * 4, drawn) for each in exponents], [0.75] * 4)
+        believed.begin()
+    least, most = slowest
+    assert least <= believed.exponents[0] < most
+
+
 @pytest.mark.parametrize("depth", [1, 3, 8])
 def test_an_item_that_is_mostly_judged_by_its_first_tokens_is_compared_with_others_by_these(depth):
     drawn, spread, rates, exponents = random.Random(0), Spread(3), [0.5] + [0.95] * 7, [2.0, 1.0, 0.5]
