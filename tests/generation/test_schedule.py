@@ -21,7 +21,7 @@ from hf_pardraft.generation.scheduling.rounds import CompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.scheduling.spread import Spread, worth_to_a_batch
 from hf_pardraft.generation.scheduling.worth import LEAST_SHARE, PlanWorth
-from simulated_rounds import World, random_world
+from simulated_rounds import PROMPT, World, random_world
 from threads import in_threads
 
 PLANS = all_plans(8, 32)
@@ -1026,3 +1026,24 @@ def test_where_a_large_tree_is_best_it_is_found():
         shares.append(world.speed(20) / world.best_speed())
     assert statistics.mean(shares) > 0.97
     assert min(shares) > 0.9
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("is_right", [False, True])
+def test_texts_that_never_have_room_for_all_of_a_draft_come_to_a_choice(is_compiled, is_right):
+    # As on an accelerator, where there is one tree.
+    knowledge, full, took, drafted = Knowledge(is_compiled), Plan(15, 32), [], []
+    for _ in range(20):
+        schedule = Schedule(knowledge, [NOTHING, full], full, lambda: sum(took), is_compiled=is_compiled)
+        left, rounds = 10, []
+        while left > 0 and not schedule.leaves_rest_to_plain():
+            plan = schedule.next_plan(1, left - 1, PROMPT)
+            took.append(0.05 if plan.depth else 0.03)
+            accepted = plan.depth if is_right else 0
+            schedule.note([(accepted, min(accepted + 1, plan.depth))] if plan.depth else [])
+            schedule.end_round(is_ordinary=True)
+            left, rounds = left - accepted - 1, [*rounds, plan.depth > 0]
+        schedule.learn()
+        drafted.append(sum(rounds))
+    assert drafted[-10:] == [int(is_right)] * 10
+    assert knowledge.purse > -2

@@ -248,10 +248,12 @@ class Schedule:
             self._pay(seconds, is_ordinary, is_unique)
         else:
             self.knowledge.put_in(1.0)
-        if self.plan in self.plans:
-            self.tries.note(self.plan, seconds, is_ordinary, self.is_a_try, self.costs, self.best)
+        # Where there never is room for all of it, less of what has to be measured before there is a choice tells what it costs.
+        measured = self.chosen if self.plan.depth and self.rounds.opening(self.costs) == self.chosen else self.plan
+        if measured in self.plans:
+            self.tries.note(measured, seconds, is_ordinary, self.is_a_try, self.costs, self.best)
             whole = self.reading.of_whole(seconds, self.plan.num_nodes)
-            self.costs.note(self.plan, whole if is_ordinary else None, self.length)
+            self.costs.note(measured, whole if is_ordinary else None, self.length)
         self.learn()
 
     def learn(self) -> None:
