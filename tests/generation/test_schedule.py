@@ -1047,3 +1047,15 @@ def test_texts_that_never_have_room_for_all_of_a_draft_come_to_a_choice(is_compi
         drafted.append(sum(rounds))
     assert drafted[-10:] == [int(is_right)] * 10
     assert knowledge.purse > -2
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_steps_of_plain_generate_that_a_clock_did_not_see_say_nothing(seconds):
+    costs = Costs()
+    for _ in range(40):
+        costs.note(NOTHING, 0.01)
+    before = costs.lead_of_plain(is_of_batch=False)
+    costs.note_plain(seconds, 100)
+    assert costs.lead_of_plain(is_of_batch=False) == before
+    costs.note_plain(0.01, 100)
+    assert costs.lead_of_plain(is_of_batch=False) == pytest.approx(1.0)

@@ -206,6 +206,8 @@ class Costs(BesidePlain):
 
     def note_plain(self, seconds: float, num_steps: int) -> None:
         """Learn what so many steps of plain `generate` have taken each, which wrote what comes after the present length."""
+        if not (math.isfinite(seconds) and seconds > 0):
+            return
         middle = self.length + num_steps // 2
         self.note_steps(self._longer(seconds, -self._added(middle)), num_steps)
 
