@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
 from operator import mul
+from statistics import pvariance
 
 
 class Spread:
@@ -22,32 +23,30 @@ class Spread:
     PRIOR_WEIGHT = 20.0
     # An item is believed to accept no smaller share of what is drafted for it, and none that is larger than all but this.
     LEAST_RATE = 0.02
-    # The variance of the exponents' logarithms that a call is believed to have shown at most.
-    MOST_VARIANCE = 1.0
 
     def __init__(self, num_items: int) -> None:
-        self.num_items = num_items
-        # Of the exponents' logarithms, as earlier calls showed it; below 0 if luck alone should have made items less alike.
-        self.variance = (math.pi * self.SCALE) ** 2 / 3
+        below = [(item + 0.5) / num_items for item in range(num_items)]
+        # The exponents of a call of which nothing is known yet, from the slowest item on.
+        self.before = [(part / (1 - part)) ** -self.SCALE for part in below]
         # Of this call, by item: accepted tokens, those that were judged, and how many of these an average item accepts: what is
         # further back in a draft is mostly surer.
         self.found: dict[int, tuple[int, int, float]] = {}
 
-    @property
-    def before(self) -> list[float]:
-        """The exponents of a call of which nothing is known yet, from the slowest item on."""
-        scale = math.sqrt(3 * max(self.variance, 0.0)) / math.pi
-        below = [(item + 0.5) / self.num_items for item in range(self.num_items)]
-        return [(part / (1 - part)) ** -scale for part in below]
-
     def begin(self) -> None:
         """Another call begins, with other items: as uneven as those of this one, the more the more was drafted for them."""
-        counts, self.found = [each for each in self.found.values() if each[1]], {}
+        counts, last = [each for each in self.found.values() if each[1]], self.exponents
+        self.found = {}
         if len(counts) < 2:
             return
         weights = [(judged / (judged + self.PRIOR_WEIGHT)) ** 2 for _, judged, _ in counts]
-        weight = sum(weights) / len(weights)
-        self.variance += weight * (self._variance_of(counts, weights) - self.variance)
+        weight, before = sum(weights) / len(weights), resampled(self.before, len(last))
+        # Less uneven than they seemed, by what luck made of it.
+        logs = [math.log(each) for each in last]
+        seemed, found = pvariance(logs), self._variance_of(counts, weights)
+        share = math.sqrt(min(max(found, 0.0) / seemed, 1.0)) if seemed else 0.0
+        self.before = [
+            weight * math.exp(share * log) + (1 - weight) * each for log, each in zip(logs, before, strict=True)
+        ]
 
     def _variance_of(self, counts: Sequence[tuple[int, int, float]], weights: Sequence[float]) -> float:
         """Of the exponents' logarithms of a call's items: how differently they fare, less what luck makes of like items.
@@ -63,7 +62,7 @@ class Spread:
             found += weight * free * (each - mean) ** 2
             luck += weight * rate * (1 - rate) / judged
             slopes += weight * (rate * math.log(rate)) ** 2
-        return max(min((found - luck) / slopes, self.MOST_VARIANCE), -self.MOST_VARIANCE)
+        return (found - luck) / slopes
 
     def note(self, items: Iterable[int], outcomes: Sequence[tuple[int, int]], rates: Sequence[float]) -> None:
         """Learn what became of items' drafts, of a round or several; see [`AcceptanceRates.note`].
