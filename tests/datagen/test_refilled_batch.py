@@ -24,7 +24,14 @@ MOST = 24
 
 
 def written(
-    target, temperature=0.0, batch_size=4, joins_caches=None, num_rows=19, beginnings=((),), tokenizer=None
+    target,
+    temperature=0.0,
+    batch_size=4,
+    joins_caches=None,
+    num_rows=19,
+    beginnings=((),),
+    tokenizer=None,
+    most_items=None,
 ) -> dict[int, list[int]]:
     """What follows prompts of many lengths, by row; they have one of some beginnings each."""
     tokenizer = tokenizer or tiny_chat_tokenizer()
@@ -33,7 +40,7 @@ def written(
     batch.joins_caches = batch.joins_caches if joins_caches is None else joins_caches
     prompts = ragged_prompts(num_rows, target.config.get_text_config().vocab_size)
     prompts = [[*beginnings[row % len(beginnings)], *ids] for row, ids in enumerate(prompts)]
-    assert batch.most_items == batch_size
+    assert batch.most_items == (most_items or batch_size)
     texts = texts_of(batch, [Item(row, prompt, MOST - row % 3, seed=row) for row, prompt in enumerate(prompts)])
     assert sorted(texts) == list(range(num_rows))
     for row, ids in texts.items():
@@ -229,6 +236,17 @@ def test_a_target_that_keeps_nothing_of_a_text_reads_it_again():
     assert not has_entries_per_token(target)
     # Positions are counted from a batch's first column.
     written(target.double(), batch_size=1, num_rows=5)
+
+
+# Its steps take the wrong part of the mask where the first layer is a linear one, as in MiniMax-Text-01.
+LINEAR_FIRST = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize(("name", "overrides"), [("rwkv", None), ("minimax", LINEAR_FIRST)])
+def test_texts_whose_target_would_read_padding_are_written_one_at_a_time(name, overrides):
+    target = with_ends(tiny_model(name, overrides))
+    for temperature in (0.0, 0.9):
+        written(target, temperature, num_rows=5, most_items=1)
 
 
 def test_an_embedding_that_does_not_say_how_many_rows_it_has_is_padded_for_as_the_tokenizer_says():

@@ -15,6 +15,7 @@ from transformers import (
     StoppingCriteriaList,
     TemperatureLogitsWarper,
 )
+from transformers.utils import logging
 
 from ..generation.packing.fast_attention import fast_attention
 from ..generation.packing.packed_layers import packed_layers
@@ -24,8 +25,11 @@ from .compiled_steps import CompiledSteps
 from .draws import ItemDraws, Nucleus
 from .fast_steps import FastSteps
 from .joined_cache import JoinedCache, has_entries_per_token, may_have_gaps
+from .padding import reads_past_padding
 from .refilled_batch import EnoughEnded, Item, RefilledBatch
 from .rewriting import Answer, Rewrite, check_sampling
+
+logger = logging.get_logger(__name__)
 
 # How many batches' rows are read ahead; those with the longest prompts are written first.
 BATCHES_AHEAD = 16
@@ -113,12 +117,16 @@ class LocalWriter:
                     following.append(rewrite)
 
     def new_batch(self) -> RefilledBatch:
-        """An empty batch."""
+        """An empty batch; of a single item, if the target would write another text beside padding."""
+        joins_caches, most_items = has_entries_per_token(self.target), self.batch_size
+        if most_items > 1 and not joins_caches and not reads_past_padding(self.target, self.pad_id):
+            logger.warning_once(f"Padding changes what {type(self.target).__name__} says: it writes one text at a time")
+            most_items = 1
         return RefilledBatch(
             self._generate,
             self.is_ended,
-            self.batch_size,
-            joins_caches=has_entries_per_token(self.target),
+            most_items,
+            joins_caches=joins_caches,
             shares_beginnings=may_have_gaps(self.target),
             # Drafters are measured by rounds, and have a schedule of their own.
             refills=self.drafter is None,
