@@ -23,7 +23,7 @@ TRIED_SCALES = (1e-3, 1.0, 1e3)
 TRIED_ROWS = 8
 
 SOURCE = Path(__file__).with_name("rms_norm.cpp")
-# Numbers of a row up to which torch sums in another order than the kernel.
+# Numbers of a row below which torch sums in another order than the kernel.
 FEWEST_NUMBERS = 8
 # Numbers up to which one thread is as fast as several.
 MOST_NUMBERS = 1 << 16
