@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from schedule_measure import DEPTHS, TREE_BUDGETS
 from schedule_report import best_fixed, row_named, share_of_best, speedup_of, table_by_batch
 from smollm2_page import average, cells_of, figures, renewed, rows_named, speedups
 
@@ -224,13 +225,21 @@ def test_the_schedule():
     assert f"{min(depth):.2f} to {max(depth):.2f} in a [later" in page
     assert f"setting there has {min(best):.2f} to {max(best):.2f}, and" in page
     assert f"is faster, {min(auto):.2f} to {max(auto):.2f}." in page
-    assert {condition["rows"][0]["turns"] for condition in conditions} == {5, 7, 11}
-    assert "medians of 5 to 11 turns" in page
+    assert {condition["rows"][0]["turns"] for condition in conditions} == {5, 7, 9, 11, 15}
+    assert "medians of 5 to 15 turns" in page
+    num_full = 0
     for condition in conditions:
         depths = {row["setting"]["num_assistant_tokens"] for row in condition["sweep"]}
         budgets = {row["setting"]["tree_budget"] for row in condition["sweep"]}
-        swept = {2, 4, max(depths, default=0)}, {0} if condition["batch_size"] == 64 else {0, 16}
-        assert (depths, budgets) == (swept if condition["pays"] else (set(), set()))
+        most = max(depths, default=0)
+        # Of at most 1024 tokens at once.
+        budgets_that_fit = {budget for budget in TREE_BUDGETS if condition["batch_size"] * (1 + budget) <= 1024}
+        full = {depth for depth in (*DEPTHS, most) if depth <= most}, {0, *budgets_that_fit}
+        small = {2, 4, most}, {0} if condition["batch_size"] == 64 else {0, 16}
+        is_full = condition["pays"] and (depths, budgets) == full
+        num_full += is_full
+        assert is_full or (depths, budgets) == (small if condition["pays"] else (set(), set()))
+    assert f"full one in {num_full} conditions" in " ".join(page.split())
 
 
 def test_the_schedule_compiled():
