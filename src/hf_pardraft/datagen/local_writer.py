@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -116,17 +117,21 @@ class LocalWriter:
                 else:
                     following.append(rewrite)
 
+    @cached_property
+    def most_items(self) -> int:
+        """Of a batch: one, if the target would write another text beside padding."""
+        if self.batch_size == 1 or has_entries_per_token(self.target) or reads_past_padding(self.target, self.pad_id):
+            return self.batch_size
+        logger.warning_once(f"Padding changes what {type(self.target).__name__} says: it writes one text at a time")
+        return 1
+
     def new_batch(self) -> RefilledBatch:
-        """An empty batch; of a single item, if the target would write another text beside padding."""
-        joins_caches, most_items = has_entries_per_token(self.target), self.batch_size
-        if most_items > 1 and not joins_caches and not reads_past_padding(self.target, self.pad_id):
-            logger.warning_once(f"Padding changes what {type(self.target).__name__} says: it writes one text at a time")
-            most_items = 1
+        """An empty batch."""
         return RefilledBatch(
             self._generate,
             self.is_ended,
-            most_items,
-            joins_caches=joins_caches,
+            self.most_items,
+            joins_caches=has_entries_per_token(self.target),
             shares_beginnings=may_have_gaps(self.target),
             # Drafters are measured by rounds, and have a schedule of their own.
             refills=self.drafter is None,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..target_side.structure import modules_of
-from .native_code import compiled
+from .native_code import kernels_of
 from .replaced_forwards import ReplacedForward, have_replaced_forwards, is_called_here, replaced_forwards
 
 # What transformers' norms call the number that is added to the mean of squares.
@@ -56,14 +56,9 @@ def torch_norm(states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> to
 @functools.lru_cache
 def kernels() -> dict[torch.dtype, Callable[..., None]]:
     """The kernel for each dtype; none where they can't be compiled."""
-    library = compiled(SOURCE, rounds_twice=True)
-    if library is None:
-        return {}
-    found = {torch.float32: library.norm_float32, torch.bfloat16: library.norm_bfloat16}
-    for kernel in found.values():
-        kernel.restype = None
-        kernel.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float]
-    return found
+    names = {torch.float32: "norm_float32", torch.bfloat16: "norm_bfloat16"}
+    arguments = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float]
+    return kernels_of(SOURCE, names, arguments, rounds_twice=True)
 
 
 def kernel_norm(states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -1,8 +1,10 @@
 """Our C++ on a CPU, compiled once for a machine: in a second, by the compiler that inductor uses, into inductor's cache."""
 
 import ctypes
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils import logging
@@ -42,3 +44,22 @@ def compiled(source: Path, rounds_twice: bool = False) -> ctypes.CDLL | None:
     except (RuntimeError, OSError, ImportError) as error:
         logger.info(f"Without {source.name} torch's libraries compute here, since it can't be compiled: {error}")
         return None
+
+
+def kernels_of(
+    source: Path, names: Mapping[Any, str], arguments: Sequence[type], rounds_twice: bool = False
+) -> dict[Any, Callable[..., None]]:
+    """Functions of a source that return nothing, by what tells them apart; none where it can't be compiled.
+
+    Args:
+        source, rounds_twice: see [`compiled`].
+        names: of the functions.
+        arguments: what each of them takes.
+    """
+    library = compiled(source, rounds_twice)
+    if library is None:
+        return {}
+    found = {key: getattr(library, name) for key, name in names.items()}
+    for kernel in found.values():
+        kernel.restype, kernel.argtypes = None, arguments
+    return found

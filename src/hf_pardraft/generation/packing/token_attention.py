@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from .native_code import compiled
+from .native_code import kernels_of
 
 attention = torch.nn.functional.scaled_dot_product_attention
 SOURCE = Path(__file__).with_name("token_attention.cpp")
@@ -25,18 +25,13 @@ _library.define("token_attention(Tensor query, Tensor key, Tensor value, Tensor?
 @functools.lru_cache
 def kernels() -> dict[tuple[torch.dtype, torch.dtype], Callable[..., None]]:
     """The kernel for each dtype, and each one of masks; none where they can't be compiled."""
-    library = compiled(SOURCE)
-    if library is None:
-        return {}
-    found = {
-        (torch.float32, torch.float32): library.attend_float32,
-        (torch.float32, torch.bool): library.attend_float32_by_truth,
-        (torch.bfloat16, torch.bfloat16): library.attend_bfloat16,
-        (torch.bfloat16, torch.bool): library.attend_bfloat16_by_truth,
+    names = {
+        (torch.float32, torch.float32): "attend_float32",
+        (torch.float32, torch.bool): "attend_float32_by_truth",
+        (torch.bfloat16, torch.bfloat16): "attend_bfloat16",
+        (torch.bfloat16, torch.bool): "attend_bfloat16_by_truth",
     }
-    for kernel in found.values():
-        kernel.restype, kernel.argtypes = None, [ctypes.c_void_p] * 6 + [ctypes.c_float, ctypes.c_int64]
-    return found
+    return kernels_of(SOURCE, names, [ctypes.c_void_p] * 6 + [ctypes.c_float, ctypes.c_int64])
 
 
 @torch.compiler.assume_constant_result

@@ -34,7 +34,7 @@ class Spread:
 
     def begin(self) -> None:
         """Another call begins, with other items: as uneven as those of this one, the more the more was drafted for them."""
-        counts, last = [each for each in self.found.values() if each[1]], self.exponents
+        counts, last = self._judged, self.exponents
         self.found = {}
         if len(counts) < 2:
             return
@@ -53,7 +53,7 @@ class Spread:
 
         With that, a few drafts in each of many calls would make them seem ever more uneven.
         """
-        of_average = [math.exp(self._log(expected / judged)) for _, judged, expected in counts]
+        of_average = [self._within_bounds(expected / judged) for _, judged, expected in counts]
         better = [accepted / judged - rate for (accepted, judged, _), rate in zip(counts, of_average, strict=True)]
         mean = sum(map(mul, weights, better)) / sum(weights)
         free = len(counts) / (len(counts) - 1)
@@ -82,8 +82,7 @@ class Spread:
     @property
     def exponents(self) -> list[float]:
         """The items' exponents, from the slowest item on, roughly; 1 if all items fare alike."""
-        # Calls in other threads may begin, or learn, meanwhile.
-        counts = [each for each in self.found.values() if each[1]]
+        counts = self._judged
         if not counts:
             return self.before
         logs = [self._log(expected / judged) for _, judged, expected in counts]
@@ -96,9 +95,17 @@ class Spread:
             exponents.append(self._log(rate) / log)
         return exponents
 
+    @property
+    def _judged(self) -> list[tuple[int, int, float]]:
+        """What was found of each item of which anything was judged; calls in other threads may begin, or learn, meanwhile."""
+        return [each for each in self.found.values() if each[1]]
+
+    def _within_bounds(self, rate: float) -> float:
+        return min(max(rate, self.LEAST_RATE), 1 - self.LEAST_RATE)
+
     def _log(self, rate: float) -> float:
         """Its logarithm, within bounds."""
-        return math.log(min(max(rate, self.LEAST_RATE), 1 - self.LEAST_RATE))
+        return math.log(self._within_bounds(rate))
 
     def shares(self, rates: Sequence[float]) -> list[list[float]]:
         """For drafts of each depth up to the number of rates, the tokens that each item accepts, compared with the mean of all.
