@@ -144,14 +144,15 @@ def _factors(count: int) -> torch.LongTensor:
 
 def multiply(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool) -> torch.Tensor:
     """`(..., out)`, from `(..., in)` and a weight of `(out, in)`, or of `(in, out)` if `transposed`, in the faster way."""
+    is_known = is_packed(weight, transposed)
     # What is no parameter may be another tensor each time; and a graph may have been kept from a time with other layouts.
-    if not (isinstance(weight, torch.nn.Parameter) and layouts_for(weight.dtype)):
+    if not (is_known or isinstance(weight, torch.nn.Parameter) and layouts_for(weight.dtype)):
         return _usual_product(tokens, weight, bias, transposed)
     trial = trial_of(weight, transposed, tokens.numel() // tokens.shape[-1])
     if trial.packs is None:
         arguments = tokens, weight, bias, transposed
         ways = functools.partial(_usual_product, *arguments), functools.partial(packed_product, *arguments)
-        return trial.product(*ways, is_packed(weight, transposed))
+        return trial.product(*ways, is_known)
     return (packed_product if trial.packs else _usual_product)(tokens, weight, bias, transposed)
 
 

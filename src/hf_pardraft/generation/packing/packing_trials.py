@@ -77,7 +77,8 @@ def trial_of(weight: torch.Tensor, transposed: bool, num_tokens: int) -> Trial:
     """The trial of products of so many tokens with weights like this one."""
     if num_tokens > COUNTED_ONE_BY_ONE:
         num_tokens = 1 << (num_tokens - 1).bit_length()
-    return _trials_of(weight, transposed).setdefault((num_tokens, torch.get_num_threads()), Trial())
+    trials, kind = _trials_of(weight, transposed), (num_tokens, torch.get_num_threads())
+    return trials.get(kind) or trials.setdefault(kind, Trial())
 
 
 def is_never_faster(weight: torch.Tensor, transposed: bool) -> bool:

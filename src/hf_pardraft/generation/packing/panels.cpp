@@ -6,17 +6,21 @@
 // has an instruction for products of two pairs (AVX512_BF16) takes them as they lie. Outputs and inputs that fill up the last panel
 // and step are zeros.
 //
-// A core waits for the memory or computes, and does one after the other unless it asks for weights long before it needs them. So
-// each pass over a part of a panel asks for the next part, whose weights lie in the core's second cache when their turn comes, and
-// each step asks for those of a later one, which then lie in its first.
+// A core waits for the memory or computes, and does one after the other unless it asks for weights long before it needs them. For
+// a few tokens the processor does that by itself, since they are read one after the other. For more each pass over a part of a
+// panel asks for the next part, whose weights lie in the core's second cache when their turn comes, and each step asks for those
+// of a later one, which then lie in its first.
 
 // As many sums as registers hold, beside a step's weights.
 constexpr int64_t VECTORS = LANES == 8 ? 2 : 3, ROWS = LANES == 8 ? 6 : 8;
 constexpr int64_t COLUMNS = LANES * VECTORS;
 // So many tokens are multiplied by a panel while it is in the cache.
 constexpr int64_t MOST_ROWS = 8 * ROWS;
-// A part of a panel. Its sums are added to those of the parts before: fewer roundings follow each other than in one long sum.
+// Steps of a part of a panel, at most; parts are equal, so that each asks for all of the next. Its sums are added to those of the
+// parts before: fewer roundings follow each other than in one long sum.
 constexpr int64_t PART = 64;
+// For so many tokens asking takes longer than it saves.
+constexpr int64_t FEW_ROWS = 4;
 // So many steps later weights are wanted in the first cache.
 constexpr int64_t SOON = 16;
 // From the highest bits of a word's numbers to others, which are no number's highest.
@@ -74,11 +78,11 @@ static void add_products(const typename Kind::Token* tokens, int64_t stride, con
   clear(sum);
   int64_t step = 0, asks = 0;
   do {
-    if (step == asks) {
+    if (rows > FEW_ROWS && step == asks) {
       ask_for_step<2>(next);
       next += COLUMNS, asks += passes;
     }
-    ask_for_step<3>(part + (step + SOON) * COLUMNS);
+    if (rows > FEW_ROWS) ask_for_step<3>(part + (step + SOON) * COLUMNS);
     const Words* words = (const Words*)(part + step * COLUMNS);
     for (int64_t which = 0; which < Kind::PRODUCTS; which++) {
       typename Kind::Weights weights[VECTORS];
@@ -114,8 +118,8 @@ static void multiply_by_panel(const typename Kind::Token* tokens, const uint32_t
   alignas(LINE) float sums[MOST_ROWS * COLUMNS];
   int64_t passes = (num_tokens + ROWS - 1) / ROWS, stride = num_steps * Kind::PRODUCTS;
   std::fill(sums, sums + num_tokens * COLUMNS, 0.0f);
-  for (int64_t begin = 0; begin < num_steps; begin += PART) {
-    int64_t steps = std::min(PART, num_steps - begin);
+  for (int64_t which = 0, parts = (num_steps + PART - 1) / PART; which < parts; which++) {
+    int64_t begin = which * num_steps / parts, steps = (which + 1) * num_steps / parts - begin;
     const uint32_t *part = panel + begin * COLUMNS, *next = part + steps * COLUMNS;
     for (int64_t pass = 0; pass < passes; pass++) {
       int64_t first = pass * num_tokens / passes, rows = (pass + 1) * num_tokens / passes - first;

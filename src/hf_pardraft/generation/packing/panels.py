@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
+from . import huge_pages
 from .native_code import compiled
 
 SOURCE = Path(__file__).with_name("panels.cpp")
@@ -51,7 +52,8 @@ def pack_panels(matrix: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(f"there are no panels of {matrix.dtype} on this machine")
     columns, inputs = library().columns_of_panel(), INPUTS_OF_STEP[matrix.dtype]
     matrix = functional.pad(matrix, (0, -matrix.shape[1] % inputs, 0, -matrix.shape[0] % columns))
-    return matrix.view(-1, columns, matrix.shape[1] // inputs, inputs).transpose(1, 2).contiguous()
+    panels = matrix.view(-1, columns, matrix.shape[1] // inputs, inputs).transpose(1, 2)
+    return huge_pages.empty(panels.shape, panels.dtype).copy_(panels)
 
 
 def multiply_panels(
