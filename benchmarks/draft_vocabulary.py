@@ -34,7 +34,7 @@ from hf_pardraft.generation.packing.packed_layers import packed_layers
 from hf_pardraft.generation.tree.token_tree import build_tree, draft_chain
 from hf_pardraft.models.base import ParallelDrafter
 from hf_pardraft.models.inputs import DraftInputs
-from memory_limit import seconds_of
+from memory_limit import memory_to_read, seconds_of
 from result_files import RESULTS, public_command, save, this_machine
 from smollm2_cases import BENCHMARKS, Models, prompts_of
 from stories260k import story_beginnings
@@ -44,7 +44,6 @@ CONTEXT, NEW, PROMPT_TOKENS, TREE_NODES = 128, 4, 24, 60
 WARM = 4
 # Of fresh drafters; a DFlash drafter for SmolLM2 then has 35 MB beside its head.
 LAYERS = {"dflash": 2, "pard": 2}
-LARGE = 1 << 26
 QUESTIONS = 2
 
 
@@ -64,7 +63,7 @@ def fresh(kind: str, target: PreTrainedModel, block: int) -> ParallelDrafter:
 
 def bytes_per_second(repeats: int = 5) -> float:
     """How fast one reads memory here."""
-    values = torch.ones(LARGE)
+    values = memory_to_read()
     return values.nbytes / min(seconds_of(values.sum) for _ in range(repeats))
 
 

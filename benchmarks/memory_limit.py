@@ -7,8 +7,8 @@ each other.
 
 forwards    The target's forward, as a round makes it, over one token and over several: uncompiled, uncompiled with packed
             weights, compiled, compiled with inductor's `freezing`, and compiled with packed weights. The limit is the bytes that
-            it has to read (weights and the KV cache's columns) over the bandwidth of one plain read of 512 MiB, in huge pages as
-            packed weights are, measured in the same turns.
+            it has to read (weights and the KV cache's columns) over the bandwidth of one plain read of 512 MiB, measured in the
+            same turns.
 generate    Tokens a second with a drafter that is always right (SIMULATED), eight tokens a round, uncompiled and compiled, with
             and without packed weights, with a draft vocabulary of 8,192 tokens, and that with a drafter in bfloat16, beside plain
             `generate`, uncompiled and compiled. Plain `generate` can't be frozen: inductor takes transformers' static cache,
@@ -113,8 +113,7 @@ def in_turns(
 def measure_forwards(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[str, Any]:
     """The rows of the target's forward."""
     target = smollm2(arguments.layers, dtype, arguments.quick)
-    # Several times what fits into the processor's caches.
-    read = huge_pages.empty((2**20 if arguments.quick else 2**26,), torch.float64).zero_()
+    read = memory_to_read(arguments.quick)
     ways: dict[Any, Callable[[], Any]] = {"read": read.sum}
     for num_tokens in arguments.tokens:
         side, tree = target_side(target), chain_tree(torch.arange(num_tokens - 1)[None] + 10)
@@ -163,6 +162,11 @@ def measure_forwards(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
         "packed_bytes": packed,
         "rows": rows,
     }
+
+
+def memory_to_read(quick: bool = False) -> torch.Tensor:
+    """Several times what fits into the processor's caches, in huge pages, as packed weights are."""
+    return huge_pages.empty((2**20 if quick else 2**26,), torch.float64).zero_()
 
 
 def target_side(target: PreTrainedModel) -> steps.TargetSide:
@@ -216,7 +220,7 @@ def measure_generate(dtype: torch.dtype, arguments: argparse.Namespace) -> dict[
         return call
 
     times = in_turns({name: way(name) for name in settings}, arguments.repeats, WARM_UP["generate"])
-    read = huge_pages.empty((2**20 if arguments.quick else 2**26,), torch.float64).zero_()
+    read = memory_to_read(arguments.quick)
     bandwidth = read.nbytes / median(in_turns({"read": read.sum}, arguments.repeats, WARM_UP["generate"])["read"])
     speeds = {name: NEW_TOKENS / median(seconds) for name, seconds in times.items()}
     best_plain = max(speed for name, speed in speeds.items() if name.startswith("plain"))

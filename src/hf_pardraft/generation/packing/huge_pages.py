@@ -37,6 +37,8 @@ _pieces: weakref.WeakValueDictionary[tuple, _Piece] = weakref.WeakValueDictionar
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """`torch.empty(shape, dtype=dtype)` on the CPU, in huge pages where there are any."""
     size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return torch.empty(shape, dtype=dtype, device="cpu")
     with _lock:
         piece = _pieces.get((shape, dtype))
         try:

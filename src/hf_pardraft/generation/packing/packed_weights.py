@@ -146,7 +146,7 @@ def multiply(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     """`(..., out)`, from `(..., in)` and a weight of `(out, in)`, or of `(in, out)` if `transposed`, in the faster way."""
     is_known = is_packed(weight, transposed)
     # What is no parameter may be another tensor each time; and a graph may have been kept from a time with other layouts.
-    if not (is_known or isinstance(weight, torch.nn.Parameter) and layouts_for(weight.dtype)):
+    if not (is_known or (isinstance(weight, torch.nn.Parameter) and layouts_for(weight.dtype))):
         return _usual_product(tokens, weight, bias, transposed)
     trial = trial_of(weight, transposed, tokens.numel() // tokens.shape[-1])
     if trial.packs is None:
