@@ -86,8 +86,9 @@ class Costs(BesidePlain):
         self.blocks: deque[dict[Plan, tuple[float, int]]] = deque(maxlen=self.REMEMBERED)
         # Whether they were measured before, and forgotten.
         self.is_renewed = False
-        # What a longer text adds; the length of the one that is written, and of the first, as of which all is kept.
-        self.growth, self.length, self.first_length = Growth(), 0, 0
+        # What a longer text adds, and a token of it as of the last block; the length of the one that is written, and of the
+        # first, as of which all is kept.
+        self.growth, self.per_token, self.length, self.first_length = Growth(), 0.0, 0, 0
         # What the target's forwards take.
         self.reading = ReadingCosts()
         # Rounds by which each plan was compared with others.
@@ -133,7 +134,7 @@ class Costs(BesidePlain):
 
     def _added(self, length: int) -> float:
         """Seconds that a text of this length adds to a round, compared with one of the first length."""
-        return self.growth.per_token * (length - self.first_length)
+        return self.per_token * (length - self.first_length)
 
     def _longer(self, seconds: float, by: float) -> float:
         """A round that takes so much more, or less, for the length of its text, within reason."""
@@ -198,7 +199,7 @@ class Costs(BesidePlain):
         if is_news or is_full:
             medians = medians_of(tuple(self.block))
             self._compare({plan} if is_news else {*medians}, medians)
-            self._known = {}
+            self._known, self.per_token = {}, self.growth.per_token
             if is_full:
                 if len(medians) > 1:
                     self.blocks.append(medians)

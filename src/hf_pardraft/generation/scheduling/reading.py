@@ -54,6 +54,8 @@ class ReadingCosts:
 
     def whole(self, seconds: float, read: int, drafted: int) -> float:
         """What a round that took so many seconds would have taken if all slots of the draft had been read."""
+        if read >= drafted:
+            return seconds
         of_read, of_all = self.of(read), self.of(drafted)
         return seconds if None in (of_read, of_all) else seconds + max(of_all - of_read, 0.0)
 
@@ -158,8 +160,7 @@ class ReadingChoice:
         """
         if not self.looks:
             return has_text
-        is_worth_it = self.costs.looks_pay or self.number % self.LOOKS == 0
-        if not (is_worth_it and (has_text or self._may_be_cut(num_nodes))):
+        if not (has_text or self._may_be_cut(num_nodes)) or not (self.costs.looks_pay or self.number % self.LOOKS == 0):
             return False
         self.looking_since, self.adds_text, self.saved = self.clock(), has_text, 0.0
         return True
