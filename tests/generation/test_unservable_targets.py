@@ -1,7 +1,11 @@
 """Targets whose steps, or whose forwards over several tokens, are not what the loop relies on: refused in one sentence."""
 
+from functools import partial
+
 import pytest
 import torch
+from peft.tuners.lora import model as lora
+from torch.nn.utils import parametrizations, prune
 from transformers import (
     AutoModelForCausalLM,
     CpmAntConfig,
@@ -16,7 +20,7 @@ from transformers import (
     XLMConfig,
 )
 
-from hf_pardraft.generation import hooks
+from hf_pardraft.generation import checks, hooks
 from tiny_models import batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
 from unusual_targets import llama4
 
@@ -271,6 +275,62 @@ def test_code_that_nobody_has_tried_is_tried_once():
         drafted(target, drafter)
         counts.append(len(forwards))
     assert counts[0] > counts[1] == counts[2]
+
+
+def last_token_shifted(usual):
+    """What steers each new token, as long as a forward has one."""
+
+    def forward(*args, **kwargs):
+        states = usual(*args, **kwargs).clone()
+        states[:, -1] += 3
+        return states
+
+    return forward
+
+
+def test_a_forward_that_was_put_in_the_place_of_a_layers_own_is_tried_too():
+    target, drafter = tiny_target("llama"), tiny_drafter("pard", tiny_target("llama"))
+    mlp = target.model.layers[1].mlp
+    usual = mlp.forward
+    mlp.forward = lambda states: 2 * usual(states)
+    # Twice, since what was tried once is not tried again.
+    for _ in range(2):
+        assert torch.equal(drafted(target, drafter), target.generate(PROMPT, **OPTIONS))
+    mlp.forward = last_token_shifted(usual)
+    with pytest.raises(ValueError, match="its logits differed by"):
+        drafted(target, drafter)
+    del mlp.forward
+    assert torch.equal(drafted(target, drafter), target.generate(PROMPT, **OPTIONS))
+
+
+class Steering:
+    """A hook that is a method, and one that is an object."""
+
+    def shift(self, module, args, output):
+        return output + 1
+
+    __call__ = shift
+
+
+def test_hooks_of_a_callers_own_are_warned_of_and_those_of_known_packages_are_not(monkeypatch):
+    said, drafter = [], tiny_drafter("dflash", tiny_target("llama"))
+    monkeypatch.setattr(checks.logger, "warning_once", said.append)
+    target = tiny_target("llama")
+    # transformers' own are on it from the first call on.
+    parametrizations.weight_norm(target.model.layers[0].mlp.up_proj)
+    prune.l1_unstructured(target.model.layers[0].mlp.down_proj, "weight", amount=0.2)
+    of_peft = partial(lora._adapter_names_pre_forward_hook, adapter_names=None)
+    target.model.layers[1].register_forward_pre_hook(of_peft, with_kwargs=True)
+    for _ in range(2):
+        drafted(target, drafter)
+    assert said == []
+    layer = target.model.layers[0].mlp
+    for hook in (lambda module, args, output: None, Steering().shift, Steering(), partial(Steering().shift)):
+        handle = layer.register_forward_hook(hook)
+        drafted(target, drafter)
+        handle.remove()
+    assert len(said) == 4
+    assert all("forward hooks" in text for text in said)
 
 
 def test_an_instance_may_be_patched_too():

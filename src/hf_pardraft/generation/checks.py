@@ -15,7 +15,7 @@ from ..models.masks import attention_windows
 from .settings import DraftSettings, returns_states
 from .target_side.callers_cache import check_cache, is_offloading
 from .target_side.positions import num_positions
-from .target_side.probing import check_reads_alike
+from .target_side.probing import check_reads_alike, hooks_of_others
 from .target_side.prompt import TOKEN_TYPES, first_inputs
 from .target_side.rope import longest_text, rope_changes
 from .target_side.servable import (
@@ -140,6 +140,17 @@ def warn_of_dropout(target: PreTrainedModel) -> None:
         logger.warning_once(
             f"This {type(target).__name__} is in training mode, with {', '.join(found)}: each of its forwards is random, and "
             "with a drafter it writes another text than without, from the same seed, too. Call its eval() first."
+        )
+
+
+def warn_of_hooks(target: PreTrainedModel) -> None:
+    """Say so where a caller's hooks are shown what they aren't in plain `generate`: nobody can tell what they make of it."""
+    if hooks_of_others(modules_of(target)):
+        logger.warning_once(
+            f"This {type(target).__name__} has forward hooks of a caller's own. With a drafter they see several tokens in a "
+            "forward, drafted ones that are not kept among them: a hook that treats a forward's last token otherwise than the "
+            "others, or counts forwards, makes another text than without. Let it treat all tokens alike, or call generate "
+            "without assistant_model."
         )
 
 

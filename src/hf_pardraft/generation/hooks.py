@@ -15,7 +15,7 @@ from ..checkpoints.adopt import adopted
 from ..checkpoints.published import MUSE_GLIMMER, find_drafter_class
 from ..pairing.remembered import tokenizer_of, warn_if_other_text
 from .candidate_generator import ParallelCandidateGenerator, evaluating
-from .checks import check_mode, check_request, warn_of_dropout
+from .checks import check_mode, check_request, warn_of_dropout, warn_of_hooks
 from .dispatch import decoding_for, does_without_compiling, fit_to, schedule_for
 from .draft_judge import DraftJudge, lookup_for
 from .plain import is_compiled_alike, new_ids_of, write_plain
@@ -194,6 +194,7 @@ def _assisted_decoding(
         setattr(generation_config, RESOLVED, settings)
         warn_if_other_text(assistant_model, input_ids, tokenizer_of(tokenizer))
         warn_of_dropout(self)
+        warn_of_hooks(self)
         inputs = check_request(self, input_ids, model_kwargs, generation_config, settings, streamer)
         drafts = evaluating(assistant_model)
         if settings.decode_loop == "native":

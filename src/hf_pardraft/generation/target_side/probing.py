@@ -1,11 +1,13 @@
 """A target that nobody has tried drafting with is tried once: several tokens in one forward must be as good as one by one.
 
 The architectures of transformers have been tried with all that they offer (`benchmarks/architectures.py`). Code that came with a
-checkpoint, or a class of a user's own, has not.
+checkpoint, a class of a user's own, or what somebody has put in the place of a layer's forward, has not.
 """
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -27,8 +29,8 @@ COARSE_TOLERANCE = 0.3
 FORWARD_ERRORS = (AssertionError, *PROBE_ERRORS)
 NUM_READ, NUM_TOKENS = 2, 6
 
-# Of each target, whether it was tried with chains, and with trees.
-_tried: "weakref.WeakKeyDictionary[PreTrainedModel, set[bool]]" = weakref.WeakKeyDictionary()
+# Of each target, whether it was tried with chains, and with trees, and with which forwards of others, by their ids.
+_tried: "weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[bool, frozenset[int]]]]" = weakref.WeakKeyDictionary()
 
 
 def check_reads_alike(
@@ -37,13 +39,15 @@ def check_reads_alike(
     """Raise a `ValueError` if a target of foreign code reads a draft otherwise than its tokens one by one.
 
     Args:
-        target: the model; it is tried once.
+        target: the model; it is tried once, and again when other forwards were put in the place of its layers' own.
         input_ids: `(batch, length)`; a few of its tokens are read.
         model_kwargs: as `generate` prepared them.
         takes_masks: whether it will be given masks and positions (trees, batches).
     """
-    tried = _tried.setdefault(target, set())
-    if takes_masks in tried or packages_of(modules_of(target)) <= KNOWN_PACKAGES:
+    modules, tried = modules_of(target), _tried.setdefault(target, set())
+    forwards = forwards_of_others(modules)
+    case = takes_masks, frozenset(map(id, forwards))
+    if case in tried or not (forwards or packages_of(modules) - KNOWN_PACKAGES):
         return
     token = input_ids[:1, -1:]
     ids = torch.cat([input_ids[:1, -NUM_TOKENS:], token.expand(-1, NUM_TOKENS)], dim=1)[:, :NUM_TOKENS]
@@ -56,7 +60,7 @@ def check_reads_alike(
         ) from error
     if max(errors) > TOLERANCES.get(target.dtype, COARSE_TOLERANCE):
         raise ValueError(_refusal(target, f"tried with a few tokens, its logits differed by {max(errors):.1%}"))
-    tried.add(takes_masks)
+    tried.add(case)
 
 
 def _refusal(target: PreTrainedModel, reason: str) -> str:
@@ -76,6 +80,27 @@ def packages_of(modules: Sequence[nn.Module]) -> set[str]:
     classes = set(map(type, modules))
     # What is compiled has none that a class could be asked for.
     return {package_of(origin) for each in classes for origin in (each, getattr(each, "forward", each))}
+
+
+def forwards_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
+    """What a caller has put in the place of single modules' forwards: neither a known package's, nor ours while a call runs."""
+    forwards = (vars(module).get("forward") for module in modules)
+    known = KNOWN_PACKAGES | {"hf_pardraft"}
+    return [forward for forward in forwards if forward is not None and package_of(forward) not in known]
+
+
+def hooks_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
+    """The hooks of modules' forwards that are a caller's own."""
+    hooks = (
+        hook for module in modules for of in (module._forward_pre_hooks, module._forward_hooks) for hook in of.values()
+    )
+    return [hook for hook in hooks if _package_of_hook(hook) not in KNOWN_PACKAGES]
+
+
+def _package_of_hook(hook: Callable) -> str:
+    while isinstance(hook, partial):
+        hook = hook.func
+    return package_of(hook if isinstance(hook, (FunctionType, MethodType)) else type(hook))
 
 
 def _one_by_one(target: PreTrainedModel, ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> list[torch.Tensor]:
