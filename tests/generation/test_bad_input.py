@@ -20,6 +20,7 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.cache_utils import DynamicLayer
 
 from hf_pardraft import DFlareDrafter, DFlashConfig, DFlashDrafter, PardConfig, PardDrafter
 from tiny_models import MASK_TOKEN_ID, make_oracle, random_prompt, tiny_drafter, tiny_target
@@ -139,6 +140,55 @@ def test_a_cache_that_leaves_nothing_to_read(target):
     target(random_prompt(5), past_key_values=cache)
     drafter = tiny_drafter("pard", target)
     assert_refused(target, drafter, "5 tokens and input_ids 5", prompt=random_prompt(5), past_key_values=cache)
+
+
+def rounded(update):
+    """An `update` that stores less than it is given."""
+
+    def stored(self, keys, values, *args, **kwargs):
+        return update(self, keys.round(decimals=1), values.round(decimals=1), *args, **kwargs)
+
+    return stored
+
+
+class Rounds(DynamicCache):
+    update = rounded(DynamicCache.update)
+
+
+class RoundsInLayers(DynamicLayer):
+    update = rounded(DynamicLayer.update)
+
+
+class Named(DynamicCache):
+    """Stores what any other does."""
+
+    name = "mine"
+
+
+def with_layers(layers=None, **attributes):
+    cache = DynamicCache()
+    cache.layers = layers or []
+    vars(cache).update(attributes)
+    return cache
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Rounds,
+        lambda: with_layers([RoundsInLayers() for _ in range(4)]),
+        lambda: with_layers(layer_class_to_replicate=RoundsInLayers),
+        lambda: with_layers(update=rounded(DynamicCache.update)),
+    ],
+    ids=["cache", "layers", "layers to come", "instance"],
+)
+def test_a_cache_that_stores_entries_in_its_own_way(target, make):
+    drafter, options = tiny_drafter("pard", target), {"do_sample": False, "max_new_tokens": 4}
+    assert_refused(target, drafter, "stores them in another way", past_key_values=make())
+    # One that has a name besides is as good as any.
+    expected = target.generate(random_prompt(4), **options)
+    found = target.generate(random_prompt(4), past_key_values=Named(), assistant_model=drafter, **options)
+    assert torch.equal(found, expected)
 
 
 def test_drafts_in_the_stock_loop_are_chains_that_match(target):

@@ -15,6 +15,9 @@ from transformers.cache_utils import (
 from .cache import Entries
 from .structure import RECURRENT_LAYER_TYPES
 
+# What a model calls to store entries.
+STORING = {"update", "update_conv_state", "update_recurrent_state", "update_indexer"}
+
 
 def is_callers(cache: Cache) -> bool:
     """Whether the caller passed a cache in, and so keeps it: `generate` marks it."""
@@ -69,6 +72,13 @@ def wanted_entries(cache: Cache | None, layer_types: Sequence[str]) -> dict[str,
     return wanted
 
 
+def stores_otherwise(cache: Cache) -> bool:
+    """Whether a cache, or a layer of it, stores entries in a way of a caller's own: evicts or rounds them, say."""
+    kinds = {type(cache), *map(type, cache.layers), cache.layer_class_to_replicate} - {None}
+    own = [base for kind in kinds for base in kind.__mro__ if not base.__module__.startswith("transformers.")]
+    return any(STORING & vars(each).keys() for each in (*own, cache, *cache.layers))
+
+
 def check_cache(cache: Cache | None, batch: int, num_tokens: int, mask_length: int | None = None) -> None:
     """Raise a `ValueError` for a cache that can't be continued.
 
@@ -83,6 +93,12 @@ def check_cache(cache: Cache | None, batch: int, num_tokens: int, mask_length: i
             f"drafting works with DynamicCache and StaticCache, got {found}: leave out "
             "cache_implementation and past_key_values, or pass one of these; a target that brings another cache of its own can't "
             "be drafted for"
+        )
+    if stores_otherwise(cache):
+        raise ValueError(
+            f"drafting keeps entries in a cache of its own, and this {type(cache).__name__} (or a layer of it) stores them in "
+            "another way, with an update that is none of transformers': pass a DynamicCache or StaticCache as it is, or call "
+            "generate without assistant_model"
         )
     length = int(cache.get_seq_length())
     if length == 0:
