@@ -1,5 +1,6 @@
 """Targets whose steps, or whose forwards over several tokens, are not what the loop relies on: refused in one sentence."""
 
+import math
 from functools import partial
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 from peft.tuners.lora import model as lora
 from torch.nn.utils import parametrizations, prune
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     AutoModelForCausalLM,
     CpmAntConfig,
     CTRLConfig,
@@ -19,6 +22,8 @@ from transformers import (
     ProphetNetConfig,
     XLMConfig,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from hf_pardraft.generation import checks, hooks
 from tiny_models import batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
@@ -301,6 +306,23 @@ def test_a_forward_that_was_put_in_the_place_of_a_layers_own_is_tried_too():
         drafted(target, drafter)
     del mlp.forward
     assert torch.equal(drafted(target, drafter), target.generate(PROMPT, **OPTIONS))
+
+
+def test_an_attention_function_of_a_callers_own_is_tried_too():
+    def scaled(module, query, key, value, mask, scaling=None, **kwargs):
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling * scale_of(key), **kwargs)
+
+    AttentionInterface.register("scaled", scaled)
+    AttentionMaskInterface.register("scaled", sdpa_mask)
+    target, drafter = tiny_target("llama"), tiny_drafter("pard", tiny_target("llama"))
+    target.set_attn_implementation("scaled")
+    scale_of = lambda key: 2.0  # noqa: E731
+    assert torch.equal(drafted(target, drafter), target.generate(PROMPT, **OPTIONS))
+    target = tiny_target("llama")
+    target.set_attn_implementation("scaled")
+    scale_of = lambda key: math.log(key.shape[2])  # noqa: E731
+    with pytest.raises(ValueError, match="its logits differed by"):
+        drafted(target, drafter)
 
 
 class Steering:

@@ -15,12 +15,11 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import SequenceBiasLogitsProcessor
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .choosing.processors import see_the_batch
 from .packing.replaced_forwards import is_replaced
 from .target_side.callers_cache import is_callers
-from .target_side.probing import KNOWN_PACKAGES, package_of, packages_of
+from .target_side.probing import KNOWN_PACKAGES, attention_of_others, package_of, packages_of
 from .target_side.rope import rope_changes
 from .target_side.structure import is_hybrid, modules_of
 
@@ -73,14 +72,7 @@ def is_untouched(model: nn.Module, *packages: str) -> bool:
         weight_types.update(map(type, module._parameters.values()))
     if not (all(map(is_transformers_own, hooks)) and weight_types <= {nn.Parameter, type(None)}):
         return False
-    attention = (
-        ALL_ATTENTION_FUNCTIONS.get(module.config._attn_implementation)
-        for module in modules
-        if isinstance(module, PreTrainedModel)
-    )
-    # What is no function of all models is one of the model's own package.
-    is_known = all(function is None or package_of(function) in KNOWN_PACKAGES for function in attention)
-    return is_known and getattr(model, "hf_quantizer", None) is None
+    return not attention_of_others(modules) and getattr(model, "hf_quantizer", None) is None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,7 +1,7 @@
 """A target that nobody has tried drafting with is tried once: several tokens in one forward must be as good as one by one.
 
 The architectures of transformers have been tried with all that they offer (`benchmarks/architectures.py`). Code that came with a
-checkpoint, a class of a user's own, or what somebody has put in the place of a layer's forward, has not.
+checkpoint, a class or an attention function of a user's own, or what somebody has put in the place of a layer's forward, has not.
 """
 
 import weakref
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..tree.token_tree import TokenTree, ancestors_of, chain_tree
 from .prompt import PendingTokens
@@ -29,7 +30,7 @@ COARSE_TOLERANCE = 0.3
 FORWARD_ERRORS = (AssertionError, *PROBE_ERRORS)
 NUM_READ, NUM_TOKENS = 2, 6
 
-# Of each target, whether it was tried with chains, and with trees, and with which forwards of others, by their ids.
+# Of each target, whether it was tried with chains, and with trees, and with which functions of others, by their ids.
 _tried: "weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[bool, frozenset[int]]]]" = weakref.WeakKeyDictionary()
 
 
@@ -39,13 +40,14 @@ def check_reads_alike(
     """Raise a `ValueError` if a target of foreign code reads a draft otherwise than its tokens one by one.
 
     Args:
-        target: the model; it is tried once, and again when other forwards were put in the place of its layers' own.
+        target: the model; it is tried once, and again when it attends in another way, or other forwards were put in the place
+            of its layers' own.
         input_ids: `(batch, length)`; a few of its tokens are read.
         model_kwargs: as `generate` prepared them.
         takes_masks: whether it will be given masks and positions (trees, batches).
     """
     modules, tried = modules_of(target), _tried.setdefault(target, set())
-    forwards = forwards_of_others(modules)
+    forwards = forwards_of_others(modules) + attention_of_others(modules)
     case = takes_masks, frozenset(map(id, forwards))
     if case in tried or not (forwards or packages_of(modules) - KNOWN_PACKAGES):
         return
@@ -87,6 +89,14 @@ def forwards_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
     forwards = (vars(module).get("forward") for module in modules)
     known = KNOWN_PACKAGES | {"hf_pardraft"}
     return [forward for forward in forwards if forward is not None and package_of(forward) not in known]
+
+
+def attention_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
+    """The functions by which models attend that are none of a known package's."""
+    names = {module.config._attn_implementation for module in modules if isinstance(module, PreTrainedModel)}
+    # What is no function of all models is one of the model's own package.
+    functions = [function for name in names if (function := ALL_ATTENTION_FUNCTIONS.get(name)) is not None]
+    return [function for function in functions if package_of(function) not in KNOWN_PACKAGES]
 
 
 def hooks_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
