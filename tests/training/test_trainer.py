@@ -76,6 +76,19 @@ def test_a_resumed_run_has_the_losses_of_an_unbroken_one(kind, target, text, tmp
     assert losses(second)[-3:] == losses(unbroken)[-3:]
 
 
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_an_interrupted_training_leaves_nothing_in_what_the_next_one_logs(kind, target, text, tmp_path):
+    settings = {"learning_rate": 0.0, "logging_steps": 2, "max_steps": 2}
+    trainer, fresh = (trainer_for(kind, target, text, tmp_path / name, **settings) for name in ("interrupted", "fresh"))
+    fresh.train()
+    trainer.add_callback(StopAt(1))
+    trainer.train()
+    trainer.remove_callback(StopAt)
+    trainer.train()
+    (expected,), (found,) = ([entry for entry in t.state.log_history if "loss" in entry] for t in (fresh, trainer))
+    assert found == expected
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_saved_is_a_drafter_that_remembers_its_target(kind, target, text, tmp_path):
     trainer = trainer_for(kind, target, text, tmp_path / "run", max_steps=1)

@@ -287,6 +287,8 @@ class DraftTrainer(DrafterFilesTrainer):
         self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
     ) -> tuple[int, int]:
         """As in `Trainer`; of a stream it is known which pass a checkpoint is of, and how many of its batches were trained on."""
+        # An earlier training, which was interrupted or ended between two logs, has left what it counted since the last one.
+        self.metrics["train"] = DraftMetrics()
         counts = max_steps, num_update_steps_per_epoch, num_train_epochs
         found = super()._init_training_state(*counts, resume_from_checkpoint, trial)
         self.passes.resume(resume_from_checkpoint)
