@@ -3,11 +3,14 @@
 import copy
 import json
 import logging
+import os
 import random
+import resource
+from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset, DatasetDict, IterableDataset, load_dataset
+from datasets import Dataset, DatasetDict, IterableDataset, is_caching_enabled, load_dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_pardraft import DraftTrainer, DraftTrainingArguments
@@ -507,3 +510,40 @@ def test_rows_of_a_stream_may_have_unlike_columns():
 def test_documents_that_are_no_numbers_are_told(documents):
     with pytest.raises(ValueError, match="document_ids"):
         prepare_data([{"input_ids": [1, 2, 3], "document_ids": documents}])
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    """The folder of a data set of texts."""
+    Dataset.from_list([{"text": f"two and {word}"} for word in ("three", "four", "five")]).save_to_disk(
+        tmp_path / "saved"
+    )
+    return tmp_path / "saved"
+
+
+def test_a_data_set_in_a_folder_that_can_only_be_read_is_prepared(tokenizer, saved, monkeypatch):
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != saved and may(place, mode))
+    files = sorted(saved.iterdir())
+    rows = prepare_data(str(saved), tokenizer)
+    assert learned(tokenizer, rows[0]).startswith("two and three")
+    assert sorted(saved.iterdir()) == files
+    assert is_caching_enabled()
+
+
+@pytest.fixture
+def full_disk():
+    """Whatever is written beyond a few bytes finds no room."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_that_is_full_where_data_sets_are_copied_is_told(tokenizer, saved, tmp_path, request):
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": f"written to {tmp_path}"}) + "\n")
+    request.getfixturevalue("full_disk")
+    with pytest.raises(OSError, match=r"can't read .*text.jsonl': there is no room to write .* HF_DATASETS_CACHE"):
+        load_data(str(tmp_path / "text.jsonl"))
+    with pytest.raises(OSError, match=rf"there is no room to write {saved} "):
+        prepare_data(str(saved), tokenizer)

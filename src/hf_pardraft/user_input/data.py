@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .copies import copying
+
 # Levels of lists and objects. The JSON readers of `datasets` have no such limit, and overflow the stack of the whole process
 # between 1000 and 10000.
 DEEPEST = 1000
@@ -50,6 +52,7 @@ def load_data(source: Any, config: str | None = None, split: str = "train", stre
         ValueError: if there is no such split, or it can't be read.
     """
     require_datasets()
+    from datasets import config as of_datasets
     from datasets import load_dataset, load_from_disk
 
     if isinstance(source, Iterator):
@@ -72,7 +75,7 @@ def load_data(source: Any, config: str | None = None, split: str = "train", stre
     if kind and config is not None:
         raise ValueError(f"{str(path)!r} is a file, which has no configurations, got {config!r}: leave that out")
     check_json_files(map(Path, glob.glob(pattern) if kind else path.rglob("*") if path.is_dir() else []))
-    with reading_data(source):
+    with reading_data(source), copying(of_datasets.HF_DATASETS_CACHE):
         if kind:
             return load_dataset(kind, data_files=pattern, split=split, streaming=streaming)
         if path.is_dir() and any(

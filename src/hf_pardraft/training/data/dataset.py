@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ...pairing.chat_format import has_chat_template
+from ...user_input.copies import copies_of
 from ...user_input.data import load_data, require_datasets
 from ..layouts import DroppedMasks, Layout
 from .documents import IGNORED, OPTIONAL, TOKEN_MASKS, has_something_to_learn, labels_of, packed_examples
@@ -82,13 +83,33 @@ def prepare_data(
     data = load_data(data)
     if not isinstance(data, Dataset | IterableDataset):
         return data
+    with copies_of(data):
+        return _prepare_data_set(
+            data, tokenizer, max_length, packing, template_kwargs or {}, layout, num_proc, vocab_size, context
+        )
+
+
+def _prepare_data_set(
+    data: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
+    max_length: int | None,
+    packing: bool,
+    template_kwargs: dict[str, Any],
+    layout: type[Layout],
+    num_proc: int | None,
+    vocab_size: int | None,
+    context: int | None,
+) -> Any:
+    """[`prepare_data`] of one of `datasets`' own."""
+    from datasets import IterableDataset
+
     first = first_row(data)
     columns = data.column_names or list(first)
     kind = example_kind(columns)
-    check_something_encodes(kind, tokenizer, first, template_kwargs or {})
+    check_something_encodes(kind, tokenizer, first, template_kwargs)
     options = {} if isinstance(data, IterableDataset) else {"num_proc": num_proc}
     if kind != "tokens":
-        encode = ExampleEncoder(tokenizer, kind, readable_length(max_length, context), template_kwargs or {})
+        encode = ExampleEncoder(tokenizer, kind, readable_length(max_length, context), template_kwargs)
         data, columns = tokenized(data, columns, encode, options), ["input_ids", "labels"]
     data = with_checked_tokens(data, columns, vocab_size)
     if kind == "tokens":

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers.utils import logging
 
+from ...user_input.copies import copies_of
 from ...user_input.data import file_kind, load_data
 from .sources import first_row
 
@@ -63,7 +64,8 @@ def without_overlap(data: Any, test_sets: Iterable[Iterable[dict[str, Any]]]) ->
     def is_kept(row: dict[str, Any]) -> bool:
         return known.isdisjoint(runs_of_words(row, RUN_LENGTH))
 
-    kept = [*filter(is_kept, data)] if isinstance(data, list | tuple) else data.filter(is_kept)
+    with copies_of(data):
+        kept = [*filter(is_kept, data)] if isinstance(data, list | tuple) else data.filter(is_kept)
     if hasattr(data, "__len__"):
         if not len(kept):
             raise ValueError(
