@@ -170,6 +170,23 @@ def test_training_and_autocast_go_the_usual_way(fused):
     assert "forward" not in vars(norm)
 
 
+def test_a_call_that_is_interrupted_while_it_replaces_norms_leaves_them_as_they_were(monkeypatch):
+    made = []
+
+    class Interrupted(FusedNorm):
+        def __init__(self, layer):
+            super().__init__(layer)
+            made.append(layer)
+            if len(made) > 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(norms_module, "FusedNorm", Interrupted)
+    target, batch = tiny_target("llama"), batch_of(6)
+    with pytest.raises(KeyboardInterrupt):
+        target.generate(**batch, max_new_tokens=8, assistant_model=tiny_drafter("dflash", target))
+    assert not any("forward" in vars(module) for module in target.modules())
+
+
 def of_groups(size):
     return Zamba2RMSNormGated(size, group_size=size // 2)
 

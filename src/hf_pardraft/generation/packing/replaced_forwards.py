@@ -41,19 +41,20 @@ def replaced_forwards(layers: Iterable[nn.Module], forward: Callable[[nn.Module]
         layers: each once.
         forward: makes it.
     """
-    layers = [*layers]
-    with _lock:
-        for layer in layers:
-            vars(layer).setdefault("forward", forward(layer)).num_calls += 1
+    replaced: list[nn.Module] = []
     try:
+        with _lock:
+            for layer in layers:
+                vars(layer).setdefault("forward", forward(layer)).num_calls += 1
+                replaced.append(layer)
         with called_here():
             yield
     finally:
         with _lock:
-            for layer in layers:
-                replaced = vars(layer)["forward"]
-                replaced.num_calls -= 1
-                if not replaced.num_calls:
+            for layer in replaced:
+                own = vars(layer)["forward"]
+                own.num_calls -= 1
+                if not own.num_calls:
                     del vars(layer)["forward"]
 
 
