@@ -4,11 +4,14 @@ import base64
 import hashlib
 import json
 import re
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from local_servers import serving
 
 COMMIT = "c" * 40
 
@@ -203,10 +206,8 @@ class Handler(BaseHTTPRequestHandler):
         """Quietly."""
 
 
-def serve(hub: Hub) -> ThreadingHTTPServer:
-    """Start a server for `hub` in a thread of its own; `shutdown` ends it."""
-    handler = type("HubHandler", (Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
+@contextmanager
+def serve(hub: Hub) -> Iterator[None]:
+    """Let `hub` be reached at its `url`."""
+    with serving(type("HubHandler", (Handler,), {"hub": hub})) as hub.url:
+        yield

@@ -1,10 +1,9 @@
 """Loading from the Hub, played by a server of our own: revisions, tokens, gated and missing repositories, and offline."""
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from transformers.pipelines import base as pipelines
 
 from hf_pardraft import AutoDrafter, DartDrafter, PardDrafter
 from hf_pardraft.checkpoints.convert import convert
+from local_servers import serving
 from published_checkpoints import FIXTURES, LAYOUTS
 from tiny_models import tiny_drafter, tiny_target
 
@@ -76,21 +76,17 @@ def hub(monkeypatch, tmp_path) -> Iterator[Hub]:
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    played.url = f"http://127.0.0.1:{server.server_port}"
-    for name, value in {
-        "ENDPOINT": played.url,
-        "HUGGINGFACE_CO_URL_TEMPLATE": played.url + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HUB_OFFLINE": False,
-        "HF_HUB_CACHE": str(tmp_path / "cache"),
-        "HF_HUB_DISABLE_XET": True,
-    }.items():
-        monkeypatch.setattr(constants, name, value)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    yield played
-    server.shutdown()
-    server.server_close()
+    with serving(Handler) as played.url:
+        for name, value in {
+            "ENDPOINT": played.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": played.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+            "HF_HUB_DISABLE_XET": True,
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield played
 
 
 def options(tmp_path, **given):

@@ -2,8 +2,7 @@
 
 import base64
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,6 +13,7 @@ from hf_pardraft.datagen.rewriting import ROWS_MISSING
 from hf_pardraft.user_input.redaction import redacted
 from hostile_cases import evaluate, train
 from in_process import pardraft
+from local_servers import serving
 
 pytest.importorskip("datasets")
 pytestmark = pytest.mark.usefixtures("in_work")
@@ -67,15 +67,10 @@ def test_a_key_that_a_server_says_back_is_neither_printed_nor_stored(
     status, key, with_password, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Echo,), {"status": status}))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://{'user:passw0rd@' if with_password else ''}127.0.0.1:{server.server_port}/v1"
     common = ("regenerate", "chat.jsonl", "--output", tmp_path / "out.jsonl", "--model", "m", "--retries", 0)
-    try:
+    with serving(type("Handler", (Echo,), {"status": status})) as address:
+        address = address.replace("://", "://user:passw0rd@" if with_password else "://") + "/v1"
         done = pardraft(*common, "--server", address, "--api-key-variable", "OWN", OWN=key, PARDRAFT_DEBUG="1")
-    finally:
-        server.shutdown()
-        server.server_close()
     assert done.code == (1 if status == 401 else ROWS_MISSING)
     written_to = [path.read_text() for path in tmp_path.iterdir() if path.is_file()]
     for text in (done.out, done.err, caplog.text, *written_to):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import huggingface_hub.constants
 import pytest
@@ -24,6 +24,7 @@ from hf_pardraft.datagen.resumable_jsonl import ResumableJsonl
 from hf_pardraft.datagen.rewriting import Answer, Rewrite
 from hf_pardraft.datagen.server_writer import ServerWriter
 from hf_pardraft.training.data.dataset import prepare_data
+from local_servers import serving
 from processes import begin, is_running
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer
@@ -288,16 +289,14 @@ class FickleServer:
             def log_message(self, *arguments):
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+        self.running = serving(Handler)
 
     def __enter__(self):
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.url = f"{self.running.__enter__()}/v1"
         return self
 
     def __exit__(self, *error):
-        self.http.shutdown()
-        self.http.server_close()
+        self.running.__exit__(*error)
 
 
 @pytest.fixture

@@ -65,10 +65,8 @@ def published(tmp_path_factory):
         hub.repositories[repository] = {}
         for name in (*EARLIER, "README.md", "notes.txt"):
             hub.put_file(repository, "main", name, b"---\nlicense: mit\n---\nearlier")
-    server = serve(hub)
     environment = {
         **os.environ,
-        "HF_ENDPOINT": hub.url,
         "HF_HOME": str(work / "home"),
         "HF_HUB_OFFLINE": "0",
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -85,13 +83,11 @@ def published(tmp_path_factory):
         "from huggingface_hub.cli.hf import main; main()",
         *("upload", "someone/by-hand", str(work / "drafter"), "--token", hub.token),
     ]
-    try:
+    with serve(hub):
+        environment["HF_ENDPOINT"] = hub.url
         for command in (script, by_hand):
             done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
             assert done.returncode == 0, f"{done.stderr[-3000:]}\n{hub.unknown}"
-    finally:
-        server.shutdown()
-        server.server_close()
     return hub, json.loads((work / "found.json").read_text()), before
 
 
