@@ -16,13 +16,9 @@ from hf_pardraft import AutoDrafter
 TRIE = Path(__file__).parent.parent / "fixtures" / "trees" / "ngram_plain2.trie"
 
 
-def pardraft(*arguments, **options) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "hf_pardraft", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
-
-
 def test_demo_json_prints_the_table_and_nothing_else(tiny_family):
-    done = pardraft("demo", "--family", tiny_family, "--max-new-tokens", 4, "--json")
+    command = [sys.executable, "-m", "hf_pardraft", "demo", "--family", str(tiny_family), "--max-new-tokens", "4"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0
     assert [row["name"] for row in json.loads(done.stdout)] == ["plain", "PARD", "DFlash", "DFlare", "DART"]
     assert done.stderr == ""
@@ -31,10 +27,11 @@ def test_demo_json_prints_the_table_and_nothing_else(tiny_family):
 def test_generate_writes_the_same_text_with_and_without_a_drafter(tiny_family):
     common = ["generate", "--target", tiny_family / "target", "--dtype", "float32", "--max-new-tokens", 8]
     plain = in_process.pardraft(*common, "def main():")
-    drafted = pardraft(*common, "--drafter", tiny_family / "dflash", "--stats", input="def main():")
-    assert plain.code == drafted.returncode == 0
-    assert plain.out == drafted.stdout != ""
-    assert "a round (tau)" in drafted.stderr
+    drafter = ["--drafter", tiny_family / "dflash", "--stats"]
+    drafted = in_process.pardraft(*common, *drafter, stdin=b"def main():")
+    assert plain.code == drafted.code == 0
+    assert plain.out == drafted.out != ""
+    assert "a round (tau)" in drafted.err
 
 
 def test_generate_says_if_the_drafter_was_trained_with_another_tokenizer(tiny_family, tmp_path):
