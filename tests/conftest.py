@@ -1,5 +1,6 @@
 """What several rooms' tests share: no network, and a tiny untrained family on disk."""
 
+import functools
 import gc
 import os
 
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
 
 from hf_pardraft import by_name
 from hf_pardraft.generation import settings
+from hf_pardraft.hub import cards
 from hf_pardraft.models.modeling_dart import DartDrafter
 from hf_pardraft.models.modeling_dflare import DFlareDrafter
 from hf_pardraft.models.modeling_dflash import DFlashDrafter
@@ -24,6 +26,8 @@ from hf_pardraft.models.modeling_pard import PardDrafter
 
 # Tests count rounds and drafts, which else depend on the clock. Those of the schedule ask for it.
 settings.DEFAULT_SCHEDULE = "fixed"
+# Every drafter is saved with a card, whose templates are compiled once for all of them.
+cards.environment = functools.cache(cards.environment)
 
 
 @pytest.fixture(scope="module", autouse=True)
