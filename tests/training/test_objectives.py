@@ -60,6 +60,7 @@ def trainer_for(kind, target, folder, data=None, drafter=None, **settings):
             "loss_gamma": 3.0,
             "kl_gamma": 0.7,
             "loss_chunk_rows": 20,
+            "tau_prompts": 0,
             **settings,
         },
     )

@@ -47,6 +47,7 @@ def train_cases(folder: Path, batch_size: int, accumulation: int = 2) -> dict[st
             lr_scheduler_type="constant",
             max_grad_norm=0.0,
             draft_tokens=DEPTH,
+            tau_prompts=0,
             num_anchors=100,
             objective=objective,
             loss_gamma=3.0,

@@ -87,33 +87,30 @@ def test_a_stream_is_trained_on_and_evaluated(target, text, tmp_path):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("step", [1, 2, 3, 5])
-def test_a_stream_goes_on_in_the_pass_of_its_checkpoint(step, accumulation, target, text, tmp_path):
+def test_a_stream_goes_on_in_the_pass_of_its_checkpoint(accumulation, target, text, tmp_path):
     """Eight rows in batches of two: four batches make a pass, and of each the anchors are other ones."""
     settings = {"max_steps": 6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": accumulation}
-    settings |= {"num_anchors": 1, "save_strategy": "steps", "save_steps": 1}
-
-    def trained(folder, checkpoint=None):
-        trainer = trainer_for("dflash", target, text.to_iterable_dataset(), tmp_path / folder, **settings)
-        trainer.train(resume_from_checkpoint=checkpoint)
-        return trainer
-
-    unbroken = trained("unbroken")
-    resumed = trained("resumed", str(tmp_path / "unbroken" / f"checkpoint-{step}"))
-    assert losses(resumed) == losses(unbroken)
-    assert resumed.scorer.epoch == unbroken.scorer.epoch == (6 * accumulation - 1) // 4
+    unbroken, *resumed = goes_on(text.to_iterable_dataset(), target, tmp_path, (1, 2, 3, 5), num_anchors=1, **settings)
+    assert [trainer.scorer.epoch for trainer in (unbroken, *resumed)] == 5 * [(6 * accumulation - 1) // 4]
 
 
-@pytest.mark.parametrize("step", [1, 4, 5, 7])
-def test_examples_grouped_by_length_come_in_the_order_of_an_unbroken_run(step, target, text, tmp_path):
+def goes_on(data, target, folder, steps, **settings):
+    """Trainers: of an unbroken run, and of runs that go on from its checkpoints of these steps with the same losses."""
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    unbroken = trainer_for("dflash", target, data, folder / "unbroken", **saving, **settings)
+    unbroken.train()
+    yield unbroken
+    for step in steps:
+        resumed = trainer_for("dflash", target, data, folder / "resumed", **settings)
+        resumed.train(resume_from_checkpoint=str(folder / "unbroken" / f"checkpoint-{step}"))
+        assert losses(resumed) == losses(unbroken), step
+        yield resumed
+
+
+def test_examples_grouped_by_length_come_in_the_order_of_an_unbroken_run(target, text, tmp_path):
     lengths = text.map(lambda row, place: {name: row[name][: 12 + 2 * place] for name in row}, with_indices=True)
     settings = {"max_steps": 9, "per_device_train_batch_size": 2, "train_sampling_strategy": "group_by_length"}
-    settings |= {"save_strategy": "steps", "save_steps": 1}
-    unbroken = trainer_for("dflash", target, lengths, tmp_path / "unbroken", **settings)
-    unbroken.train()
-    resumed = trainer_for("dflash", target, lengths, tmp_path / "resumed", **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "unbroken" / f"checkpoint-{step}"))
-    assert losses(resumed) == losses(unbroken)
+    unbroken, *_ = goes_on(lengths, target, tmp_path, (1, 4, 5, 7), **settings)
     # Four steps make an epoch, and each has an order of its own.
     orders = []
     for epoch in range(3):
