@@ -185,15 +185,19 @@ SETTINGS = {
 }
 
 
+@pytest.fixture(scope="module")
+def usual_texts():
+    return written(ending_target("qwen3"), temperature=0.9, num_rows=7)
+
+
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_a_targets_own_settings_count_for_nothing_but_its_ends(settings):
+def test_a_targets_own_settings_count_for_nothing_but_its_ends(settings, usual_texts):
     target = ending_target("qwen3")
-    expected = written(target, temperature=0.9, num_rows=7)
     own = copy.deepcopy(target.generation_config)
     target.generation_config.update(**settings)
     changed = target.generation_config.to_dict()
     for batch_size in (1, 4):
-        assert written(target, temperature=0.9, batch_size=batch_size, num_rows=7) == expected
+        assert written(target, temperature=0.9, batch_size=batch_size, num_rows=7) == usual_texts
     assert target.generation_config.to_dict() == changed != own.to_dict()
 
 
