@@ -46,7 +46,7 @@ def target(tmp_path_factory) -> Path:
         vocab_size=304,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=10,
+        num_hidden_layers=5,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
