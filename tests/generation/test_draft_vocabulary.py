@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
+from transformers import CompileConfig, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from compiled_cases import ONE_LAYER, assert_same, leave_uncompiled
 from hf_pardraft import NgramModel
@@ -119,13 +119,13 @@ def test_compiled_rounds(monkeypatch, kind, sampling, settings):
 
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_vocabulary_that_is_set_between_two_compiled_calls_counts():
-    """With the compiler that users get."""
+    """As far as graphs go; what inductor makes of them is seen in test_inductor_packed."""
     target, batch = tiny_target("qwen3", num_hidden_layers=2), batch_of(5)
     drafter = tiny_drafter("dflash", target, **ONE_LAYER["dflash"])
     drafter.generation_config.record_drafts = True
-    for ids in (IDS, [1, 7, *IDS[2:]], None):
+    for ids in (IDS, [*range(1, 64, 2)], None):
         drafter.set_draft_vocabulary(ids)
-        assert_same(target, batch, drafter)
+        assert_same(target, batch, drafter, compile_config=CompileConfig(backend="eager"))
         assert drafted_tokens(drafter) <= {*(range(64) if ids is None else ids)}
 
 
