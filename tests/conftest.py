@@ -28,6 +28,10 @@ from hf_pardraft.models.modeling_pard import PardDrafter
 settings.DEFAULT_SCHEDULE = "fixed"
 # Every drafter is saved with a card, whose templates are compiled once for all of them.
 cards.environment = functools.cache(cards.environment)
+# Of each seed an accelerator that isn't there would be told, should it come, and where in the code that was.
+for accelerator in (torch.cuda, torch.xpu, torch.mtia):
+    if not accelerator.is_available():
+        accelerator.manual_seed_all = lambda seed: None
 
 
 @pytest.fixture(scope="module", autouse=True)
