@@ -9,6 +9,7 @@ so an interrupted run goes on where it stopped; `family.json` says how long each
 """
 
 import argparse
+import functools
 import json
 import platform
 import shutil
@@ -80,10 +81,10 @@ QUICK = Size(
     target_intermediate=64,
     target_layers=4,
     target_sequence=128,
-    target_steps=20,
+    target_steps=8,
     familiar_sequence=64,
     familiar_offsets=2,
-    familiar_steps=10,
+    familiar_steps=4,
     max_files=12,
     text_rows=32,
     text_batch=16,
@@ -91,10 +92,11 @@ QUICK = Size(
     text_length=64,
     drafter_intermediate=128,
     num_anchors=8,
-    drafter_steps=10,
+    drafter_steps=4,
 )
 
 
+@functools.cache
 def standard_library_sources(max_files: int | None = None) -> tuple[list[str], list[str]]:
     """Sources of the standard library without its tests, as (training texts, held-out texts), in a fixed order."""
     root = Path(sysconfig.get_path("stdlib"))
