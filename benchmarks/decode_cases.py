@@ -140,7 +140,8 @@ def demo_case(arguments: Namespace) -> Case:
 def random_case(arguments: Namespace) -> Case:
     """100 million random weights, and a drafter of two layers that is said to be right at a rate of 0.8."""
     target = random_target(arguments.quick).to(chosen_device("auto"))
-    drafter = DFlashDrafter.for_target(target, num_layers=2, block_size=DEPTH + 1, mask_token_id=0)
+    num_layers = 1 if arguments.quick else 2
+    drafter = DFlashDrafter.for_target(target, num_layers=num_layers, block_size=DEPTH + 1, mask_token_id=0)
     rate = AcceptanceProfile(rate=0.8)
     source = "no paper: each position is right at a rate of 0.8, and half of the wrong ones have a right second choice"
     pair = Pair(drafter, {"tree_budget": 16 if arguments.quick else 60}, {}, rate, 0.5, source)

@@ -43,6 +43,15 @@ class Setting:
     vocab: int
 
 
+def measure_all(settings: list[Setting]) -> list[dict]:
+    """Each in a process of its own."""
+    results = []
+    for setting in settings:
+        results.append(in_a_process("fork", measure, setting))
+        print(json.dumps(results[-1]), flush=True)
+    return results
+
+
 def measure(setting: Setting) -> dict:
     """One step, and what it needed, after a tiny one that loads what the operations need."""
     step(Setting(setting.objective, 2, 4, 8, 16))
@@ -93,12 +102,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where to write the table, as JSON")
     options = parser.parse_args()
     os.environ["MALLOC_MMAP_THRESHOLD_"] = os.environ["MALLOC_TRIM_THRESHOLD_"] = "65536"
-    results = []
-    for objective in options.objectives:
-        for rows_per_chunk in (*options.chunks, options.rows):
-            setting = Setting(objective, rows_per_chunk, options.rows, options.hidden, options.vocab)
-            results.append(in_a_process("spawn", measure, setting))
-            print(json.dumps(results[-1]), flush=True)
+    settings = [
+        Setting(objective, rows_per_chunk, options.rows, options.hidden, options.vocab)
+        for objective in options.objectives
+        for rows_per_chunk in (*options.chunks, options.rows)
+    ]
+    # The C library looks at its environment when a process begins.
+    results = in_a_process("spawn", measure_all, settings)
     if options.out:
         save(options.out, {"machine": this_machine(), "command": public_command(), "rows": results})
 

@@ -3,15 +3,16 @@
 import multiprocessing
 import resource
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 
 def in_a_process(start: str, function: Callable, *arguments: Any) -> Any:
     """What `function` returns in a process that was started by this method of `multiprocessing`: "fork" is quick; "spawn" begins
-    with nothing, and with the environment as it is now."""
-    with multiprocessing.get_context(start).Pool(1) as pool:
-        return pool.apply(function, arguments)
+    with nothing, and with the environment as it is now. It may start others itself."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context(start)) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def held_bytes() -> int:
