@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria
 
 from hf_pardraft.generation.pending import items_of
 from hf_pardraft.models.inputs import DraftInputs
+from pairwise import every_two_meet
 from tiny_models import (
     every_architecture,
     every_pair_with_a_budget,
@@ -58,9 +59,7 @@ def test_each_row_is_written_as_if_it_were_alone(architecture, kind, budget):
     assert drafter.last_stats.tau > 1.4
 
 
-@pytest.mark.parametrize("budget", [0, 10])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize(("kind", "architecture", "budget"), every_two_meet(KINDS, ["llama", "gemma3"], [0, 10]))
 def test_a_batch_of_prompts_of_one_token(architecture, kind, budget):
     target = tiny_target(architecture)
     batch, _ = padded_batch((1, 1, 1))

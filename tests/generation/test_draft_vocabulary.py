@@ -12,6 +12,7 @@ from hf_pardraft.generation.choosing import choice
 from hf_pardraft.generation.choosing.processors import DraftColumns
 from hf_pardraft.generation.choosing.rejection import draw_chain, keep_or_redraw
 from hf_pardraft.generation.tree.token_tree import build_tree, draft_chain, node_log_probabilities
+from pairwise import every_two_meet
 from tiny_models import batch_of, make_lasting_oracle, ragged_prompts, tiny_drafter, tiny_target
 
 KINDS = ["pard", "pard2", "dflash", "dflare", "dart"]
@@ -45,9 +46,10 @@ def drafted_tokens(drafter):
     return {token for proposal in drafter.last_stats.proposals for token in proposal.tokens}
 
 
-@pytest.mark.parametrize("settings", [{}, {"tree_budget": 10}, {"tree_budget": 10, "tree_end_rule": "stop"}])
-@pytest.mark.parametrize("lengths", [(6,), (7, 3)])
-@pytest.mark.parametrize("kind", KINDS)
+SETTINGS = [{}, {"tree_budget": 10}, {"tree_budget": 10, "tree_end_rule": "stop"}]
+
+
+@pytest.mark.parametrize(("kind", "lengths", "settings"), every_two_meet(KINDS, [(6,), (7, 3)], SETTINGS))
 def test_greedy_text_is_the_targets(kind, lengths, settings):
     target, batch = tiny_target("llama"), prompts(lengths)
     drafter, text = oracle(kind, target, batch, **settings)
@@ -58,9 +60,7 @@ def test_greedy_text_is_the_targets(kind, lengths, settings):
     assert drafter.last_stats.tau > 1.2
 
 
-@pytest.mark.parametrize("settings", [{}, {"tree_budget": 10}])
-@pytest.mark.parametrize("lengths", [(6,), (7, 3)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "lengths", "settings"), every_two_meet(KINDS, [(6,), (7, 3)], SETTINGS[:2]))
 def test_sampled_text_is_plain_generates(kind, lengths, settings):
     target, batch = tiny_target("llama"), prompts(lengths)
     drafter = tiny_drafter(kind, target)
@@ -103,9 +103,10 @@ def test_coupled_drafts_guess_with_the_noise_of_their_own_tokens(monkeypatch):
     assert all(right)
 
 
-@pytest.mark.parametrize("settings", [{}, {"tree_budget": 10}])
-@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "temperature": 0.8, "top_p": 0.9}])
-@pytest.mark.parametrize("kind", KINDS)
+SAMPLING = [{"do_sample": False}, {"do_sample": True, "temperature": 0.8, "top_p": 0.9}]
+
+
+@pytest.mark.parametrize(("kind", "sampling", "settings"), every_two_meet(KINDS, SAMPLING, SETTINGS[:2]))
 def test_compiled_rounds(monkeypatch, kind, sampling, settings):
     leave_uncompiled(monkeypatch)
     target, batch = tiny_target("qwen3"), batch_of(5, 2)

@@ -1,12 +1,14 @@
 """A caller who takes back the end of a text goes on as from plain `generate`'s cache: it keeps what that one would have kept."""
 
 import functools
+from itertools import product
 
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from pairwise import every_two_meet
 from tiny_models import batch_oracle, ragged_prompts, random_prompt, tiny_target
 from unusual_targets import llama4
 
@@ -86,11 +88,14 @@ def assert_alike(found, expected):
                 torch.testing.assert_close(states * real, wanted_states * real, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kinds", [("dflash", None, "pard"), ("pard", "dflash", None)])
-@pytest.mark.parametrize("budget", [0, 8])
-@pytest.mark.parametrize("cache", ["complete", "recording"])
-@pytest.mark.parametrize("name", TARGETS)
-def test_what_is_taken_back_of_a_drafted_text_is_forgotten_as_ever(name, cache, budget, kinds):
+@pytest.mark.parametrize(
+    ("where", "budget", "kinds"),
+    every_two_meet(
+        product(TARGETS, ["complete", "recording"]), [0, 8], [("dflash", None, "pard"), ("pard", "dflash", None)]
+    ),
+)
+def test_what_is_taken_back_of_a_drafted_text_is_forgotten_as_ever(where, budget, kinds):
+    name, cache = where
     target, given = TARGETS[name](), ragged_prompts((10,))
     expected = turns(target, CACHES[cache], (None,) * 3, given)
     assert_alike(turns(target, CACHES[cache], kinds, given, expected, budget), expected)

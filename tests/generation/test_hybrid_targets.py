@@ -14,6 +14,7 @@ from transformers import (
 )
 from transformers.cache_utils import LinearAttentionLayer
 
+from pairwise import every_two_meet
 from tiny_models import batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
 from unusual_targets import HYBRIDS, SIZES, hybrid_target
 
@@ -101,10 +102,11 @@ def recorded_turns(target, prompt, kinds, removed, texts=None):
     return found
 
 
-@pytest.mark.parametrize("removed", [None, 0, 4])
-@pytest.mark.parametrize("kinds", [("dflash", None, "pard"), (None, "pard", "dflash")])
-@pytest.mark.parametrize("length", [1, 9])
 @pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(
+    ("length", "kinds", "removed"),
+    every_two_meet([1, 9], [("dflash", None, "pard"), (None, "pard", "dflash")], [None, 0, 4]),
+)
 def test_recurrent_layers_that_record_their_past_go_on_recording(name, length, kinds, removed):
     """What transformers can't take back of a recurrent state stays there in both."""
     target, prompt = hybrid_target(name), random_prompt(length)

@@ -28,6 +28,7 @@ from compiled_cases import leave_uncompiled
 from hf_pardraft.generation import inference_mode
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.target_side.reader import TargetReader
+from pairwise import every_two_meet
 from tiny_models import ragged_prompts, random_prompt, tiny_drafter, tiny_target
 from unusual_targets import hybrid_target
 
@@ -48,9 +49,10 @@ def modes(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("options", [{}, {"do_sample": True, "repetition_penalty": 1.2}, {"tree_budget": 8}])
-@pytest.mark.parametrize("lengths", [(5,), (5, 3)])
-@pytest.mark.parametrize("kind", KINDS)
+WAYS = [{}, {"do_sample": True, "repetition_penalty": 1.2}, {"tree_budget": 8}]
+
+
+@pytest.mark.parametrize(("kind", "lengths", "options"), every_two_meet(KINDS, [(5,), (5, 3)], WAYS))
 def test_a_call_that_returns_the_text_alone_runs_in_it_and_leaves_nothing_of_it_behind(modes, kind, lengths, options):
     target = tiny_target("llama")
     drafter = tiny_drafter(kind, target)

@@ -1,11 +1,14 @@
 """How a call comes to its end: reminders of long texts, tables of positions, and drafts where rows have different room."""
 
+from itertools import product
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, CompileConfig, GPT2Config, GPTJConfig, MptConfig, OPTConfig, XGLMConfig
 from transformers.generation import stopping_criteria
 
 from hf_pardraft.generation.target_side.positions import num_positions
+from pairwise import every_two_meet
 from tiny_models import batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
 
 LONGEST = 24
@@ -115,12 +118,16 @@ def test_so_it_does_in_the_stock_loop(name):
     assert torch.equal(*beyond_positions(target, given, make, "stock", stopping_criteria=ends_at(LONGEST + 1)))
 
 
-@pytest.mark.parametrize("column", [LONGEST, LONGEST + 1])
-@pytest.mark.parametrize("lengths", [(8,), (8, 6, 8)])
-@pytest.mark.parametrize("budget", [0, 8])
-@pytest.mark.parametrize("kind", ["pard", "dflash", "dart"])
-@pytest.mark.parametrize("name", ["gpt2", "opt"])
-def test_so_do_trees_and_drafts_of_batches(name, kind, budget, lengths, column):
+@pytest.mark.parametrize(
+    ("models", "shape", "column"),
+    every_two_meet(
+        product(["gpt2", "opt"], ["pard", "dflash", "dart"]),
+        product([0, 8], [(8,), (8, 6, 8)]),
+        [LONGEST, LONGEST + 1],
+    ),
+)
+def test_so_do_trees_and_drafts_of_batches(models, shape, column):
+    (name, kind), (budget, lengths) = models, shape
     target, given = with_a_table(name), ragged_prompts(lengths)
     make = fixed(kind, target, given[1], budget)
     assert torch.equal(*beyond_positions(target, given, make, stopping_criteria=ends_at(column)))

@@ -8,6 +8,7 @@ from drawn_plans import DrawnSchedule
 from hf_pardraft.generation import hooks
 from hf_pardraft.generation.plain import PlainRest
 from hf_pardraft.generation.scheduling.schedule import Schedule
+from pairwise import every_two_meet
 from sampled_cases import double_target, knowing, unpadded
 from tiny_models import batch_of, every_architecture, tiny_drafter
 from unusual_targets import hybrid_target
@@ -66,11 +67,10 @@ def assert_rest_is_plain(target, batch, kind="pard", budget=10, **options):
     return found, plain, drafter.last_stats
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"do_sample": True, "top_k": 0}, {"do_sample": True, "repetition_penalty": 1.3}]
-)
-@pytest.mark.parametrize("lengths", [(6,), (6, 3, 8)])
-@pytest.mark.parametrize("kind", KINDS)
+OPTIONS = [{}, {"do_sample": True, "top_k": 0}, {"do_sample": True, "repetition_penalty": 1.3}]
+
+
+@pytest.mark.parametrize(("kind", "lengths", "options"), every_two_meet(KINDS, [(6,), (6, 3, 8)], OPTIONS))
 def test_the_text_is_plain_generates_whenever_it_takes_over(leave, kind, lengths, options):
     target, batch = double_target(), batch_of(*lengths)
     for num_rounds in (1, 2, 4):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pairwise import every_two_meet
 from sampled_cases import (
     BUDGETS,
     KINDS,
@@ -35,9 +36,7 @@ def lengths_after_each_round(stats, batch: int) -> list[list[int]]:
     return lengths
 
 
-@pytest.mark.parametrize("known", [(0,), (1, 3), (0, 1, 2)])
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "budget", "known"), every_two_meet(KINDS, BUDGETS, [(0,), (1, 3), (0, 1, 2)]))
 def test_items_that_accept_everything_and_items_that_accept_nothing(kind, budget, known):
     """The first are over long before the others, which must get the noise of steps that are long past."""
     target, batch = double_target(), batch_of(*LENGTHS)

@@ -5,6 +5,7 @@ import torch
 
 from compiled_cases import leave_uncompiled, settle
 from hf_pardraft import NgramModel
+from pairwise import every_two_meet
 from sampled_cases import BUDGETS, KINDS, another, assert_plain_text, double_target, knowing, seeded, unpadded
 from tiny_models import batch_of
 
@@ -22,11 +23,9 @@ def steps(monkeypatch):
     return leave_uncompiled(monkeypatch)
 
 
-@pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("kind", [*KINDS, "pard2"])
+@pytest.mark.parametrize(("kind", "budget", "sampling"), every_two_meet([*KINDS, "pard2"], BUDGETS, SAMPLING))
 def test_compiled_rounds_write_it(steps, kind, budget, sampling):
-    target = double_target()
+    target, sampling = double_target(), SAMPLING[sampling]
     for lengths in ((6,), (9, 3, 6)):
         batch = batch_of(*lengths)
         plain = seeded(target, batch, **sampling)

@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_pardraft import PardDrafter
 from hf_pardraft.generation.candidate_generator import evaluating
+from pairwise import every_two_meet
 from sampled_cases import (
     BUDGETS,
     KINDS,
@@ -45,11 +46,9 @@ PROCESSING = {
 }
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("processing", PROCESSING.values(), ids=PROCESSING)
-@pytest.mark.parametrize("lengths", [(6,), (7, 2, 5)])
-def test_processors_that_read_the_text(lengths, processing, budget):
-    target = double_target()
+@pytest.mark.parametrize(("processing", "lengths", "budget"), every_two_meet(PROCESSING, [(6,), (7, 2, 5)], BUDGETS))
+def test_processors_that_read_the_text(processing, lengths, budget):
+    target, processing = double_target(), PROCESSING[processing]
     batch = batch_of(*lengths)
     plain = seeded(target, batch, **processing)
     oracle = knowing("pard", target, unpadded(plain[0], batch["attention_mask"]), budget)

@@ -7,6 +7,7 @@ import torch
 
 import sampled_cases
 from hf_pardraft import DartDrafter, NgramModel
+from pairwise import every_two_meet
 from sampled_cases import (
     BUDGETS,
     KINDS,
@@ -63,13 +64,11 @@ def test_these_targets_have_much_to_choose_from(architecture):
     assert (texts[0] == texts[1]).float().mean() < 0.25
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
-@pytest.mark.parametrize("kind", ["pard", "dflash"])
-def test_warped_laws_are_drawn_from_as_plain_generate_draws(kind, law, budget):
+@pytest.mark.parametrize(("law", "kind", "budget"), every_two_meet(LAWS, ["pard", "dflash"], BUDGETS))
+def test_warped_laws_are_drawn_from_as_plain_generate_draws(law, kind, budget):
     target = double_target()
     for lengths in ((6,), (2, 5)):
-        assert_every_drafter_writes_it(target, batch_of(*lengths), kind, budget, **law)
+        assert_every_drafter_writes_it(target, batch_of(*lengths), kind, budget, **LAWS[law])
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, Gemma4TextConfig, StaticCache
 
+from pairwise import every_two_meet
 from tiny_models import batch_oracle, make_oracle, ragged_prompts, random_prompt, tiny_drafter, tiny_target
 
 NEW = 14
@@ -34,20 +35,20 @@ def three_turns(target, prompts, kinds, budget=0, texts=None, make_cache=None):
     return found
 
 
-@pytest.mark.parametrize("budget", [0, 10])
+TURNS = [
+    ("pard",) * 3,
+    ("dflash",) * 3,
+    ("dart",) * 3,
+    ("pard2",) * 3,
+    ("dflash", None, "pard"),
+    ("dflash", None, "pard2"),
+    (None, "dflash", None),
+]
+
+
 @pytest.mark.parametrize(
-    "kinds",
-    [
-        ("pard",) * 3,
-        ("dflash",) * 3,
-        ("dart",) * 3,
-        ("pard2",) * 3,
-        ("dflash", None, "pard"),
-        ("dflash", None, "pard2"),
-        (None, "dflash", None),
-    ],
+    ("architecture", "kinds", "budget"), every_two_meet(["llama", "mistral", "gemma3"], TURNS, [0, 10])
 )
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
 def test_each_turn_equals_decoding_from_scratch(architecture, kinds, budget):
     target = tiny_target(architecture)
     prompts = [random_prompt(length, seed=seed) for seed, length in enumerate((7, 4, 1))]
