@@ -1,6 +1,5 @@
 """What several rooms' tests share: no network, and a tiny untrained family on disk."""
 
-import functools
 import gc
 import os
 
@@ -18,7 +17,6 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
 
 from hf_pardraft import by_name
 from hf_pardraft.generation import settings
-from hf_pardraft.hub import cards
 from hf_pardraft.models.modeling_dart import DartDrafter
 from hf_pardraft.models.modeling_dflare import DFlareDrafter
 from hf_pardraft.models.modeling_dflash import DFlashDrafter
@@ -26,8 +24,6 @@ from hf_pardraft.models.modeling_pard import PardDrafter
 
 # Tests count rounds and drafts, which else depend on the clock. Those of the schedule ask for it.
 settings.DEFAULT_SCHEDULE = "fixed"
-# Every drafter is saved with a card, whose templates are compiled once for all of them.
-cards.environment = functools.cache(cards.environment)
 # Of each seed an accelerator that isn't there would be told, should it come, and where in the code that was.
 for accelerator in (torch.cuda, torch.xpu, torch.mtia):
     if not accelerator.is_available():

@@ -4,6 +4,7 @@ A card has parts between markers (`<!-- measured:begin -->` ...), so that a part
 around it.
 """
 
+import functools
 import math
 import re
 from dataclasses import dataclass, field
@@ -138,7 +139,9 @@ def save_card(card: ModelCard, path: Path) -> None:
     write_whole(path, str(card))
 
 
+@functools.cache
 def environment() -> Environment:
+    """The cards' templates, each compiled when it is first used."""
     found = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
