@@ -531,13 +531,16 @@ def test_the_best_fixed_way_in_batches_of_smollm2():
     assert f"The best fixed way, DART's chains, has {best[0]} and {best[1]} at temperature 0" in page
 
 
-def test_smollm2_in_bfloat16_without_matrix_units():
-    result, page = results("smollm2_without_amx"), (ROOT / "docs" / "smollm2.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("file", "machine"), [("smollm2_without_amx", "without AMX"), ("smollm2_avx512_bf16", "with AVX512_BF16")]
+)
+def test_smollm2_in_bfloat16_without_matrix_units(file, machine):
+    result, page = results(file), (ROOT / "docs" / "smollm2.md").read_text(encoding="utf-8")
     greedy, sampled = (
         cells_of(result, "speed", dtype="bfloat16", temperature=temperature, batch_size=1) for temperature in (0.0, 1.0)
     )
     assert len(greedy) == len(sampled) == 6
-    shown = table_of("smollm2.md", "over plain `generate` compiled, bfloat16 without AMX")
+    shown = table_of("smollm2.md", f"over plain `generate` compiled, bfloat16 {machine}")
     least = []
     for name, values in shown.items():
         found = []
