@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -531,19 +532,23 @@ def test_a_data_set_in_a_folder_that_can_only_be_read_is_prepared(tokenizer, sav
     assert is_caching_enabled()
 
 
-@pytest.fixture
+@contextmanager
 def full_disk():
     """Whatever is written beyond a few bytes finds no room."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_disk_that_is_full_where_data_sets_are_copied_is_told(tokenizer, saved, tmp_path, request):
+def test_a_disk_that_is_full_where_data_sets_are_copied_is_told(tokenizer, saved, tmp_path):
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": f"written to {tmp_path}"}) + "\n")
-    request.getfixturevalue("full_disk")
-    with pytest.raises(OSError, match=r"can't read .*text.jsonl': there is no room to write .* HF_DATASETS_CACHE"):
+    with (
+        full_disk(),
+        pytest.raises(OSError, match=r"can't read .*text.jsonl': there is no room to write .* HF_DATASETS_CACHE"),
+    ):
         load_data(str(tmp_path / "text.jsonl"))
-    with pytest.raises(OSError, match=rf"there is no room to write {saved} "):
+    with full_disk(), pytest.raises(OSError, match=rf"there is no room to write {saved} "):
         prepare_data(str(saved), tokenizer)
