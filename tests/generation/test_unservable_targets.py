@@ -335,14 +335,14 @@ class Steering:
 
 
 def test_hooks_of_a_callers_own_are_warned_of_and_those_of_known_packages_are_not(monkeypatch):
-    said, drafter = [], tiny_drafter("dflash", tiny_target("llama"))
+    said, target = [], tiny_target("llama")
     monkeypatch.setattr(checks.logger, "warning_once", said.append)
-    target = tiny_target("llama")
-    # transformers' own are on it from the first call on.
     parametrizations.weight_norm(target.model.layers[0].mlp.up_proj)
     prune.l1_unstructured(target.model.layers[0].mlp.down_proj, "weight", amount=0.2)
     of_peft = partial(lora._adapter_names_pre_forward_hook, adapter_names=None)
     target.model.layers[1].register_forward_pre_hook(of_peft, with_kwargs=True)
+    drafter = tiny_drafter("dflash", target)
+    # transformers' own are on it from the first call on.
     for _ in range(2):
         drafted(target, drafter)
     assert said == []
