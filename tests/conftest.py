@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 
 # Before torch and transformers are imported. A test must fail, not download; and tiny models only wait for second threads.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, dynamic_module_utils
 
 from hf_pardraft import by_name
@@ -24,6 +26,8 @@ from hf_pardraft.models.modeling_pard import PardDrafter
 
 # Tests count rounds and drafts, which else depend on the clock. Those of the schedule ask for it.
 settings.DEFAULT_SCHEDULE = "fixed"
+# Progress bars have a lock that processes share: a child that is killed while it draws one would leave it taken for good.
+tqdm.set_lock(threading.RLock())
 # Of each seed an accelerator that isn't there would be told, should it come, and where in the code that was.
 for accelerator in (torch.cuda, torch.xpu, torch.mtia):
     if not accelerator.is_available():
