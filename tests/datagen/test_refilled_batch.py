@@ -250,7 +250,8 @@ LINEAR_FIRST = {"layer_types": ["linear_attention", "full_attention"], "num_hidd
 def test_texts_whose_target_would_read_padding_are_written_one_at_a_time(name, overrides):
     target = with_ends(tiny_model(name, overrides))
     for temperature in (0.0, 0.9):
-        written(target, temperature, num_rows=5, most_items=1)
+        texts = written(target, temperature, num_rows=5, most_items=1)
+        assert texts == written(target, temperature, batch_size=1, num_rows=5)
 
 
 def test_an_embedding_that_does_not_say_how_many_rows_it_has_is_padded_for_as_the_tokenizer_says():

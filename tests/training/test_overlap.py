@@ -1,6 +1,7 @@
 """What a training set shares with a test set is left out: rows of messages and texts, files and streams."""
 
 import json
+import sys
 
 import pytest
 from datasets import Dataset
@@ -26,6 +27,11 @@ ROWS = [SHARES_32, SHARES_31, SPLIT, message("Something else.")]
 def test_rows_that_share_32_words_in_a_row_are_left_out(kind, caplog):
     assert [*without_overlap(kind(ROWS), [TEST_SET])] == ROWS[1:]
     assert ("1 of 4 examples share 32 words" in caplog.text) == hasattr(kind(ROWS), "__len__")
+
+
+def test_rows_in_memory_need_no_package_of_data_sets(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert without_overlap(ROWS, [TEST_SET]) == ROWS[1:]
 
 
 def test_two_test_sets_leave_out_different_rows_of_the_same_data():

@@ -64,8 +64,11 @@ def without_overlap(data: Any, test_sets: Iterable[Iterable[dict[str, Any]]]) ->
     def is_kept(row: dict[str, Any]) -> bool:
         return known.isdisjoint(runs_of_words(row, RUN_LENGTH))
 
-    with copies_of(data):
-        kept = [*filter(is_kept, data)] if isinstance(data, list | tuple) else data.filter(is_kept)
+    if isinstance(data, list | tuple):
+        kept = [*filter(is_kept, data)]
+    else:
+        with copies_of(data):
+            kept = data.filter(is_kept)
     if hasattr(data, "__len__"):
         if not len(kept):
             raise ValueError(
