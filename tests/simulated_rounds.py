@@ -126,6 +126,92 @@ class World:
         return max(map(self.speed_of, {*candidates, NOTHING}))
 
 
+class UnevenBatch:
+    """A batch whose items advance apart, each as well as its text is drafted, and leave when they are over.
+
+    Args:
+        rates: for each position, how probably an average item accepts a token if all before it were.
+        spread: standard deviation of the logarithm of the items' exponents, to whose power these are theirs.
+        draft, slot: what a draft costs, and each token that an item reads; a round of one item without a draft costs 1.
+        batch: items.
+        seed: of the texts and of the noise.
+    """
+
+    PADDING, TREE, PLAIN, NOISE, TREE_GAIN = 0.15, 0.4, 0.95, 0.05, 0.2
+
+    def __init__(self, rates: list[float], spread: float, draft: float, slot: float, batch: int, seed: int) -> None:
+        self.rates, self.spread, self.draft, self.slot, self.batch, self.seed = rates, spread, draft, slot, batch, seed
+        self.random, self.now, self.num_calls = random.Random(seed), 0.0, 0
+        self.knowledge, self.plans = Knowledge(), all_plans(len(rates), 32)
+
+    def cost(self, plan: Plan, num_items: int) -> float:
+        alone = 1.0 + (self.PADDING if num_items > 1 else 0.0)
+        drafting = self.draft * (1.0 if num_items > 1 else 0.6) if plan.depth else 0.0
+        return alone + drafting + (self.TREE if plan.budget else 0.0) + self.slot * num_items * (1 + plan.num_nodes)
+
+    def texts(self, number: int) -> Callable[[Plan, int, int], tuple[int, int]]:
+        """Of a call's texts, what an item accepts at a place of a draft, and of a chain: luck is the same for all plans."""
+        draws = random.Random(1000 * self.seed + number)
+        exponents = [math.exp(draws.gauss(0, self.spread)) for _ in range(self.batch)]
+        luck = [[[draws.random() for _ in self.rates] for _ in range(TOKENS)] for _ in range(self.batch)]
+
+        def accepted(plan: Plan, item: int, place: int) -> tuple[int, int]:
+            guesses, counts = 1 + self.TREE_GAIN * math.log2(1 + plan.budget / 4), []
+            for power in (guesses, 1.0):
+                of_item = (1 - (1 - rate ** exponents[item]) ** power for rate in self.rates[: plan.depth])
+                wrong = (at for at, rate in enumerate(of_item) if luck[item][place][at] >= rate)
+                counts.append(min(next(wrong, plan.depth), TOKENS - place))
+            return counts[0], counts[1]
+
+        return accepted
+
+    def cost_of_fixed(self, plan: Plan, number: int) -> float:
+        """Of a call whose rounds all follow this plan."""
+        accepted, places, cost = self.texts(number), dict.fromkeys(range(self.batch), 0), 0.0
+        while places:
+            followed = plan.within(TOKENS - min(places.values()) - 1)
+            cost += self.cost(followed, len(places))
+            places = {item: place + accepted(followed, item, place)[0] + 1 for item, place in places.items()}
+            places = {item: place for item, place in places.items() if place < TOKENS}
+        return cost
+
+    def call(self) -> float:
+        """The cost of a call by the schedule, noise not counted."""
+        accepted, places, cost = self.texts(self.num_calls), dict.fromkeys(range(self.batch), 0), 0.0
+        self.num_calls += 1
+        schedule = Schedule(self.knowledge, self.plans, Plan(len(self.rates)), lambda: self.now, compares=True)
+        is_plains = schedule.leaves_to_plain(self.batch, PROMPT)
+        while places:
+            first = min(places.values())
+            if is_plains or (schedule.leaves_rest_to_plain() and len(places) == self.batch):
+                rest = self.PLAIN * self.cost(NOTHING, self.batch) * (TOKENS - first)
+                self.now += 0.004 * rest
+                schedule.note_plain(TOKENS - first)
+                return cost + rest
+            plan = schedule.next_plan(len(places), TOKENS - first - 1, PROMPT + max(places.values()))
+            price = self.cost(plan, len(places))
+            cost, self.now = cost + price, self.now + 0.004 * price * math.exp(self.random.gauss(0, self.NOISE))
+            found = {item: accepted(plan, item, place) for item, place in places.items()}
+            if plan.depth:
+                left = {item: min(plan.depth, TOKENS - place) for item, place in places.items()}
+                outcomes = [
+                    [(of[kind], min(of[kind] + 1, left[item])) for item, of in found.items()] for kind in (0, 1)
+                ]
+                schedule.note(outcomes[0], outcomes[1] if plan.budget else None, [*places])
+            schedule.end_round(is_ordinary=True)
+            places = {item: place + found[item][0] + 1 for item, place in places.items()}
+            places = {item: place for item, place in places.items() if place < TOKENS}
+        schedule.learn()
+        schedule.end_call(TOKENS)
+        return cost
+
+    def share_of_best(self, calls: int, known: int) -> float:
+        """Of the speed of the best plan for all rounds of all calls but the first `known` ones, the schedule's."""
+        costs = [self.call() for _ in range(calls)]
+        best = min(sum(self.cost_of_fixed(plan, number) for number in range(known, calls)) for plan in self.plans)
+        return best / sum(costs[known:])
+
+
 class PartlyReadWorld:
     """A text with easy and hard places, a drafter that knows which is which, and a target for which each slot to read is dear.
 

@@ -21,7 +21,7 @@ from hf_pardraft.generation.scheduling.rounds import CompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
 from hf_pardraft.generation.scheduling.spread import Spread, worth_to_a_batch
 from hf_pardraft.generation.scheduling.worth import LEAST_SHARE, PlanWorth
-from simulated_rounds import PROMPT, World, random_world
+from simulated_rounds import PROMPT, UnevenBatch, World, random_world
 from threads import in_threads
 
 PLANS = all_plans(8, 32)
@@ -558,6 +558,55 @@ def test_whole_calls_tell_whether_a_batch_is_drafted():
         assert costs.drafted_calls_are_slower(1.0) is is_slower
     costs.note_call(50.0, 100, is_plain=True)
     assert costs.drafted_calls_are_slower(1.0)
+
+
+def test_a_batch_is_left_for_clearly_slower_calls_alone_and_the_more_of_them_there_are_the_less_will_do():
+    costs, slower = Costs(), 1 + 0.6 * Costs.DOUBT_OF_CALL
+    costs.note_call(100.0, 100, is_plain=True)
+    verdicts = []
+    for _ in range(4):
+        costs.note_call(100 * slower, 100, is_plain=False)
+        verdicts.append(costs.drafted_calls_are_slower(1.0))
+    # The doubt about the mean of n calls is one over the root of n of that about one.
+    assert verdicts == [False, False, True, True]
+
+
+@pytest.mark.parametrize("seed", [4, 7, 10])
+def test_an_uneven_batch_is_not_left_for_good_because_its_first_texts_were_hard(seed):
+    # Without a doubt about few calls these had 0.93, 0.90 and 0.92.
+    world = UnevenBatch([0.75, 0.8, *[0.75] * 5, 0.7], spread=0.6, draft=0.35, slot=0.01, batch=16, seed=seed)
+    assert world.share_of_best(calls=14, known=3) >= 0.95
+
+
+def test_a_batch_whose_items_advance_apart_is_nearly_as_fast_as_with_the_best_plan():
+    rates, costs = [0.72, 0.75, 0.62, 0.6, 0.65, 0.6, 0.6], {"draft": 0.75, "slot": 0.01, "batch": 4}
+    shares = [UnevenBatch(rates, spread=0.25, seed=seed, **costs).share_of_best(calls=14, known=3) for seed in range(8)]
+    assert statistics.mean(shares) >= 0.95
+    assert min(shares) >= 0.9
+
+
+def test_to_think_a_plan_over_is_no_part_of_the_round_that_follows(monkeypatch):
+    knowledge, now = Knowledge(), [0.0]
+    reconsider = Schedule._reconsider
+
+    def slowly(schedule):
+        now[0] += 5.0
+        reconsider(schedule)
+
+    monkeypatch.setattr(Schedule, "_reconsider", slowly)
+    schedule = Schedule(knowledge, PLANS, Plan(8), lambda: now[0])
+    for _ in range(40):
+        plan = schedule.next_plan(1, 8, 64)
+        now[0] += 1.0 + 0.1 * plan.num_nodes
+        schedule.note([(plan.depth, plan.depth)] if plan.depth else [], [(2, 3)] if plan.budget else None)
+        schedule.end_round(is_ordinary=True)
+    costs = knowledge.costs_for(1)
+    measured = [plan for plan in PLANS if costs.count(plan)]
+    # Plans are thought over before tries above all.
+    assert len(measured) > 3
+    assert [costs.of(plan) for plan in measured] == pytest.approx(
+        [1.0 + 0.1 * plan.num_nodes for plan in measured], rel=0.05
+    )
 
 
 def test_only_calls_that_mostly_draft_tell_what_whole_calls_take():

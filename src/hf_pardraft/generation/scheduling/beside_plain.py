@@ -1,5 +1,7 @@
 """What plain `generate` takes, beside our rounds without a draft and beside whole calls with drafts. Pure."""
 
+import math
+
 
 class Mean:
     """The mean of values, of which the last so many count."""
@@ -23,6 +25,7 @@ class BesidePlain:
         upkeep: what a drafter's reading now and then takes of each round without a draft.
         drafted_calls, plain_calls: of whole calls, their prompts included, for each of plain `generate`'s steps: with drafts, and
             left to it.
+        num_drafted_calls: how many the former were.
     """
 
     # Rounds without a draft from which is known what they cost in the mean of a text.
@@ -37,10 +40,14 @@ class BesidePlain:
     # happens on the host.
     LIKELY_LEAD = 1.1
     LIKELY_LEAD_OF_BATCH = 1.2
+    # Share by which one whole call with drafts may well be slower than others, since its texts are: a verdict by few would last,
+    # as no call that is left to plain `generate` tells what drafts bring.
+    DOUBT_OF_CALL = 0.15
 
     def __init__(self) -> None:
         self.undrafted, self.plain, self.upkeep = Mean(), Mean(), 0.0
         self.drafted_calls, self.plain_calls = Mean(), Mean()
+        self.num_drafted_calls = 0
         # Rounds without a draft since plain `generate`'s steps were timed last, and for how many the comparison is trusted.
         self.num_undrafted_since, self.trusted_for = 0, self.LOOKED_AGAIN
 
@@ -62,6 +69,7 @@ class BesidePlain:
     def note_call(self, seconds: float, num_steps: int, is_plain: bool) -> None:
         """Learn what a whole call has taken, left to plain `generate` or not, which makes so many steps in it."""
         (self.plain_calls if is_plain else self.drafted_calls).note(seconds / num_steps, num_steps)
+        self.num_drafted_calls += not is_plain
 
     def note_left(self) -> None:
         """A call that began with drafts had to be left.
@@ -71,7 +79,7 @@ class BesidePlain:
         self.plain_calls = Mean()
 
     def drafted_calls_are_slower(self, undrafted: float | None) -> bool | None:
-        """Whether whole calls with drafts have taken longer than those that plain `generate` made; `None` if there were none.
+        """Whether whole calls with drafts have clearly taken longer than plain `generate`'s; `None` if there were none.
 
         Before one was left to it, it is thought to be a good deal faster than rounds without a draft, so that one is.
 
@@ -80,8 +88,10 @@ class BesidePlain:
         """
         if not self.drafted_calls.count or undrafted is None:
             return None
-        plain = self.plain_calls.value if self.plain_calls.count else undrafted / self.LIKELY_LEAD_OF_BATCH
-        return self.drafted_calls.value > plain
+        if not self.plain_calls.count:
+            return self.drafted_calls.value > undrafted / self.LIKELY_LEAD_OF_BATCH
+        doubt = self.DOUBT_OF_CALL / math.sqrt(self.num_drafted_calls)
+        return self.drafted_calls.value > (1 + doubt) * self.plain_calls.value
 
     def plain_is_slower(self, is_of_batch: bool) -> bool:
         """Whether plain `generate`'s steps are known to take longer than rounds without a draft; of few of these nobody knows.

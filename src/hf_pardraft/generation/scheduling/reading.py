@@ -123,9 +123,10 @@ class ReadingChoice:
     READS_MORE = 16
     # In one of so many rounds a draft is looked at although looks don't pay.
     LOOKS = 8
-    # In so many rounds at first, and then in one of so many, the target's forward is timed: of rounds like those before a few
-    # will do.
-    TIMED = 4
+    # In so many rounds at first the target's forward is timed, and then in one of so many: of rounds like those before a few will
+    # do. It has no factor in common with the numbers above, so that rounds that read more are no more frequent among them.
+    TIMED_AT_FIRST = 4
+    TIMED = 9
 
     def __init__(self, clock: Callable[[], float], looks: bool) -> None:
         self.clock, self.looks, self.costs = clock, looks, ReadingCosts()
@@ -187,7 +188,7 @@ class ReadingChoice:
         self.took = None
         if self.looking_since is not None:
             self.took, self.looking_since = self.clock() - self.looking_since, None
-        is_timed = self.looks and (self.is_a_try or self.number <= self.TIMED or self.number % self.TIMED == 0)
+        is_timed = self.looks and (self.is_a_try or self.number <= self.TIMED_AT_FIRST or self.number % self.TIMED == 0)
         self.reading_since = self.clock() if is_timed else None
 
     def end(self, slots: int) -> None:

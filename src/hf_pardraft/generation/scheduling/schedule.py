@@ -170,6 +170,8 @@ class Schedule:
             self.of_call = self.knowledge.costs_for(batch)
         if not self.untold or batch != self.batch or room < self.plan.depth:
             self._choose(batch, room)
+            # To think it over is no part of the round: tries, before which that is done, would seem slow for it.
+            self.started = self.clock()
         self.reading.begin_round(self.num_rounds, self.is_a_try)
         return self.plan
 
