@@ -42,7 +42,7 @@ class BesidePlain:
     LIKELY_LEAD_OF_BATCH = 1.2
     # Share by which one whole call with drafts may well be slower than others, since its texts are: a verdict by few would last,
     # as no call that is left to plain `generate` tells what drafts bring.
-    DOUBT_OF_CALL = 0.15
+    DOUBT_OF_CALL = 0.1
 
     def __init__(self) -> None:
         self.undrafted, self.plain, self.upkeep = Mean(), Mean(), 0.0
