@@ -138,6 +138,8 @@ class UnevenBatch:
     """
 
     PADDING, TREE, PLAIN, NOISE, TREE_GAIN = 0.15, 0.4, 0.95, 0.05, 0.2
+    # Seconds of a round of cost 1; and of a draft's cost the part that one item alone has.
+    PACE, ALONE = 0.004, 0.6
 
     def __init__(self, rates: list[float], spread: float, draft: float, slot: float, batch: int, seed: int) -> None:
         self.rates, self.spread, self.draft, self.slot, self.batch, self.seed = rates, spread, draft, slot, batch, seed
@@ -146,7 +148,7 @@ class UnevenBatch:
 
     def cost(self, plan: Plan, num_items: int) -> float:
         alone = 1.0 + (self.PADDING if num_items > 1 else 0.0)
-        drafting = self.draft * (1.0 if num_items > 1 else 0.6) if plan.depth else 0.0
+        drafting = self.draft * (1.0 if num_items > 1 else self.ALONE) if plan.depth else 0.0
         return alone + drafting + (self.TREE if plan.budget else 0.0) + self.slot * num_items * (1 + plan.num_nodes)
 
     def texts(self, number: int) -> Callable[[Plan, int, int], tuple[int, int]]:
@@ -165,14 +167,18 @@ class UnevenBatch:
 
         return accepted
 
+    def after(self, places: dict[int, int], found: dict[int, tuple[int, int]]) -> dict[int, int]:
+        """Where the items whose texts go on stand after a round in which so much was accepted."""
+        new = {item: place + found[item][0] + 1 for item, place in places.items()}
+        return {item: place for item, place in new.items() if place < TOKENS}
+
     def cost_of_fixed(self, plan: Plan, number: int) -> float:
         """Of a call whose rounds all follow this plan."""
         accepted, places, cost = self.texts(number), dict.fromkeys(range(self.batch), 0), 0.0
         while places:
             followed = plan.within(TOKENS - min(places.values()) - 1)
             cost += self.cost(followed, len(places))
-            places = {item: place + accepted(followed, item, place)[0] + 1 for item, place in places.items()}
-            places = {item: place for item, place in places.items() if place < TOKENS}
+            places = self.after(places, {item: accepted(followed, item, place) for item, place in places.items()})
         return cost
 
     def call(self) -> float:
@@ -185,12 +191,12 @@ class UnevenBatch:
             first = min(places.values())
             if is_plains or (schedule.leaves_rest_to_plain() and len(places) == self.batch):
                 rest = self.PLAIN * self.cost(NOTHING, self.batch) * (TOKENS - first)
-                self.now += 0.004 * rest
+                self.now += self.PACE * rest
                 schedule.note_plain(TOKENS - first)
                 return cost + rest
             plan = schedule.next_plan(len(places), TOKENS - first - 1, PROMPT + max(places.values()))
             price = self.cost(plan, len(places))
-            cost, self.now = cost + price, self.now + 0.004 * price * math.exp(self.random.gauss(0, self.NOISE))
+            cost, self.now = cost + price, self.now + self.PACE * price * math.exp(self.random.gauss(0, self.NOISE))
             found = {item: accepted(plan, item, place) for item, place in places.items()}
             if plan.depth:
                 left = {item: min(plan.depth, TOKENS - place) for item, place in places.items()}
@@ -199,8 +205,7 @@ class UnevenBatch:
                 ]
                 schedule.note(outcomes[0], outcomes[1] if plan.budget else None, [*places])
             schedule.end_round(is_ordinary=True)
-            places = {item: place + found[item][0] + 1 for item, place in places.items()}
-            places = {item: place for item, place in places.items() if place < TOKENS}
+            places = self.after(places, found)
         schedule.learn()
         schedule.end_call(TOKENS)
         return cost

@@ -68,8 +68,9 @@ class BesidePlain:
 
     def note_call(self, seconds: float, num_steps: int, is_plain: bool) -> None:
         """Learn what a whole call has taken, left to plain `generate` or not, which makes so many steps in it."""
-        (self.plain_calls if is_plain else self.drafted_calls).note(seconds / num_steps, num_steps)
+        # Counted first: calls in other threads may ask meanwhile, and divide by it.
         self.num_drafted_calls += not is_plain
+        (self.plain_calls if is_plain else self.drafted_calls).note(seconds / num_steps, num_steps)
 
     def note_left(self) -> None:
         """A call that began with drafts had to be left.
