@@ -6,9 +6,9 @@
 
 // So many queries are multiplied at once, by so many vectors: their sums stay in registers.
 constexpr int64_t QUERIES = 4, VECTORS = LANES == 16 ? 4 : 2;
-// Columns whose keys are turned, and whose values are summed before they are added to those before: fewer roundings follow each
-// other, and both stay in the first cache for all queries.
-constexpr int64_t BLOCK = VECTORS * LANES;
+// Columns whose keys are turned, and those whose values are summed before they are added to the sums before: fewer roundings
+// follow each other. Both stay in the first cache for all queries.
+constexpr int64_t BLOCK = VECTORS * LANES, SUMMED = 64;
 // Of so many queries the scores are kept at once.
 constexpr int64_t ROWS = 32;
 // What hides a column is lower.
@@ -210,7 +210,7 @@ struct Room {
 
   Room(int64_t rows, const Shape& shape)
       : row((shape.columns + LANES - 1) / LANES * LANES), query(rows * shape.size), scores(rows * row), sums(rows * shape.size),
-        block(shape.size * BLOCK) {}
+        block(shape.size * std::max(BLOCK, SUMMED)) {}
 };
 
 // The scores of some queries of a head with so many keys. The next head's are `ahead` of these, 0 if nobody needs them.
@@ -247,8 +247,8 @@ static void mix_values(const Number* values, int64_t columns, const Shape& shape
                        Room<Mask>& room) {
   int64_t size = shape.size, row = room.row, stride = shape.value_column;
   std::fill(room.sums.begin(), room.sums.end(), 0.0f);
-  for (int64_t column = 0; column < columns; column += BLOCK) {
-    int64_t few = std::min(BLOCK, columns - column);
+  for (int64_t column = 0; column < columns; column += SUMMED) {
+    int64_t few = std::min(SUMMED, columns - column);
     const Number* value = values + column * stride;
     const float* weights = room.scores.data() + column;
     float *sums = room.sums.data(), *wide = room.block.data();
