@@ -9,6 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ from hf_pardraft.models.modeling_pard import PardDrafter
 # Tests count rounds and drafts, which else depend on the clock. Those of the schedule ask for it.
 settings.DEFAULT_SCHEDULE = "fixed"
 # Progress bars have a lock that processes share: a child that is killed while it draws one would leave it taken for good.
-tqdm.set_lock(threading.RLock())
+PROGRESS_LOCK = threading.RLock()
+tqdm.set_lock(PROGRESS_LOCK)
 # Of each seed an accelerator that isn't there would be told, should it come, and where in the code that was.
 for accelerator in (torch.cuda, torch.xpu, torch.mtia):
     if not accelerator.is_available():
@@ -39,6 +41,17 @@ def frozen_modules() -> None:
     """Leave the million objects of what was imported, which stay, out of every `gc.collect`: each training asks for one."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def released_progress_lock() -> Iterator[None]:
+    """Give back what an interrupted test has kept: a bar that is interrupted as it is drawn leaves its lock taken.
+
+    The thread that has it notices nothing, and the first other one that draws a bar, in whatever test, waits for ever.
+    """
+    yield
+    while PROGRESS_LOCK._is_owned():
+        PROGRESS_LOCK.release()
 
 
 END_OF_TEXT = "<|endoftext|>"
