@@ -32,6 +32,10 @@ logger = logging.get_logger(__name__)
 # Seconds of a clock's step beside which a short round is long. Windows' clock of threads has steps of 16 milliseconds.
 FINE = 1e-4
 
+# Tokens of a call that is drafted, at least. The first round reads the prompt, mostly without a draft, and the last token is the
+# target's own: a draft of one token at best is not worth our loop.
+FEWEST_TOKENS = 3
+
 # For each drafter and target, what is known of their rounds, by kind. In memory only: another machine's is worth nothing.
 _known: "weakref.WeakKeyDictionary[ParallelDrafter, weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, Knowledge]]]"
 _known = weakref.WeakKeyDictionary()

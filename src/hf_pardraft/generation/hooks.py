@@ -16,7 +16,7 @@ from ..checkpoints.published import MUSE_GLIMMER, find_drafter_class
 from ..pairing.remembered import tokenizer_of, warn_if_other_text
 from .candidate_generator import ParallelCandidateGenerator, evaluating
 from .checks import check_mode, check_request, warn_of_dropout, warn_of_hooks
-from .dispatch import decoding_for, does_without_compiling, fit_to, schedule_for
+from .dispatch import FEWEST_TOKENS, decoding_for, does_without_compiling, fit_to, schedule_for
 from .draft_judge import DraftJudge, lookup_for
 from .plain import is_compiled_alike, new_ids_of, write_plain
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
@@ -238,9 +238,17 @@ def _decode_or_leave(
     if does_without_compiling(target, drafter, input_ids.device, generation_config, known):
         setattr(generation_config, RESOLVED, fit_to(asked, target, model_kwargs, generation_config))
     settings = settings_of_call(drafter, generation_config)
+    may_leave = settings.is_automatic and is_compiled_alike(target, generation_config)
+    most = generation_config.max_length - input_ids.shape[1]
+    plain = functools.partial(
+        write_plain, target, drafter, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs
+    )
+    if may_leave and most < FEWEST_TOKENS:
+        return plain()
     schedule = schedule_for(target, drafter, settings, generation_config)
-    if is_compiled_alike(target, generation_config) and schedule.leaves_to_plain(*input_ids.shape):
-        result = write_plain(target, drafter, input_ids, synced_gpus=synced_gpus, **prepared, **model_kwargs)
+    shape = input_ids.shape
+    if may_leave and (schedule.ends_too_soon(*shape, most) or schedule.leaves_to_plain(*shape)):
+        result = plain()
         schedule.note_plain(drafter.last_stats.rounds)
         if schedule.looks_back:
             lookup = lookup_for(settings, is_hybrid(target.config.get_text_config(decoder=True)))

@@ -9,5 +9,6 @@ What the words mean in here:
   which it does so *stands for* all of them;
 - the *handicap*: how much faster rounds without a draft have to be before they are chosen where drafts paid in earlier texts;
 - a *look*: a draft's probabilities are read, so that the target reads no more of it than is worth the time;
+- the *beginning* of a call: what our loop takes before the first draft, which short calls can't make up for;
 - the *spread*: how unevenly drafts serve the items of a batch: of each item an *exponent*, to whose power it accepts tokens.
 """

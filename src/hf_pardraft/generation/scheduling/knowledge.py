@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from .acceptance import AcceptanceRates, TextGain, TreeGain
+from .beginnings import Beginnings
 from .confidence import Calibration
 from .costs import Costs
 from .spread import Spread
@@ -41,6 +42,7 @@ class Knowledge:
         num_left: calls that plain `generate` was left with, or their rest.
         spreads: how unevenly drafts serve the items of a batch, by batch size (powers of two).
         costs: what rounds cost, by batch size.
+        beginnings: what a call with drafts takes before they save time.
         calibration: what a drafter's own probabilities are worth.
         purse: what may be lost by trying plans that don't seem the best, in rounds of the best one. Each round puts a little in.
 
@@ -67,6 +69,7 @@ class Knowledge:
         self.text_gain, self.num_left = TextGain(), 0
         self.spreads: dict[int, Spread] = {}
         self.costs: dict[int, Costs] = {}
+        self.beginnings = Beginnings()
         self.begin_text()
         self.calibration = Calibration()
         self.is_of_compiled, self.most_saved = is_of_compiled, self.MOST_SAVED

@@ -5,6 +5,7 @@ Pure but for the clock, which is passed in.
 
 from collections.abc import Callable, Sequence
 
+from .beginnings import Beginnings
 from .costs import Costs
 from .knowledge import Knowledge, RoundOutcome
 from .plans import NOTHING, Plan
@@ -95,13 +96,42 @@ class Schedule:
         # Costs of the batch that a call begins with; and rounds that drafted.
         self.of_call: Costs | None = None
         self.num_drafted = 0
+        # Whether the call is left to plain `generate` for being short.
+        self.is_short = False
+
+    def ends_too_soon(self, batch: int, length: int, most: int) -> bool:
+        """Whether a call writes so few tokens that drafts save less time than it takes to begin with them.
+
+        Args:
+            batch, length: of the prompts.
+            most: the most tokens to write.
+        """
+        self.costs = costs = self.knowledge.costs_for(batch)
+        self.batch = batch
+        beginnings = self.knowledge.beginnings
+        begins = beginnings.seconds(length)
+        is_judged = self.rounds.is_known(costs) and self.knowledge.earlier.num_judged >= self.JUDGED
+        if begins is None or not (self.rounds.may_be_left and is_judged):
+            return False
+        costs.length = self.rounds.length_that_matters(length)
+        self.worth.work_out(costs, batch)
+        # The prompt's forward writes one.
+        num_left = max(beginnings.expected_tokens(most) - 1, 0.0)
+        undrafted = num_left * self.worth.seconds[NOTHING]
+        if begins < Beginnings.MATTERS * undrafted:
+            return False
+        saved = undrafted / costs.lead_of_plain(batch > 1) - self.worth.seconds_of_drafted(num_left)
+        self.is_short = saved < begins and not self.tries.begins_a_call(costs)
+        return self.is_short
 
     def leaves_to_plain(self, batch: int, length: int) -> bool:
         """Whether plain `generate` is better for a call of so many items of this length, and nothing is to be tried in it."""
         self.costs, self.batch = self.knowledge.costs_for(batch), batch
         self.costs.length = self.rounds.length_that_matters(length)
         is_judged = self.rounds.is_known(self.costs) and self.knowledge.earlier.num_judged >= self.JUDGED
-        if not (self.rounds.may_be_left and is_judged and (self._may_leave or self.costs.drafted_calls.count)):
+        is_compared = self._may_leave or self.costs.drafted_calls.count
+        # What is due was found to be tried, and paid for, in a short call.
+        if not (self.rounds.may_be_left and is_judged and is_compared) or self.tries.due is not None:
             return False
         self.worth.work_out(self.costs, self.batch)
         self.best = NOTHING
@@ -122,15 +152,18 @@ class Schedule:
     def end_call(self, num_steps: int) -> None:
         """Learn that a call was not left, which plain `generate` would have made so many steps in."""
         costs, self.of_call = self.of_call, None
+        self.knowledge.beginnings.note_call(num_steps)
         if costs is not None and self.num_drafted >= self.MOSTLY_DRAFTED * self.num_rounds:
             costs.note_call(self.clock() - self.begun, num_steps, is_plain=False)
 
     def note_plain(self, num_rounds: int) -> None:
         """Learn that plain `generate` has written so many tokens instead, in the time since the last round."""
         now = self.clock()
-        if num_rounds:
+        self.knowledge.beginnings.note_call(self.num_rounds + num_rounds)
+        # Of so few steps the prompt, and what comes before it, takes too much.
+        if num_rounds and not self.is_short:
             self.costs.note_plain((now - self.started) / num_rounds, num_rounds)
-        if num_rounds and not self.num_rounds:
+        if num_rounds and not (self.num_rounds or self.is_short):
             self.costs.note_call(now - self.begun, num_rounds, is_plain=True)
         elif self.of_call is not None:
             self.of_call.note_left()
@@ -166,6 +199,8 @@ class Schedule:
         """
         self.num_rounds += 1
         self.length = self.rounds.length_that_matters(length)
+        if self.num_rounds == 1:
+            self.knowledge.beginnings.note_set_up(self.clock() - self.begun)
         if self.num_rounds == 1 and batch > 1:
             self.of_call = self.knowledge.costs_for(batch)
         if not self.untold or batch != self.batch or room < self.plan.depth:
@@ -234,6 +269,10 @@ class Schedule:
         self.last = self.plan
         is_cold = self.in_a_row <= self.rounds.num_cold(seconds)
         is_usual, reads_up = not (is_unique or is_cold), stands_for > 1
+        if self.num_drafted == 1 and self.plan.depth and not (is_ordinary or is_unique):
+            usual = self.costs.of(self.plan)
+            if usual is not None:
+                self.knowledge.beginnings.note_reading(seconds - usual, self.length)
         # Of a batch no round reads what the texts suggest alone, and compiled ones are not left to plain `generate`.
         reads_alone = self.plan == self.best == NOTHING and self.batch == 1 and self.rounds.may_be_left
         if reads_alone and is_usual and not reads_up and self.worth.seconds:

@@ -113,6 +113,11 @@ class PlanWorth:
         """What a round of this plan is thought to lose, in rounds of the best one."""
         return self.seconds[plan] / self.seconds[best] - self.tokens[plan] / self.tokens[best]
 
+    def seconds_of_drafted(self, num_tokens: float) -> float:
+        """What the best plan takes for so few tokens, an item's, of which a round commits no more than are left."""
+        rounds = {plan: max(num_tokens / self.tokens[plan], 1.0) for plan in self.plans if plan.depth}
+        return min(count * self.seconds[plan] for plan, count in rounds.items())
+
     def is_surely_plain(self, costs: Costs, clearly: float = 1.0) -> bool:
         """Whether no draft pays, by more than costs may be wrong: what is left to plain `generate` teaches nothing.
 
