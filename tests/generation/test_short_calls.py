@@ -1,12 +1,16 @@
 """Calls that end before drafts make up for what our loop takes to begin are left to plain `generate`."""
 
+import inspect
+from contextlib import nullcontext
+
 import pytest
 import torch
 
-from hf_pardraft.generation import hooks
+from hf_pardraft.generation import hooks, plain
 from hf_pardraft.generation.scheduling.beginnings import Beginnings
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan
 from hf_pardraft.generation.scheduling.schedule import Schedule
+from hf_pardraft.pairing import target_checks
 from simulated_rounds import PROMPT, World
 from tiny_models import random_prompt, tiny_drafter, tiny_target
 
@@ -92,3 +96,27 @@ def test_calls_without_room_for_a_draft_are_plain_generates_from_the_first_on(mo
     drafter.generation_config.draft_schedule = "fixed"
     with pytest.raises(pytest.fail.Exception, match="our loop began"):
         target.generate(prompt, assistant_model=drafter, **options)
+
+
+def test_what_makes_plain_steps_faster_is_not_set_up_for_a_few_of_them(monkeypatch):
+    target, prompt = tiny_target(), random_prompt(7)
+    drafter = tiny_drafter("dflash", target)
+    drafter.generation_config.draft_schedule = "auto"
+    entered = []
+    monkeypatch.setattr(plain, "packed_layers", lambda *args, **kwargs: entered.append(args) or nullcontext())
+    monkeypatch.setattr(Schedule, "leaves_to_plain", lambda self, batch, length: True)
+    for num_tokens, is_set_up in ((1, False), (2, False), (24, True)):
+        entered.clear()
+        mask = torch.ones_like(prompt)
+        target.generate(prompt, attention_mask=mask, assistant_model=drafter, max_new_tokens=num_tokens)
+        assert bool(entered) is is_set_up
+
+
+def test_forwards_are_asked_once_for_what_they_take(monkeypatch):
+    asked, real = [], inspect.signature
+    monkeypatch.setattr(target_checks.inspect, "signature", lambda forward: asked.append(forward) or real(forward))
+    target = tiny_target()
+    assert target_checks.takes_positions(target)
+    asked.clear()
+    assert target_checks.takes_positions(tiny_target())
+    assert asked == []

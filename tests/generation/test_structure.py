@@ -11,7 +11,14 @@ from transformers import Gemma3TextConfig, Qwen3Config
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from hf_pardraft.generation.target_side import structure
-from hf_pardraft.generation.target_side.structure import layer_types_of, modules_of, parameters_of, walking_once
+from hf_pardraft.generation.target_side.structure import (
+    layer_types_of,
+    modules_of,
+    parameters_of,
+    walking_once,
+    windows_of,
+)
+from hf_pardraft.models.masks import attention_windows
 
 
 def test_modules_are_those_of_torch_once_each():
@@ -48,6 +55,26 @@ def test_parameters_of_several_models_are_those_of_torch_once_each():
 def test_layer_types_are_those_of_transformers(config):
     assert layer_types_of(config) == get_layer_types_and_kwargs(config)
     assert layer_types_of(config) is layer_types_of(config)
+
+
+@pytest.mark.parametrize("config", [Qwen3Config(num_hidden_layers=3), Gemma3TextConfig(num_hidden_layers=7)])
+def test_windows_are_those_of_transformers(config):
+    assert windows_of(config) == attention_windows(config)
+
+
+def test_within_a_call_a_config_is_compared_once_and_after_it_anew(monkeypatch):
+    config, compared = Gemma3TextConfig(num_hidden_layers=6, sliding_window=8), []
+    real = structure.plain_values
+    monkeypatch.setattr(structure, "plain_values", lambda *args: compared.append(args) or real(*args))
+    with walking_once():
+        first = windows_of(config)
+        num_compared = len(compared)
+        assert windows_of(config) == first
+        assert len(compared) == num_compared
+        # Another config that came to the place of one that is gone would be known by its own.
+        assert layer_types_of(Gemma3TextConfig(num_hidden_layers=2)) != layer_types_of(config)
+    config.sliding_window = 4
+    assert windows_of(config)["sliding_attention"] == 4
 
 
 def test_a_changed_config_is_looked_at_again():

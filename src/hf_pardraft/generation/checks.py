@@ -11,7 +11,6 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from ..models.inputs import input_device
-from ..models.masks import attention_windows
 from .settings import DraftSettings, returns_states
 from .target_side.callers_cache import check_cache, is_offloading
 from .target_side.positions import num_positions
@@ -27,7 +26,7 @@ from .target_side.servable import (
     check_takes_padding,
 )
 from .target_side.step_inputs import StepInputs, step_inputs
-from .target_side.structure import has_attention_only, is_hybrid, modules_of
+from .target_side.structure import has_attention_only, is_hybrid, modules_of, windows_of
 
 logger = logging.get_logger(__name__)
 
@@ -186,7 +185,7 @@ def check_inputs(
     if attention_mask is not None:
         check_ends(attention_mask)
     text_config = target.config.get_text_config(decoder=True)
-    has_windows = any(size is not None for size in attention_windows(text_config).values())
+    has_windows = any(size is not None for size in windows_of(text_config).values())
     if attention_mask is not None and (has_windows or is_hybrid(text_config)):
         check_has_no_gap(attention_mask)
     check_can_roll_back(text_config)

@@ -45,6 +45,20 @@ def write_plain(
     return result
 
 
+def write_briefly(
+    target: PreTrainedModel,
+    drafter: ParallelDrafter,
+    input_ids: torch.LongTensor,
+    generation_config: GenerationConfig,
+    **arguments: Any,
+) -> Any:
+    """As [`write_plain`], so few tokens that its faster ways don't pay: a call looks over all packed weights, to begin with."""
+    drafter.last_stats = stats = DecodeStats()
+    result = target._sample(input_ids, generation_config=generation_config, **arguments)
+    add_plain_rounds(stats, new_ids_of(result, input_ids.shape[1]), generation_config._eos_token_tensor)
+    return result
+
+
 def is_compiled_alike(target: PreTrainedModel, generation_config: GenerationConfig) -> bool:
     """Whether plain `generate` compiles its steps where our rounds are compiled: by itself it does so on accelerators alone."""
     compile_config = generation_config.compile_config

@@ -1,6 +1,8 @@
 """What a target takes, and what of it a drafter can read: how many hidden states, how wide they are, and the checks on both."""
 
+import functools
 import inspect
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -29,7 +31,14 @@ def has_plain_weights(model: nn.Module) -> bool:
 def takes_positions(target: PreTrainedModel) -> bool:
     """Whether a target's forward names `position_ids`, or one that it overrides, which somebody's wrapper may not."""
     forwards = [vars(each)["forward"] for each in type(target).__mro__ if "forward" in vars(each)]
-    return any("position_ids" in inspect.signature(forward).parameters for forward in (target.forward, *forwards))
+    own = vars(target).get("forward")
+    return any(map(_names_positions, forwards)) or (own is not None and _names_positions.__wrapped__(own))
+
+
+@functools.lru_cache(maxsize=256)
+def _names_positions(forward: Callable) -> bool:
+    """Whether a class's forward names `position_ids`. Each call asks, and a signature is slow to make."""
+    return "position_ids" in inspect.signature(forward).parameters
 
 
 def state_recorder(target: PreTrainedModel) -> PreTrainedModel | None:

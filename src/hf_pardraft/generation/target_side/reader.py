@@ -6,13 +6,13 @@ import torch
 from transformers import PreTrainedModel
 
 from ...models.inputs import are_real, input_device, last_columns
-from ...models.masks import additive_masks, attention_windows, padded_masks
+from ...models.masks import additive_masks, padded_masks
 from ..finished import FinishedItems
 from ..tree.token_tree import TokenTree
 from .cache import Entries, TargetCache
 from .callers_cache import is_offloading, wanted_entries
 from .prompt import ENCODED_MEDIA, HANDLED, TOKEN_TYPES, PendingTokens, Prompt
-from .structure import is_hybrid, layer_types_of
+from .structure import is_hybrid, layer_types_of, windows_of
 
 
 class TargetReader:
@@ -34,7 +34,7 @@ class TargetReader:
         self.is_hybrid = is_hybrid(text_config)
         self.takes_positions = model_kwargs.get("position_ids") is not None
         self.keeps_logits = target._supports_logits_to_keep()
-        self.windows = attention_windows(text_config)
+        self.windows = windows_of(text_config)
         self.has_windows = any(size is not None for size in self.windows.values())
         # How far the positions on each axis are ahead of the token's index, once the prompt is read.
         self.axis_shift: torch.LongTensor | None = None

@@ -23,13 +23,13 @@ ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attentio
 RECURRENT_LAYER_TYPES = {"linear_attention", "conv"}
 
 
-# `found` of the call that this thread is in: by a model's id, its modules.
+# `found` of the call that this thread is in: by a model's id, its modules; and by a config's, itself and its layers.
 _call = threading.local()
 
 
 @contextmanager
 def walking_once() -> Iterator[None]:
-    """For one generate call: [`modules_of`] walks each model once, though it is asked for by whoever looks at its layers."""
+    """For one generate call: models are walked, and configs read, once each, though whoever looks at layers asks for them."""
     outer, _call.found = getattr(_call, "found", None), {}
     try:
         yield
@@ -79,8 +79,18 @@ def told_by_hooks(target: PreTrainedModel) -> set[str]:
 def layer_types_of(config: PreTrainedConfig) -> tuple[list[str], list[dict[str, Any]]]:
     """For each layer of a text config its type, and arguments of its cache, as transformers finds them.
 
-    What was found is kept until something in the config changes.
+    What was found is kept until something in the config changes, between two calls of `generate`.
     """
+    in_call = getattr(_call, "found", None)
+    known, found = (None, None) if in_call is None else in_call.get(("layers", id(config)), (None, None))
+    if known is not config:
+        found = _layer_types_of(config)
+        if in_call is not None:
+            in_call["layers", id(config)] = config, found
+    return found
+
+
+def _layer_types_of(config: PreTrainedConfig) -> tuple[list[str], list[dict[str, Any]]]:
     ref, as_it_was, found = _known.get(id(config), (None, None, None))
     as_it_is = plain_values(vars(config))
     if ref is None or ref() is not config or as_it_is != as_it_was:
@@ -106,6 +116,12 @@ def plain_values(value: Any, depth: int = DEEPEST) -> Any:
     if depth and kind is dict:
         return {name: plain_values(item, depth - 1) for name, item in value.items()}
     return kind
+
+
+def windows_of(config: PreTrainedConfig) -> dict[str, int | None]:
+    """As [`attention_windows`], of which each call asks, too."""
+    layers = zip(*layer_types_of(config), strict=True)
+    return {layer_type: kwargs.get("sliding_window") for layer_type, kwargs in layers if layer_type != "dummy"}
 
 
 def attended_layers(config: PreTrainedConfig) -> list[int]:
