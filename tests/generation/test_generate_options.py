@@ -452,6 +452,24 @@ def test_the_default_device_of_new_tensors_may_be_another(kind, count):
         assert torch.equal(*texts)
 
 
+@pytest.mark.parametrize("budget", [0, 8])
+@pytest.mark.parametrize("lengths", [(6,), (6, 6)])
+@pytest.mark.parametrize("who", ["the configuration", "the call"])
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "gpt_oss"])
+def test_what_routers_put_out_is_of_no_interest(architecture, who, lengths, budget):
+    """A configuration that was trained with says so, and transformers makes a loss of it, and of the mask."""
+    target, (ids, mask) = tiny_target(architecture), ragged_prompts(lengths)
+    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 12}
+    expected = target.generate(ids, **options)
+    drafter = batch_oracle("pard", target, expected, mask, budget)
+    drafter.generation_config.draft_schedule = "fixed"
+    if who == "the call":
+        options["output_router_logits"] = True
+    target.config.output_router_logits = who == "the configuration"
+    assert torch.equal(target.generate(ids, assistant_model=drafter, **options), expected)
+    assert drafter.last_stats.tau > 1.5
+
+
 @pytest.mark.parametrize(
     ("options", "budget"),
     [

@@ -14,6 +14,9 @@ from .callers_cache import is_offloading, wanted_entries
 from .prompt import ENCODED_MEDIA, HANDLED, TOKEN_TYPES, PendingTokens, Prompt
 from .structure import is_hybrid, layer_types_of, windows_of
 
+# What experts' routers put out: a target's configuration, or a call, may ask for it.
+ROUTER_LOGITS = "output_router_logits"
+
 
 class TargetReader:
     """Runs the target, and keeps its cache at the committed text.
@@ -50,6 +53,9 @@ class TargetReader:
             and value is not None
             and not isinstance(value, torch.Tensor)
         }
+        if (vars(text_config) | others).get(ROUTER_LOGITS):
+            # Of them a loss is made that nobody sees, and that knows masks of `(batch, length)` only.
+            others[ROUTER_LOGITS] = False
         self.arguments = {**others, **requested, "use_cache": True, "return_dict": True, "past_key_values": self.cache}
 
     def read_prompt(self, prompt: Prompt, tree: TokenTree | None) -> Any:
