@@ -78,6 +78,23 @@ def test_callers_own_see_each_token_of_the_whole_batch_once(who, budget, ends, d
     assert drafter.last_stats.tau > (1.0 if who == "criterion" else 1.1)
 
 
+class Views(LogitsProcessor):
+    """Looks at what it gets as numbers that lie one after another in memory."""
+
+    def __call__(self, input_ids, scores):
+        return (scores.view(-1) + input_ids.view(-1)[-1] % 3).view(scores.shape)
+
+
+@pytest.mark.parametrize("budget", [0, 8])
+def test_texts_lie_in_memory_as_in_plain_generate(budget):
+    target, (ids, mask) = tiny_target("llama"), ragged_prompts(LENGTHS)
+    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": NEW}
+    expected = target.generate(ids, logits_processor=[Views()], **options)
+    drafter = batch_oracle("pard", target, expected, mask, budget)
+    found = target.generate(ids, assistant_model=drafter, logits_processor=[Views()], **options)
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("budget", [0, 8])
 def test_marks_and_guidance_of_transformers_keep_their_state_for_a_batch(budget):
     target, (ids, mask) = tiny_target("llama"), ragged_prompts((8, 8))

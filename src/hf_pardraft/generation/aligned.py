@@ -44,7 +44,9 @@ class AlignedDecoding(SpeculativeDecoding):
         scores = torch.zeros_like(logits)
         items, slots = torch.arange(batch, device=device), [0] * batch
         children = [children_of(tree, item) for item in range(batch)]
-        text, self.num_steps, self.was_over = self.sequences.last(self.sequences.lengths[0]), 0, self.over
+        # As plain `generate` has it, in memory of its own: a processor may look at it by `view`.
+        text = self.sequences.last(self.sequences.lengths[0]).contiguous()
+        self.num_steps, self.was_over = 0, self.over
         while None not in slots and not all(self.over):
             here = (items, torch.tensor(slots, device=device))
             processed = self.processors(text, logits[here])
