@@ -10,7 +10,6 @@ from itertools import groupby
 import pytest
 
 from hf_pardraft.generation.scheduling.acceptance import AcceptanceRates
-from hf_pardraft.generation.scheduling.beside_plain import Mean
 from hf_pardraft.generation.scheduling.costs import Costs
 from hf_pardraft.generation.scheduling.estimates import interpolated
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
@@ -552,7 +551,7 @@ def test_whole_calls_tell_whether_a_batch_is_drafted():
         costs.note(plan, seconds)
     assert costs.drafted_calls_are_slower(1.0) is None
     for drafted, is_slower in ((1 / Costs.LIKELY_LEAD_OF_BATCH + 0.01, True), (0.6, False)):
-        costs.drafted_calls = Mean()
+        costs.drafted_calls.last.clear()
         costs.note_call(100 * drafted, 100, is_plain=False)
         # Plain `generate` is thought to be faster than rounds without a draft, as long as nobody has seen it.
         assert costs.drafted_calls_are_slower(1.0) is is_slower
@@ -569,6 +568,34 @@ def test_a_batch_is_left_for_clearly_slower_calls_alone_and_the_more_of_them_the
         verdicts.append(costs.drafted_calls_are_slower(1.0))
     # The doubt about the mean of n calls is one over the root of n of that about one.
     assert verdicts == [False, False, True, True]
+
+
+@pytest.mark.parametrize(("unevenness", "is_slower"), [(0.02, True), (0.4, False)])
+def test_on_a_machine_whose_speed_changes_calls_have_to_be_slower_by_more(unevenness, is_slower):
+    costs = Costs()
+    for number in range(8):
+        speed = 1 + unevenness * (-1) ** number
+        costs.note_call(108 * speed, 100, is_plain=False)
+        costs.note_call(100 / speed, 100, is_plain=True)
+    assert costs.drafted_calls_are_slower(1.0) is is_slower
+
+
+def test_a_lucky_hour_of_plain_generate_is_made_good_by_its_next_calls():
+    costs = Costs()
+    for speed in (1.0, 1.7, 1.0, 1.7):
+        costs.note_call(90 * speed, 100, is_plain=False)
+    verdicts = []
+    for speed in (1.0, 1.7, 1.0, 1.7, 1.7):
+        costs.note_call(100 * speed, 100, is_plain=True)
+        verdicts.append(costs.drafted_calls_are_slower(1.0))
+    assert verdicts[0] is True
+    assert verdicts[-1] is False
+
+
+def test_a_clock_that_sees_no_time_tells_nothing_of_calls():
+    costs = Costs()
+    costs.note_call(0.0, 100, is_plain=False)
+    assert costs.drafted_calls_are_slower(1.0) is None
 
 
 @pytest.mark.parametrize("seed", [7, 10])
@@ -625,7 +652,7 @@ def test_only_calls_that_mostly_draft_tell_what_whole_calls_take():
         assert knowledge.costs_for(2).drafted_calls.count == 0
         assert knowledge.costs_for(4).drafted_calls.count == (60 if tells else 0)
         if tells:
-            assert knowledge.costs_for(4).drafted_calls.value == pytest.approx(30 / 60)
+            assert knowledge.costs_for(4).drafted_calls.mean()[0] == pytest.approx(30 / 60)
 
 
 def test_a_batch_that_had_to_be_left_lets_plain_generate_be_timed_again():

@@ -18,7 +18,7 @@ from .candidate_generator import ParallelCandidateGenerator, evaluating
 from .checks import check_mode, check_request, warn_of_dropout, warn_of_hooks
 from .dispatch import FEWEST_TOKENS, decoding_for, does_without_compiling, fit_to, schedule_for
 from .draft_judge import DraftJudge, lookup_for
-from .plain import is_compiled_alike, new_ids_of, write_briefly, write_plain
+from .plain import is_compiled_alike, new_ids_of, write_plain
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
 from .stopping import StopChecks, whole_length
 from .target_side.structure import is_hybrid, walking_once
@@ -242,11 +242,11 @@ def _decode_or_leave(
     most = generation_config.max_length - input_ids.shape[1]
     whole = {"synced_gpus": synced_gpus, **prepared, **model_kwargs}
     if may_leave and most < FEWEST_TOKENS:
-        return write_briefly(target, drafter, input_ids, **whole)
+        return write_plain(target, drafter, input_ids, is_brief=True, **whole)
     schedule = schedule_for(target, drafter, settings, generation_config)
     shape = input_ids.shape
     if may_leave and (schedule.ends_too_soon(*shape, most) or schedule.leaves_to_plain(*shape)):
-        result = (write_briefly if schedule.is_short else write_plain)(target, drafter, input_ids, **whole)
+        result = write_plain(target, drafter, input_ids, **whole)
         schedule.note_plain(drafter.last_stats.rounds)
         if schedule.looks_back:
             lookup = lookup_for(settings, is_hybrid(target.config.get_text_config(decoder=True)))

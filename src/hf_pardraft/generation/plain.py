@@ -23,6 +23,7 @@ def write_plain(
     drafter: ParallelDrafter,
     input_ids: torch.LongTensor,
     generation_config: GenerationConfig,
+    is_brief: bool = False,
     **arguments: Any,
 ) -> Any:
     """Continue `input_ids (batch, length)` by plain `generate`; returns what that returns.
@@ -30,31 +31,19 @@ def write_plain(
     Args:
         target, input_ids, generation_config: as `generate` prepared them.
         drafter: drafts nothing; its `last_stats` say so.
+        is_brief: whether so few tokens are to be written that faster steps don't pay: a call looks over all packed weights, to
+            begin with.
         **arguments: the others that `generate` prepared.
     """
     wanted = settings_of_call(drafter, generation_config).pack_weights
     drafter.last_stats = stats = DecodeStats()
     with ExitStack() as ways:
         # What plain `generate` compiles, it would compile anew for ours.
-        if not wants_compiled(generation_config):
+        if not (is_brief or wants_compiled(generation_config)):
             ways.enter_context(packed_layers(target, wanted=wanted))
             ways.enter_context(fused_norms(target))
             ways.enter_context(fast_attention(target))
         result = _continued(target, input_ids, generation_config, **arguments)
-    add_plain_rounds(stats, new_ids_of(result, input_ids.shape[1]), generation_config._eos_token_tensor)
-    return result
-
-
-def write_briefly(
-    target: PreTrainedModel,
-    drafter: ParallelDrafter,
-    input_ids: torch.LongTensor,
-    generation_config: GenerationConfig,
-    **arguments: Any,
-) -> Any:
-    """As [`write_plain`], so few tokens that its faster ways don't pay: a call looks over all packed weights, to begin with."""
-    drafter.last_stats = stats = DecodeStats()
-    result = target._sample(input_ids, generation_config=generation_config, **arguments)
     add_plain_rounds(stats, new_ids_of(result, input_ids.shape[1]), generation_config._eos_token_tensor)
     return result
 

@@ -24,7 +24,7 @@ class Beginnings:
     def __init__(self) -> None:
         # Replaced as a whole, or added to: calls in other threads may ask meanwhile.
         self.set_ups: deque[float] = deque(maxlen=self.REMEMBERED)
-        self.lengths: deque[int] = deque(maxlen=self.REMEMBERED)
+        self.lengths: deque[float] = deque(maxlen=self.REMEMBERED)
         # Of each token of a prompt, what the drafter takes to read it.
         self.reading = Mean()
 
@@ -38,9 +38,9 @@ class Beginnings:
         if num_tokens and math.isfinite(seconds):
             self.reading.note(max(seconds, 0.0) / num_tokens, num_tokens)
 
-    def note_call(self, num_tokens: int) -> None:
-        """Learn how many tokens a call wrote."""
-        self.lengths.append(num_tokens)
+    def note_call(self, num_tokens: int, most: int) -> None:
+        """Learn how many tokens a call wrote, which might write so many. One that wrote all of them might have gone on."""
+        self.lengths.append(num_tokens if num_tokens < most else math.inf)
 
     def seconds(self, length: int) -> float | None:
         """Of a beginning with a prompt of this length; `None` where nobody knows."""

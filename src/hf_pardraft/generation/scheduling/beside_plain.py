@@ -1,6 +1,7 @@
 """What plain `generate` takes, beside our rounds without a draft and beside whole calls with drafts. Pure."""
 
 import math
+from collections import deque
 
 
 class Mean:
@@ -17,6 +18,40 @@ class Mean:
         self.value += min(count / self.count, 1.0) * (value - self.value)
 
 
+class Calls:
+    """What the last whole calls have taken for each of plain `generate`'s steps, and how unevenly.
+
+    Args:
+        deviation: the share by which one call may differ from their mean, before that is seen.
+        weight: calls whose weight that has.
+    """
+
+    REMEMBERED = 16
+
+    def __init__(self, deviation: float, weight: float) -> None:
+        self.deviation, self.weight = deviation, weight
+        # Seconds and steps. Calls in other threads may add to them.
+        self.last: deque[tuple[float, int]] = deque(maxlen=self.REMEMBERED)
+
+    def note(self, seconds: float, num_steps: int) -> None:
+        """Learn from a call; from one in which a clock saw no time, nothing."""
+        if math.isfinite(seconds) and seconds > 0:
+            self.last.append((seconds, num_steps))
+
+    @property
+    def count(self) -> int:
+        """Their steps."""
+        return sum(num_steps for _, num_steps in [*self.last])
+
+    def mean(self) -> tuple[float, float]:
+        """Seconds of a step, and the share by which that may well be wrong; of one call at least."""
+        last = [*self.last]
+        mean = sum(seconds for seconds, _ in last) / sum(num_steps for _, num_steps in last)
+        squares = sum((seconds / num_steps / mean - 1) ** 2 for seconds, num_steps in last)
+        variance = (self.weight * self.deviation**2 + squares) / (self.weight + len(last) - 1)
+        return mean, math.sqrt(variance / len(last))
+
+
 class BesidePlain:
     """Seconds of all these at one batch size, which say whether a call is better left to plain `generate`.
 
@@ -25,7 +60,6 @@ class BesidePlain:
         upkeep: what a drafter's reading now and then takes of each round without a draft.
         drafted_calls, plain_calls: of whole calls, their prompts included, for each of plain `generate`'s steps: with drafts, and
             left to it.
-        num_drafted_calls: how many the former were.
     """
 
     # Rounds without a draft from which is known what they cost in the mean of a text.
@@ -40,14 +74,16 @@ class BesidePlain:
     # happens on the host.
     LIKELY_LEAD = 1.1
     LIKELY_LEAD_OF_BATCH = 1.2
-    # Share by which one whole call with drafts may well be slower than others, since its texts are: a verdict by few would last,
-    # as no call that is left to plain `generate` tells what drafts bring.
-    DOUBT_OF_CALL = 0.1
+    # Share by which a whole call with drafts differs from others, since its texts do, before that is seen, and calls whose weight
+    # this has: a verdict by few would last, as no call that is left to plain `generate` tells what drafts bring.
+    DOUBT_OF_CALL, DOUBTED_FOR = 0.1, 3.0
+    # The same of calls that are left to it, of which there will be more: they differ as the machine's hours do.
+    DOUBT_OF_PLAIN_CALL, PLAIN_DOUBTED_FOR = 0.03, 1.0
 
     def __init__(self) -> None:
         self.undrafted, self.plain, self.upkeep = Mean(), Mean(), 0.0
-        self.drafted_calls, self.plain_calls = Mean(), Mean()
-        self.num_drafted_calls = 0
+        self.drafted_calls = Calls(self.DOUBT_OF_CALL, self.DOUBTED_FOR)
+        self.plain_calls = Calls(self.DOUBT_OF_PLAIN_CALL, self.PLAIN_DOUBTED_FOR)
         # Rounds without a draft since plain `generate`'s steps were timed last, and for how many the comparison is trusted.
         self.num_undrafted_since, self.trusted_for = 0, self.LOOKED_AGAIN
 
@@ -68,16 +104,14 @@ class BesidePlain:
 
     def note_call(self, seconds: float, num_steps: int, is_plain: bool) -> None:
         """Learn what a whole call has taken, left to plain `generate` or not, which makes so many steps in it."""
-        # Counted first: calls in other threads may ask meanwhile, and divide by it.
-        self.num_drafted_calls += not is_plain
-        (self.plain_calls if is_plain else self.drafted_calls).note(seconds / num_steps, num_steps)
+        (self.plain_calls if is_plain else self.drafted_calls).note(seconds, num_steps)
 
     def note_left(self) -> None:
         """A call that began with drafts had to be left.
 
         If whole calls say otherwise, that may have been in another hour: those of plain `generate` are timed again.
         """
-        self.plain_calls = Mean()
+        self.plain_calls = Calls(self.DOUBT_OF_PLAIN_CALL, self.PLAIN_DOUBTED_FOR)
 
     def drafted_calls_are_slower(self, undrafted: float | None) -> bool | None:
         """Whether whole calls with drafts have clearly taken longer than plain `generate`'s; `None` if there were none.
@@ -87,12 +121,14 @@ class BesidePlain:
         Args:
             undrafted: seconds of these, if they are known.
         """
-        if not self.drafted_calls.count or undrafted is None:
+        drafted, plain = self.drafted_calls, self.plain_calls
+        if not drafted.count or undrafted is None:
             return None
-        if not self.plain_calls.count:
-            return self.drafted_calls.value > undrafted / self.LIKELY_LEAD_OF_BATCH
-        doubt = self.DOUBT_OF_CALL / math.sqrt(self.num_drafted_calls)
-        return self.drafted_calls.value > (1 + doubt) * self.plain_calls.value
+        seconds, doubt = drafted.mean()
+        if not plain.count:
+            return seconds > undrafted / self.LIKELY_LEAD_OF_BATCH
+        of_plain, doubt_of_plain = plain.mean()
+        return seconds > (1 + math.hypot(doubt, doubt_of_plain)) * of_plain
 
     def plain_is_slower(self, is_of_batch: bool) -> bool:
         """Whether plain `generate`'s steps are known to take longer than rounds without a draft; of few of these nobody knows.

@@ -96,8 +96,8 @@ class Schedule:
         # Costs of the batch that a call begins with; and rounds that drafted.
         self.of_call: Costs | None = None
         self.num_drafted = 0
-        # Whether the call is left to plain `generate` for being short.
-        self.is_short = False
+        # The most tokens to write; and whether the call is left to plain `generate` for being short.
+        self.most, self.is_short = 0, False
 
     def ends_too_soon(self, batch: int, length: int, most: int) -> bool:
         """Whether a call writes so few tokens that drafts save less time than it takes to begin with them.
@@ -106,20 +106,19 @@ class Schedule:
             batch, length: of the prompts.
             most: the most tokens to write.
         """
-        self.costs = costs = self.knowledge.costs_for(batch)
-        self.batch = batch
-        beginnings = self.knowledge.beginnings
+        self.costs, self.batch, self.most = self.knowledge.costs_for(batch), batch, most
+        costs, beginnings = self.costs, self.knowledge.beginnings
         begins = beginnings.seconds(length)
         is_judged = self.rounds.is_known(costs) and self.knowledge.earlier.num_judged >= self.JUDGED
         if begins is None or not (self.rounds.may_be_left and is_judged):
             return False
         costs.length = self.rounds.length_that_matters(length)
-        self.worth.work_out(costs, batch)
         # The prompt's forward writes one.
         num_left = max(beginnings.expected_tokens(most) - 1, 0.0)
-        undrafted = num_left * self.worth.seconds[NOTHING]
+        undrafted = num_left * costs.of(NOTHING)
         if begins < Beginnings.MATTERS * undrafted:
             return False
+        self.worth.work_out(costs, batch)
         saved = undrafted / costs.lead_of_plain(batch > 1) - self.worth.seconds_of_drafted(num_left)
         self.is_short = saved < begins and not self.tries.begins_a_call(costs)
         return self.is_short
@@ -152,14 +151,14 @@ class Schedule:
     def end_call(self, num_steps: int) -> None:
         """Learn that a call was not left, which plain `generate` would have made so many steps in."""
         costs, self.of_call = self.of_call, None
-        self.knowledge.beginnings.note_call(num_steps)
+        self.knowledge.beginnings.note_call(num_steps, self.most)
         if costs is not None and self.num_drafted >= self.MOSTLY_DRAFTED * self.num_rounds:
             costs.note_call(self.clock() - self.begun, num_steps, is_plain=False)
 
     def note_plain(self, num_rounds: int) -> None:
         """Learn that plain `generate` has written so many tokens instead, in the time since the last round."""
         now = self.clock()
-        self.knowledge.beginnings.note_call(self.num_rounds + num_rounds)
+        self.knowledge.beginnings.note_call(self.num_rounds + num_rounds, self.most)
         # Of so few steps the prompt, and what comes before it, takes too much.
         if num_rounds and not self.is_short:
             self.costs.note_plain((now - self.started) / num_rounds, num_rounds)
