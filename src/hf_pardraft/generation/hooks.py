@@ -238,10 +238,10 @@ def _decode_or_leave(
     if does_without_compiling(target, drafter, input_ids.device, generation_config, known):
         setattr(generation_config, RESOLVED, fit_to(asked, target, model_kwargs, generation_config))
     settings = settings_of_call(drafter, generation_config)
-    may_leave = settings.is_automatic and is_compiled_alike(target, generation_config)
+    may_leave = is_compiled_alike(target, generation_config)
     most = generation_config.max_length - input_ids.shape[1]
     whole = {"synced_gpus": synced_gpus, **prepared, **model_kwargs}
-    if may_leave and most < FEWEST_TOKENS:
+    if may_leave and settings.is_automatic and most < FEWEST_TOKENS:
         return write_plain(target, drafter, input_ids, is_brief=True, **whole)
     schedule = schedule_for(target, drafter, settings, generation_config)
     shape = input_ids.shape

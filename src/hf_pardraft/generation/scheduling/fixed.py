@@ -30,6 +30,10 @@ class FixedSchedule:
         """The plan, whatever room there is."""
         return self.plan
 
+    def ends_too_soon(self, batch: int, length: int, most: int) -> bool:
+        """It drafts."""
+        return False
+
     def leaves_to_plain(self, batch: int, length: int) -> bool:
         """It drafts."""
         return False
