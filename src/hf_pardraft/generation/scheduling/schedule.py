@@ -106,13 +106,11 @@ class Schedule:
             batch, length: of the prompts.
             most: the most tokens to write.
         """
-        self.costs, self.batch, self.most = self.knowledge.costs_for(batch), batch, most
-        costs, beginnings = self.costs, self.knowledge.beginnings
+        self.most, beginnings = most, self.knowledge.beginnings
         begins = beginnings.seconds(length)
-        is_judged = self.rounds.is_known(costs) and self.knowledge.earlier.num_judged >= self.JUDGED
-        if begins is None or not (self.rounds.may_be_left and is_judged):
+        if not self._may_be_left(batch, length) or begins is None:
             return False
-        costs.length = self.rounds.length_that_matters(length)
+        costs = self.costs
         # The prompt's forward writes one.
         num_left = max(beginnings.expected_tokens(most) - 1, 0.0)
         undrafted = num_left * costs.of(NOTHING)
@@ -125,12 +123,9 @@ class Schedule:
 
     def leaves_to_plain(self, batch: int, length: int) -> bool:
         """Whether plain `generate` is better for a call of so many items of this length, and nothing is to be tried in it."""
-        self.costs, self.batch = self.knowledge.costs_for(batch), batch
-        self.costs.length = self.rounds.length_that_matters(length)
-        is_judged = self.rounds.is_known(self.costs) and self.knowledge.earlier.num_judged >= self.JUDGED
-        is_compared = self._may_leave or self.costs.drafted_calls.count
+        may_be_left = self._may_be_left(batch, length) and (self._may_leave or self.costs.drafted_calls.count)
         # What is due was found to be tried, and paid for, in a short call.
-        if not (self.rounds.may_be_left and is_judged and is_compared) or self.tries.due is not None:
+        if not may_be_left or self.tries.due is not None:
             return False
         self.worth.work_out(self.costs, self.batch)
         self.best = NOTHING
@@ -138,6 +133,13 @@ class Schedule:
         are_slower = self.costs.drafted_calls_are_slower(self.costs.of(NOTHING)) if are_compared else None
         is_plain = self.worth.is_surely_plain(self.costs) if are_slower is None else are_slower
         return is_plain and not self.tries.begins_a_call(self.costs)
+
+    def _may_be_left(self, batch: int, length: int) -> bool:
+        """Go by such a call from here on; returns whether enough is known to leave it to plain `generate`."""
+        self.costs, self.batch = self.knowledge.costs_for(batch), batch
+        self.costs.length = self.rounds.length_that_matters(length)
+        is_judged = self.knowledge.earlier.num_judged >= self.JUDGED
+        return self.rounds.may_be_left and self.rounds.is_known(self.costs) and is_judged
 
     def leaves_rest_to_plain(self) -> bool:
         """Whether plain `generate` is better for the rest of a call, too: to be asked before each round."""
@@ -200,8 +202,7 @@ class Schedule:
         self.length = self.rounds.length_that_matters(length)
         if self.num_rounds == 1:
             self.knowledge.beginnings.note_set_up(self.clock() - self.begun)
-        if self.num_rounds == 1 and batch > 1:
-            self.of_call = self.knowledge.costs_for(batch)
+            self.of_call = self.knowledge.costs_for(batch) if batch > 1 else None
         if not self.untold or batch != self.batch or room < self.plan.depth:
             self._choose(batch, room)
             # To think it over is no part of the round: tries, before which that is done, would seem slow for it.
