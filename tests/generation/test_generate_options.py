@@ -239,6 +239,26 @@ def test_returned_outputs_have_the_shapes_and_values_of_plain_generate(target, d
         torch.testing.assert_close(found[1], plain[1], **close)
 
 
+class WritesOver(LogitsProcessor):
+    """Changes the scores that it is given, and no copy of them."""
+
+    def __call__(self, input_ids, scores):
+        scores[:, 5:9] -= 3.0
+        return scores
+
+
+@pytest.mark.parametrize("lengths", [(7,), (7, 7, 4)])
+def test_returned_logits_are_what_a_processor_leaves_of_them_as_in_plain_generate(target, lengths):
+    ids, mask = ragged_prompts(lengths)
+    returned = {"return_dict_in_generate": True, "output_logits": True}
+    options = {**OPTIONS, **returned, "attention_mask": mask, "logits_processor": [WritesOver()]}
+    expected = target.generate(ids, **options)
+    drafter = batch_oracle("pard", target, expected.sequences, mask)
+    found = target.generate(ids, assistant_model=drafter, **options)
+    assert drafter.last_stats.tau > 1.2
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-3, atol=1e-4)
+
+
 def test_returned_attentions_equal_plain_ones(drafter):
     eager = tiny_target("llama")
     eager.set_attn_implementation("eager")

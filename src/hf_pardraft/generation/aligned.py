@@ -49,7 +49,10 @@ class AlignedDecoding(SpeculativeDecoding):
         self.num_steps, self.was_over = 0, self.over
         while None not in slots and not all(self.over):
             here = (items, torch.tensor(slots, device=device))
-            processed = self.processors(text, logits[here])
+            of_step = logits[here]
+            processed = self.processors(text, of_step)
+            # A processor may write over what it is given.
+            logits[here] = of_step
             choice = self.choice.at(processed, slice(None), self.num_steps)
             if self.pads:
                 choice = choice.masked_fill(torch.tensor(self.over, device=device), self.finished.padding)

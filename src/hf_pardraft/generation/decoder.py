@@ -116,10 +116,12 @@ class SpeculativeDecoding(DecodingCall):
     def choose(
         self, logits: torch.Tensor, tree: TokenTree | None
     ) -> tuple[torch.LongTensor, torch.Tensor, torch.Tensor | None]:
-        """The target's choices `(batch, slots)`; also the processed scores and, if they were asked for, raw logits."""
+        """The target's choices `(batch, slots)`; also the processed scores and, if they were asked for, raw logits.
+
+        Like plain `generate`'s, these are what a processor leaves of them that writes over what it is given.
+        """
         logits = logits.to(device=self.sequences.device, dtype=torch.float32)
-        raw_logits = logits.clone() if self.recorder.logits is not None else None
-        return *self._choices(logits, tree), raw_logits
+        return *self._choices(logits, tree), logits if self.recorder.logits is not None else None
 
     def _choices(self, logits: torch.Tensor, tree: TokenTree | None) -> tuple[torch.LongTensor, torch.Tensor]:
         """The choices and processed scores of [`choose`], from logits in float32."""

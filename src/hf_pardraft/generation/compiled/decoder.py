@@ -337,7 +337,7 @@ class CompiledDecoding(SpeculativeDecoding):
         logits, states = self.compiler(steps.read, shape, target, shown)
         num_slots = 1 + (tree.num_nodes if tree else 0)
         logits = self._of_live(logits)[:, :num_slots]
-        if self.recorder.scores is not None:
+        if self.recorder.scores is not None or self.recorder.logits is not None:
             # They outlast the round, unlike what compiled steps leave.
             logits = logits.clone()
         choices, scores, raw_logits = self.choose(logits, tree)
