@@ -63,6 +63,13 @@ def test_a_file_where_a_folder_is_to_be_is_told_alike_by_every_command(command, 
     assert Path("prompts.txt").read_bytes() == before
 
 
+def test_a_card_of_a_folder_that_can_only_be_read_is_refused_before_any_work(monkeypatch):
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", lambda *rest, **more: pytest.fail("it worked"))
+    monkeypatch.setattr(os, "access", lambda place, mode: mode != os.W_OK)
+    told = pardraft("card", "family/dflash").error
+    assert "can't write family/dflash/README.md: no permission for" in told
+
+
 def test_a_link_that_leads_nowhere_is_no_place_for_a_folder(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     told = pardraft(*train("--output", tmp_path / "link")).error

@@ -45,7 +45,8 @@ def card(
     ] = False,
 ) -> None:
     """Write or renew a drafter's model card, say with measured results, and say what it still lacks."""
-    check_file_to_write(output)
+    path = output or folder / CARD
+    check_file_to_write(path)
     # Files first: they cost less to read than a drafter.
     facts = CardFacts(
         repo_id=repo,
@@ -59,7 +60,6 @@ def card(
         row_names=row or [],
     )
     drafter = load_folder(folder)
-    path = output or folder / CARD
     write_card(drafter, facts, folder, path, fresh)
     gaps = card_gaps(ModelCard.load(path))
     print_facts({"card": str(path), **{f"gap {number}": gap for number, gap in enumerate(gaps, start=1)}})
