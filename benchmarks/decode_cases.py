@@ -123,6 +123,8 @@ def stories_case(arguments: Namespace) -> Case:
 
 def demo_case(arguments: Namespace) -> Case:
     """The family that the package brings along."""
+    # Tensors this small only wait for a second thread.
+    torch.set_num_threads(1)
     family = load_family(SHIPPED_FAMILY)
     device = chosen_device("auto")
     pairs = {

@@ -187,6 +187,8 @@ class Cases:
 
     @property
     def family(self) -> Family:
+        # Tensors this small only wait for a second thread.
+        torch.set_num_threads(1)
         return load_once(self.arguments.family)
 
 

@@ -101,6 +101,8 @@ def ways(drafters: dict[str, ParallelDrafter], budget: int, schedules: list[str]
 
 
 def read_family(arguments: argparse.Namespace) -> Texts:
+    # Tensors this small only wait for a second thread.
+    torch.set_num_threads(1)
     family = load_family(SHIPPED_FAMILY)
     prompts = [family.tokenizer(text, return_tensors="pt").input_ids for text in built_in_prompts()]
     chosen = spread(prompts, arguments.prompts or len(prompts))

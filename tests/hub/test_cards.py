@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from huggingface_hub import EvalResult, ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -292,11 +291,8 @@ def test_what_is_no_json_is_refused(tmp_path):
 
 @pytest.mark.parametrize("path", DEMO_CARDS, ids=lambda path: path.stem)
 def test_a_demo_card_is_complete_and_its_example_runs(path, capsys):
-    card, threads = ModelCard.load(path), torch.get_num_threads()
-    try:
-        (names,) = run_examples(card)
-    finally:
-        torch.set_num_threads(threads)
+    card = ModelCard.load(path)
+    (names,) = run_examples(card)
     assert names["drafter"].config.drafter_kind == path.stem
     assert capsys.readouterr().out
     assert card.data.base_model

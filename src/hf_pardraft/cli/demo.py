@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 
@@ -26,6 +27,8 @@ def demo(
     """Complete Python code with a tiny target and its drafters, and compare them with plain generate."""
     from ..demo.show import DemoOptions, demo_json, show_demo
 
+    # Tensors this small only wait for a second thread.
+    torch.set_num_threads(1)
     options = DemoOptions(family, prompt_file, max_new_tokens, tree_budget, batch_size, compiled)
     if as_json:
         print(demo_json(options))

@@ -38,8 +38,6 @@ def load_family(path: Path) -> Family:
             f"no demo family in {path}: expected the folders target and at least one of {', '.join(DRAFTER_NAMES)}, each "
             f"with a config.json. Train one with: python examples/train_demo.py --output {path}"
         )
-    # Tensors this small only wait for a second thread.
-    torch.set_num_threads(1)
     return Family(
         tokenizer=load_tokenizer(str(path / "target")),
         target=load_model(str(path / "target"), dtype=torch.float32),
