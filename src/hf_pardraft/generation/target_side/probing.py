@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -23,6 +24,8 @@ from .structure import modules_of
 
 # Packages whose modules are known to treat each token of a forward alike.
 KNOWN_PACKAGES = {"accelerate", "bitsandbytes", "peft", "torch", "torchao", "transformers"}
+# Puts functions of its own in the place of theirs while a call runs.
+OURS = {"hf_pardraft"}
 # Relative error of logits; forwards of other shapes round otherwise, and where experts are chosen, much may follow from it.
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
 COARSE_TOLERANCE = 0.3
@@ -77,18 +80,29 @@ def package_of(origin: type | Callable) -> str:
     return (getattr(origin, "__module__", None) or "").partition(".")[0]
 
 
+def packages_of_function(function: Callable) -> set[str]:
+    """The packages that a function says it is from, and that its code is from: `functools.wraps` makes it say another's."""
+    found = {package_of(function)}
+    while isinstance(function, (partial, MethodType)):
+        function = function.func if isinstance(function, partial) else function.__func__
+    if isinstance(function, FunctionType):
+        found.add(function.__globals__.get("__name__", "").partition(".")[0])
+    return found
+
+
 def packages_of(modules: Sequence[nn.Module]) -> set[str]:
     """The packages that the classes of some modules are from, and their forwards, which may have been replaced."""
     classes = set(map(type, modules))
     # What is compiled has none that a class could be asked for.
-    return {package_of(origin) for each in classes for origin in (each, getattr(each, "forward", each))}
+    forwards = [each.forward for each in classes if hasattr(each, "forward")]
+    return set(map(package_of, classes)).union(*map(packages_of_function, forwards))
 
 
 def forwards_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
-    """What a caller has put in the place of single modules' forwards: neither a known package's, nor ours while a call runs."""
+    """What a caller has put in the place of single modules' forwards: neither a known package's nor ours."""
     forwards = (vars(module).get("forward") for module in modules)
-    known = KNOWN_PACKAGES | {"hf_pardraft"}
-    return [forward for forward in forwards if forward is not None and package_of(forward) not in known]
+    given = (forward for forward in forwards if forward is not None)
+    return [forward for forward in given if packages_of_function(forward) - KNOWN_PACKAGES - OURS]
 
 
 def attention_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
@@ -96,14 +110,14 @@ def attention_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
     names = {module.config._attn_implementation for module in modules if isinstance(module, PreTrainedModel)}
     # What is no function of all models is one of the model's own package.
     functions = [function for name in names if (function := ALL_ATTENTION_FUNCTIONS.get(name)) is not None]
-    return [function for function in functions if package_of(function) not in KNOWN_PACKAGES]
+    return [function for function in functions if packages_of_function(function) - KNOWN_PACKAGES - OURS]
 
 
 def hooks_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
-    """The hooks of modules' forwards that are a caller's own."""
-    hooks = (
-        hook for module in modules for of in (module._forward_pre_hooks, module._forward_hooks) for hook in of.values()
-    )
+    """The hooks of modules' forwards, or of all modules that there are, that are a caller's own."""
+    places = [of for module in modules for of in (module._forward_pre_hooks, module._forward_hooks)]
+    places += [torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks]
+    hooks = (hook for of in places for hook in of.values())
     return [hook for hook in hooks if _package_of_hook(hook) not in KNOWN_PACKAGES]
 
 
