@@ -40,7 +40,7 @@ from hf_pardraft.evaluation.entries import Entry
 from hf_pardraft.evaluation.measurement import padded_batch
 from hf_pardraft.evaluation.report import markdown_table
 from hf_pardraft.pairing.mask_token import unused_token_ids
-from result_files import RESULTS, save, this_machine
+from result_files import RESULTS, kept, save, this_machine
 from stories260k import (
     EVALUATION_TOKENS,
     fresh_drafter,
@@ -62,6 +62,8 @@ COMMON = {
     "max_length": 128,
     "draft_tokens": 8,
 }
+# What a run's figures depend on, of the arguments.
+RUN_ARGUMENTS = ("steps", "prompts", "rows")
 # As much as two cores train in an hour and a half, all together. The rates are the best of a few that were tried.
 STEPS = {"PARD": 800, "DFlash": 1000, "DFlare": 1000, "DART": 700}
 LEARNING_RATES = {"PARD": 3e-3, "DFlash": 1e-2, "DFlare": 1e-2, "DART": 1e-2}
@@ -334,14 +336,18 @@ def reports_of(
 
     With `arguments.share`, those of some runs only.
     """
+    settings = {key: vars(arguments).get(key) for key in RUN_ARGUMENTS}
     first, step = map(int, (arguments.share or "1/1").split("/"))
     reports: dict[str, list[dict[str, float]]] = {}
     for name, seed in runs[first - 1 :: step]:
         log = arguments.work / f"{name}, seed {seed}.json"
-        if not log.exists():
-            log.write_text(json.dumps(work(name, seed)) + "\n")
+        report = kept(log, {"settings": settings})
+        if report is None:
+            report = work(name, seed)
+            log.write_text(json.dumps({**report, "settings": settings}) + "\n")
             print(name, seed, log.read_text().strip(), flush=True)
-        reports.setdefault(name, []).append(json.loads(log.read_text()))
+        report.pop("settings", None)
+        reports.setdefault(name, []).append(report)
     return reports
 
 

@@ -31,6 +31,23 @@ def is_path(word: str) -> bool:
     return "/" in word and (Path(word).is_absolute() or Path(word).parent.exists())
 
 
+def kept(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """What an earlier command left in a file of `--work`; `None` if nothing. Of what it does not say it is taken to be alike.
+
+    Exits if it was made with other settings.
+    """
+    if not path.exists():
+        return None
+    known = json.loads(path.read_text(encoding="utf-8"))
+    others = {name: known[name] for name, value in settings.items() if known.get(name, value) != value}
+    if others:
+        asked = {name: settings[name] for name in others}
+        sys.exit(
+            f"error: {path} was made with {others}, not {asked}: give the same settings, or another folder as --work"
+        )
+    return known
+
+
 def save(path: Path, result: dict[str, Any], indent: int = 2) -> None:
     """Write a result as JSON, whole or not at all."""
     write_whole(path, json.dumps(result, indent=indent, ensure_ascii=False) + "\n")

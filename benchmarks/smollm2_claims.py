@@ -36,7 +36,7 @@ from evidence import Claim, judged, verdict_table
 from hf_pardraft import AutoDrafter
 from hf_pardraft.evaluation.calls import Condition
 from hf_pardraft.evaluation.entries import Entry
-from result_files import RESULTS, public_command, save, this_machine
+from result_files import RESULTS, kept, public_command, save, this_machine
 from smollm2_cases import BENCHMARKS, Way, load_all, prompts_of, setting_of
 from smollm2_measure import counted
 from smollm2_start import save_start
@@ -203,6 +203,11 @@ CLAIMS = (
 )
 
 
+def steps_of(setting: Setting, arguments: argparse.Namespace) -> int:
+    """Training steps of a run."""
+    return arguments.steps or (PARD_STEPS if setting.kind == "pard" else BLOCK_STEPS)
+
+
 def train(setting: Setting, seed: int, arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
     """Train a drafter into `output` with `pardraft train`; what its evaluation says, and what it took."""
     start = TRAINED if setting.goes_on else output.with_name(output.name + ", start")
@@ -222,7 +227,7 @@ def train(setting: Setting, seed: int, arguments: argparse.Namespace, output: Pa
         "dataset": vars(arguments)[setting.text],
         "output": output,
         "seed": seed,
-        "max_steps": arguments.steps or (PARD_STEPS if setting.kind == "pard" else BLOCK_STEPS),
+        "max_steps": steps_of(setting, arguments),
         ("base" if setting.kind == "pard" else "drafter"): start,
     }
     if arguments.features and setting.kind != "pard" and setting.text == "text":
@@ -267,14 +272,16 @@ def decoded(drafter: Path, arguments: argparse.Namespace) -> dict[str, float]:
 def run(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """One run's report; what an earlier command made is read."""
     file = arguments.work / f"{name}, seed {seed}.json"
-    if not file.exists():
+    settings = {"dtype": arguments.dtype, "steps": steps_of(SETTINGS[name], arguments), "limit": arguments.limit}
+    report = kept(file, settings)
+    if report is None:
         output, started = arguments.work / f"{name}, seed {seed}", time.monotonic()
         report = train(SETTINGS[name], seed, arguments, output)
-        report |= decoded(output, arguments)
+        report |= decoded(output, arguments) | settings
         shutil.rmtree(output)
         file.write_text(json.dumps(report) + "\n", encoding="utf-8")
         print(f"{name}, seed {seed}: {time.monotonic() - started:.0f} s, {report}", flush=True)
-    return json.loads(file.read_text(encoding="utf-8"))
+    return report
 
 
 def kept_reports(work: Path) -> dict[str, dict[int, dict[str, Any]]]:

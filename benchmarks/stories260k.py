@@ -11,6 +11,7 @@ made again; with `--train-only PARD` several processes can train side by side.
 
 import argparse
 import json
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -44,7 +45,7 @@ from hf_pardraft.evaluation.measurement import padded_batch, race
 from hf_pardraft.evaluation.report import markdown_table
 from hf_pardraft.evaluation.rows import compare
 from hf_pardraft.models.base import ParallelDrafter
-from result_files import RESULTS, save, this_machine
+from result_files import RESULTS, kept, save, this_machine
 
 RESULT = RESULTS / "stories260k.json"
 PROMPT_TOKENS = 24
@@ -144,7 +145,12 @@ def target_text(arguments, target, tokenizer, evaluated: torch.LongTensor) -> Da
         # The two excerpts of TinyStories may share stories.
         is_new = ~(beginnings[:, None, :EVALUATION_TOKENS] == evaluated).all(dim=-1).any(dim=1)
         sampled_text(target, beginnings[is_new], arguments.rows).save_to_disk(str(folder))
-    return load_from_disk(str(folder))
+    text = load_from_disk(str(folder))
+    if len(text) != arguments.rows:
+        sys.exit(
+            f"error: {folder} has {len(text)} stories, not {arguments.rows}: give --rows, or another folder as --work"
+        )
+    return text
 
 
 def trained_drafter(
@@ -152,14 +158,16 @@ def trained_drafter(
 ) -> tuple[dict, ParallelDrafter]:
     """How training went, and the drafter, trained if no earlier run did it."""
     folder, log = arguments.work / name, arguments.work / f"{name}.json"
-    if not log.exists():
+    settings = {"steps": arguments.steps, "rows": arguments.rows}
+    report = kept(log, settings)
+    if report is None:
         drafter = fresh_drafter(name, target, tokenizer)
         text = target_text(arguments, target, tokenizer, evaluated)
-        report = train(drafter, target, text, arguments.steps, arguments.work / f"{name}-run")
+        report = train(drafter, target, text, arguments.steps, arguments.work / f"{name}-run") | settings
         drafter.eval().save_pretrained(folder)
         log.write_text(json.dumps(report) + "\n")
         print(name, report, flush=True)
-    return json.loads(log.read_text()), AutoDrafter.from_pretrained(folder)
+    return report, AutoDrafter.from_pretrained(folder)
 
 
 def ngram_folder(arguments, tokenizer) -> str:

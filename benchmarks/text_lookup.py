@@ -157,7 +157,7 @@ def counted_forwards(target: PreTrainedModel) -> Iterator[list[int]]:
 
 
 def measure(texts: Texts, prompts: list[torch.LongTensor], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each way."""
+    """A row for each way, of the texts of two tokens and more; none if there are no such texts."""
     entries = ways(texts.drafters, arguments.budget, arguments.schedules)
     tallies, condition = {entry.name: Tally() for entry in entries}, Condition(max_new_tokens=arguments.max_new_tokens)
     plain = entries[0]
@@ -173,12 +173,15 @@ def measure(texts: Texts, prompts: list[torch.LongTensor], arguments: argparse.N
                     for drafter in texts.drafters.values():
                         if isinstance(simulated := vars(drafter).get("draft"), Simulated):
                             simulated.text = torch.cat([prompt[0], torch.tensor(expected[0])])
+                    if len(expected[0]) < 2:
+                        # There are no seconds after the first token.
+                        break
                 tally = tallies[entry.name]
                 tally.tokens += result.num_tokens
                 tally.forwards += len(counts)
                 tally.same += result.texts == expected
                 tally.seconds.append((result.seconds - first) / (result.num_tokens - 1))
-    rows = [row_of(name, tally, tallies[PLAIN]) for name, tally in tallies.items()]
+    rows = [row_of(name, tally, tallies[PLAIN]) for name, tally in tallies.items() if tally.seconds]
     return rows if arguments.timed else [{key: row[key] for key in COUNTS} for row in rows]
 
 
@@ -234,6 +237,9 @@ def main() -> None:
             "schedules": sorted(arguments.schedules),
         }
         rows = measure(texts, prompts, arguments)
+        if not rows:
+            print(f"{texts.name}, {category}: the target writes no text of two tokens")
+            continue
         facts = {
             "dtype": "float32",
             "machine": this_machine(),

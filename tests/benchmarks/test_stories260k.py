@@ -32,7 +32,9 @@ def test_all_drafters_proposals_and_temperatures_are_in_one_table(work):
     files = {"target": "target", "work": "work", "output": "result.json"}
     files |= {"training-text": "stories.txt", "prompt-text": "stories.txt"}
     words = [*(f"--{name}={work / file}" for name, file in files.items()), "--prompts=2", "--max-new-tokens=6"]
-    done = run_main(stories260k.main, *words, "--repeats=1", "--temperatures", "0", "1")
+    words += ["--repeats=1", "--temperatures", "0", "1"]
+    assert "PARD.json was made with {'steps': 0}, not {'steps': 1600}" in str(run_main(stories260k.main, *words).code)
+    done = run_main(stories260k.main, *words, "--steps=0")
     assert done.code == 0
     names = ["plain", *(f"{kind}{tree}" for kind in KINDS for tree in ("", ", tree", ", tree + n-gram"))]
     report = json.loads((work / "result.json").read_text())

@@ -38,6 +38,14 @@ def test_every_way_has_a_row_and_writes_the_same_text(tmp_path):
     assert str(tmp_path) not in json.dumps(run)
 
 
+def test_texts_of_one_token_are_left_out(tmp_path):
+    output = tmp_path / "lookup.json"
+    done = run_main(text_lookup.main, "--family", "--prompts=1", "--max-new-tokens=1", f"--output={output}")
+    assert done.code == 0
+    assert "the target writes no text of two tokens" in done.out
+    assert not output.exists()
+
+
 def test_a_simulated_drafter_is_right_as_often_as_it_is_told():
     target = tiny_target("llama")
     drafter = tiny_drafter("pard", target, depth=4)
