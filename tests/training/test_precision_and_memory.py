@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from peft import LoraConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -97,9 +98,19 @@ def timing_of(metrics):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_target_and_drafter_in_bfloat16_train(kind, text, tmp_path):
     target = tiny_target("qwen3").to(torch.bfloat16)
-    trainer = trainer_for(kind, target, text, tmp_path, drafter=tiny_drafter(kind, target).to(torch.bfloat16))
+    with pytest.warns(UserWarning, match=r"weights that learn are torch\.bfloat16, which rounds most steps .* away"):
+        trainer = trainer_for(kind, target, text, tmp_path, drafter=tiny_drafter(kind, target).to(torch.bfloat16))
     trainer.train()
     assert losses(trainer)[-1] < losses(trainer)[0]
+
+
+def test_an_adapter_in_float32_of_a_drafter_in_bfloat16_is_not_warned_of(text, tmp_path, recwarn):
+    target = tiny_target("qwen3").to(torch.bfloat16)
+    drafter = tiny_drafter("dflash", target).to(torch.bfloat16)
+    options = {"peft_config": LoraConfig(target_modules=["q_proj"])}
+    trainer_for("dflash", target, text, tmp_path, drafter=drafter, trainer_options=options)
+    trainer_for("dflash", target, text, tmp_path)
+    assert not [warning for warning in recwarn if "weights that learn" in str(warning.message)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

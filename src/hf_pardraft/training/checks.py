@@ -212,6 +212,18 @@ def check_one_device(args: "DraftTrainingArguments") -> None:
         args._n_gpu = 1
 
 
+def warn_of_coarse_weights(model: torch.nn.Module) -> None:
+    """Say so where weights that learn are in half precision: an optimizer's steps are smaller than what it can tell apart."""
+    dtypes = {weight.dtype for weight in model.parameters() if weight.requires_grad}
+    if coarse := dtypes & {torch.bfloat16, torch.float16}:
+        warnings.warn(
+            f"weights that learn are {', '.join(sorted(map(str, coarse)))}, which rounds most steps of an optimizer away (norms "
+            "hardly learn at all): load the drafter with dtype=torch.float32, and pass bf16=True to compute in bfloat16",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
 def check_arguments(args: "DraftTrainingArguments", kwargs: dict[str, Any]) -> None:
     """Raise a `ValueError` for what a `Trainer` takes and this one would silently leave undone."""
     if kwargs.get("model_init") is not None:

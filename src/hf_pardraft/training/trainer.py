@@ -28,6 +28,7 @@ from .checks import (
     check_pair,
     check_recomputing,
     check_spreading,
+    warn_of_coarse_weights,
 )
 from .data.trainer_data import chat_arguments, prepare_all, prepare_for_training
 from .drafter_files import DrafterFilesTrainer
@@ -115,6 +116,9 @@ class DraftTrainer(DrafterFilesTrainer):
         trained = self._with_adapter(trained, args)
         check_optimizer((kwargs.get("optimizers") or [None])[0], before, trained)
         super().__init__(model=trained, args=args, data_collator=data_collator, **kwargs)
+        if not self.is_deepspeed_enabled:
+            # DeepSpeed's optimizer has the weights in float32, too.
+            warn_of_coarse_weights(trained)
         if target is not None and args.place_model_on_device:
             target.to(args.device)
         # Numerators are divided by the denominators of all accumulated batches.
