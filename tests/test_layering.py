@@ -31,7 +31,6 @@ ARROWS = {
         "generation.target_side.probing",
         "generation.target_side.rope",
         "generation.target_side.servable",
-        "generation.target_side.structure",
         "likeliest",
         "models",
         "training.data",

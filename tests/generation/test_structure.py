@@ -10,15 +10,19 @@ from torch import nn
 from transformers import Gemma3TextConfig, Qwen3Config
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from hf_pardraft.generation.packing.replaced_forwards import has_replaced_forwards
 from hf_pardraft.generation.target_side import structure
 from hf_pardraft.generation.target_side.structure import (
+    hooks_of,
     layer_types_of,
     modules_of,
     parameters_of,
+    text_config_of,
     walking_once,
     windows_of,
 )
 from hf_pardraft.models.masks import attention_windows
+from tiny_models import tiny_target
 
 
 def test_modules_are_those_of_torch_once_each():
@@ -41,6 +45,32 @@ def test_within_a_call_a_model_is_walked_once_and_after_it_anew():
             assert len(modules_of(model)) == len(found) + 1
         assert modules_of(model) is found
     assert set(modules_of(model)) == set(model.modules())
+
+
+def test_hooks_and_replaced_forwards_are_looked_for_once_in_a_call_and_after_it_anew():
+    model = nn.Sequential(nn.Linear(2, 2))
+    with walking_once():
+        assert hooks_of(model) == []
+        assert not has_replaced_forwards(model)
+    model[0].register_forward_pre_hook(print)
+    model.register_forward_hook(repr)
+    model[0].forward = print
+    with walking_once():
+        assert {*hooks_of(model)} == {print, repr}
+        assert hooks_of(model) is hooks_of(model)
+        assert has_replaced_forwards(model)
+    del model[0].forward
+    with walking_once():
+        assert not has_replaced_forwards(model)
+
+
+def test_the_config_of_a_targets_text_is_the_one_that_it_has_in_each_call():
+    target = tiny_target("llama")
+    with walking_once():
+        assert text_config_of(target) is target.config
+        target.config = Qwen3Config()
+        assert text_config_of(target) is target.config
+    assert text_config_of(target) is target.config
 
 
 def test_parameters_of_several_models_are_those_of_torch_once_each():

@@ -17,10 +17,9 @@ from ..generation.compiled.compiler import Compiler
 from ..generation.compiled.static_cache import StaticKVLayer
 from ..generation.packing.fast_attention import fast_attention
 from ..generation.packing.packed_layers import fit_in_memory, packable_layers
-from ..generation.packing.replaced_forwards import have_replaced_forwards
+from ..generation.packing.replaced_forwards import has_replaced_forwards
 from ..generation.target_side.probing import FORWARD_ERRORS, TOLERANCES, relative_errors
 from ..generation.target_side.servable import check_takes_masks
-from ..generation.target_side.structure import modules_of
 from ..models.masks import additive
 from .fast_steps import FastSteps
 from .joined_cache import SEE_ALL, JoinedCache
@@ -188,7 +187,7 @@ def can_compile(target: PreTrainedModel) -> bool:
     except ValueError:
         return False
     sees_all = target.device.type == "cpu" and set(layer_types) <= SEE_ALL
-    return sees_all and target._can_compile_fullgraph and not have_replaced_forwards(modules_of(target))
+    return sees_all and target._can_compile_fullgraph and not has_replaced_forwards(target)
 
 
 def are_close(expected: list[torch.Tensor], found: list[torch.Tensor]) -> bool:

@@ -29,7 +29,7 @@ from .target_side.prompt import TOKEN_TYPES, PendingTokens, Prompt, prompt_witho
 from .target_side.reader import TargetReader
 from .target_side.rope import longest_text
 from .target_side.step_inputs import SLICED_INPUTS, StepInputs
-from .target_side.structure import attended_layers
+from .target_side.structure import attended_layers, text_config_of
 
 
 class DecodingCall(ABC):
@@ -78,7 +78,7 @@ class DecodingCall(ABC):
         self.choice = TokenChoice()
         padding = generation_config._pad_token_tensor
         self.finished = FinishedItems(0 if padding is None else int(padding))
-        text_config = target.config.get_text_config(decoder=True)
+        text_config = text_config_of(target)
         cache = model_kwargs["past_key_values"]
         windows = [window_in(cache, source) for source in attended_layers(text_config)]
         self.recorder = OutputRecorder(generation_config, batch, windows)

@@ -21,7 +21,7 @@ from .stats import DecodeStats, Proposal
 from .target_side.positions import num_positions, room_before
 from .target_side.prompt import PendingTokens
 from .target_side.rope import RopeChanges, longest_text, rope_changes
-from .target_side.structure import modules_of
+from .target_side.structure import modules_of, text_config_of
 from .tree.columns import tokens_of
 
 # Of each drafter, in how many calls it drafts, and the modules that were in training mode before them.
@@ -81,7 +81,7 @@ class ParallelCandidateGenerator(CandidateGenerator):
         wanted = True if returns_states else self.taps
         self.model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": wanted} if wanted else {}
         self.max_length = generation_config.max_length
-        self.target_config = target.config.get_text_config(decoder=True)
+        self.target_config = text_config_of(target)
         self.state = drafter.new_draft_state(target)
         self.stats = DecodeStats()
         self.pending = PendingInputs()

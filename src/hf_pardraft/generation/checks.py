@@ -26,7 +26,7 @@ from .target_side.servable import (
     check_takes_padding,
 )
 from .target_side.step_inputs import StepInputs, step_inputs
-from .target_side.structure import has_attention_only, is_hybrid, modules_of, windows_of
+from .target_side.structure import has_attention_only, is_hybrid, modules_of, text_config_of, windows_of
 
 logger = logging.get_logger(__name__)
 
@@ -58,8 +58,7 @@ def check_mode(
             "drafters write the target's own text, and assistant_ensemble_weight asks for a mixture with the assistant's: leave "
             "it out"
         )
-    text_config = target.config.get_text_config(decoder=True)
-    if target._is_stateful and not (is_hybrid(text_config) or has_attention_only(text_config)):
+    if target._is_stateful and not (is_hybrid(text_config_of(target)) or has_attention_only(text_config_of(target))):
         raise ValueError(
             f"drafters work with targets whose cache can forget a rejected token, and {type(target).__name__} keeps a state "
             "that can't (recurrent layers, a compressed cache): call generate without assistant_model"
@@ -97,7 +96,7 @@ def check_request(
                 f"prefill_chunk_size={generation_config.prefill_chunk_size} is not followed beside a drafter: the target reads "
                 "the prompt in one forward."
             )
-    text_config = target.config.get_text_config(decoder=True)
+    text_config = text_config_of(target)
     cache = model_kwargs.get("past_key_values")
     if settings.decode_loop == "stock" and cache is not None and cache.get_seq_length():
         raise ValueError(
@@ -124,7 +123,7 @@ def last_read(
     generation_config: GenerationConfig,
 ) -> int | None:
     """See [`StepInputs`]."""
-    end = num_positions(target.config.get_text_config(decoder=True))
+    end = num_positions(text_config_of(target))
     # Of a text's last token nothing is read.
     if end is None or generation_config.max_length - 1 <= end:
         return None
@@ -144,7 +143,7 @@ def warn_of_dropout(target: PreTrainedModel) -> None:
 
 def warn_of_hooks(target: PreTrainedModel) -> None:
     """Say so where a caller's hooks are shown what they aren't in plain `generate`: nobody can tell what they make of it."""
-    if hooks_of_others(modules_of(target)):
+    if hooks_of_others(target):
         logger.warning_once(
             f"This {type(target).__name__} has forward hooks of a caller's own. With a drafter they see several tokens in a "
             "forward, drafted ones that are not kept among them: a hook that treats a forward's last token otherwise than the "
@@ -155,7 +154,7 @@ def warn_of_hooks(target: PreTrainedModel) -> None:
 
 def dropout_of(model: PreTrainedModel) -> list[str]:
     """What makes a model random in training mode, as names and values: modules that drop, and rates that layers go by."""
-    fields = vars(model.config.get_text_config(decoder=True))
+    fields = vars(text_config_of(model))
     # Most layers hold the rate of attention themselves; some look it up.
     held = [(name, fields[name]) for name in ("attention_dropout", "attn_dropout") if name in fields]
     for module in modules_of(model):
@@ -184,7 +183,7 @@ def check_inputs(
     attention_mask = model_kwargs.get("attention_mask")
     if attention_mask is not None:
         check_ends(attention_mask)
-    text_config = target.config.get_text_config(decoder=True)
+    text_config = text_config_of(target)
     has_windows = any(size is not None for size in windows_of(text_config).values())
     if attention_mask is not None and (has_windows or is_hybrid(text_config)):
         check_has_no_gap(attention_mask)

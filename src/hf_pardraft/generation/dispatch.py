@@ -25,7 +25,7 @@ from .stopping import StopChecks
 from .target_side.prompt import TOKEN_TYPES
 from .target_side.rope import longest_text
 from .target_side.servable import check_scales_by_position, check_takes_masks
-from .target_side.structure import is_hybrid, layer_types_of, told_by_hooks
+from .target_side.structure import is_hybrid, layer_types_of, text_config_of, told_by_hooks
 
 logger = logging.get_logger(__name__)
 
@@ -57,7 +57,7 @@ def schedule_for(
     knowledge = of_drafter.setdefault(target, {}).setdefault(kind, Knowledge(compiled))
     plans = plans_for(settings, compiled, on_a_cpu)
     first = Plan(settings.depth) if Plan(settings.depth) in plans else full
-    reads_again = is_hybrid(target.config.get_text_config(decoder=True))
+    reads_again = is_hybrid(text_config_of(target))
     clock = clock_for(target, drafter)
     return Schedule(
         knowledge,
@@ -110,7 +110,7 @@ def fit_to(
         settings = replace(settings, draft_schedule="fixed")
     if not settings.may_do_without_trees:
         return settings
-    text_config = target.config.get_text_config(decoder=True)
+    text_config = text_config_of(target)
     on_a_cpu = target.device.type == "cpu"
     takes_trees = on_a_cpu and not (is_split or is_hybrid(text_config))
     if wants_compiled(generation_config):
@@ -213,7 +213,7 @@ def reason_against(
 ) -> str | None:
     """Why a call's rounds can't be compiled; `None` if they can. Arguments as of [`does_without_compiling`]."""
     model_kwargs = arguments["model_kwargs"]
-    config = target.config.get_text_config(decoder=True)
+    config = text_config_of(target)
     if is_hybrid(config):
         return "the state of recurrent layers can't be held in a static cache"
     if "dummy" in layer_types_of(config)[0]:

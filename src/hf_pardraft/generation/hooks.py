@@ -21,7 +21,7 @@ from .draft_judge import DraftJudge, lookup_for
 from .plain import is_compiled_alike, new_ids_of, write_plain
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
 from .stopping import StopChecks, whole_length
-from .target_side.structure import is_hybrid, walking_once
+from .target_side.structure import is_hybrid, text_config_of, walking_once
 from .tree_search import check_ngram_model
 
 logger = logging.get_logger(__name__)
@@ -249,7 +249,7 @@ def _decode_or_leave(
         result = write_plain(target, drafter, input_ids, **whole)
         schedule.note_plain(drafter.last_stats.rounds)
         if schedule.looks_back:
-            lookup = lookup_for(settings, is_hybrid(target.config.get_text_config(decoder=True)))
+            lookup = lookup_for(settings, is_hybrid(text_config_of(target)))
             if lookup is not None:
                 lookup.begin(input_ids.tolist())
                 DraftJudge(schedule, lookup).look_back(new_ids_of(result, input_ids.shape[1])[0].tolist())

@@ -17,11 +17,11 @@ from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTraine
 from transformers.generation import SequenceBiasLogitsProcessor
 
 from .choosing.processors import see_the_batch
-from .packing.replaced_forwards import is_replaced
+from .packing.replaced_forwards import has_replaced_forwards
 from .target_side.callers_cache import is_callers
 from .target_side.probing import KNOWN_PACKAGES, attention_of_others, package_of, packages_of
 from .target_side.rope import rope_changes
-from .target_side.structure import is_hybrid, modules_of
+from .target_side.structure import hooks_of, is_hybrid, modules_of, text_config_of
 
 
 def mode_for(
@@ -49,7 +49,7 @@ def mode_for(
     looks = see_the_batch(logits_processor, stopping_criteria)
     # It makes its bias when it is first called.
     keeps = any(isinstance(processor, SequenceBiasLogitsProcessor) for processor in logits_processor)
-    text_config = target.config.get_text_config(decoder=True)
+    text_config = text_config_of(target)
     changes = is_hybrid(text_config) or rope_changes(text_config).any
     if is_returned or looks or keeps or changes or is_watched() or not is_untouched(target):
         return nullcontext()
@@ -60,17 +60,14 @@ def is_untouched(model: nn.Module, *packages: str) -> bool:
     """Whether a model consists of known modules as their packages made them, with plain tensors for weights."""
     modules = modules_of(model)
     known = KNOWN_PACKAGES.union(packages)
-    if not packages_of(modules) <= known or any(map(is_replaced, modules)):
+    if not packages_of(modules) <= known or has_replaced_forwards(model):
         return False
     classes = set(map(type, modules))
     forwards = (getattr(of_class, "forward", None) for of_class in classes)
     if not all(is_of(scope.get(name), known) for forward in forwards for scope, name in called_by(forward)):
         return False
-    hooks, weight_types = [], set()
-    for module in modules:
-        hooks += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        weight_types.update(map(type, module._parameters.values()))
-    if not (all(map(is_transformers_own, hooks)) and weight_types <= {nn.Parameter, type(None)}):
+    weight_types = {type(weight) for module in modules for weight in module._parameters.values()}
+    if not (all(map(is_transformers_own, hooks_of(model))) and weight_types <= {nn.Parameter, type(None)}):
         return False
     return not attention_of_others(modules) and getattr(model, "hf_quantizer", None) is None
 

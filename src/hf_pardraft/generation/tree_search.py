@@ -11,6 +11,7 @@ from ..models.base import ParallelDrafter
 from ..ngram.model import NgramModel
 from .sequences import TokenBuffer
 from .settings import DraftSettings
+from .target_side.structure import text_config_of
 from .tree.scoring import DART_SCORING, LOG_PROBABILITY, TreeScoring
 from .tree.token_tree import TokenTree, build_tree
 
@@ -65,7 +66,7 @@ def check_ngram_model(
     ngram = ngram_of(settings, drafter)
     if ngram is None:
         return
-    ngram.check_vocabulary(target.config.get_text_config(decoder=True).vocab_size)
+    ngram.check_vocabulary(text_config_of(target).vocab_size)
     if tokenizer is not None and ngram not in (fitting := _fitting.setdefault(tokenizer, weakref.WeakSet())):
         ngram.check_tokenizer(tokenizer)
         fitting.add(ngram)

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..target_side.structure import modules_of
 from .native_code import kernels_of
-from .replaced_forwards import ReplacedForward, have_replaced_forwards, is_called_here, replaced_forwards
+from .replaced_forwards import ReplacedForward, has_replaced_forwards, is_called_here, replaced_forwards
 
 # What transformers' norms call the number that is added to the mean of squares.
 EPSILONS = ("variance_epsilon", "eps")
@@ -100,7 +100,7 @@ def fusable_norms(model: nn.Module) -> list[nn.Module]:
     modules = modules_of(model)
     kinds = {kind for kind in {*map(type, modules)} if _is_rms_norm(kind)}
     norms = [module for module in modules if type(module) in kinds and _has_plain_weight(module)]
-    if not norms or have_replaced_forwards(modules):
+    if not norms or has_replaced_forwards(model):
         return []
     return [norm for norm in norms if way_of(norm) is not None]
 

@@ -26,7 +26,7 @@ from .packed_weights import (
 from .packing_trials import Trial, is_never_faster, trial_of
 from .replaced_forwards import (
     ReplacedForward,
-    have_replaced_forwards,
+    has_replaced_forwards,
     is_called_here,
     may_compute_otherwise,
     replaced_forwards,
@@ -147,10 +147,9 @@ def packable_layers(model: nn.Module) -> list[nn.Module]:
     None of a model that accelerate hooks, or in which somebody has replaced a forward: what is compiled would be compiled anew
     for our layers. Parametrised, pruned, quantised, sharded or offloaded weights are left out.
     """
-    modules = modules_of(model)
-    if have_replaced_forwards(modules):
+    if has_replaced_forwards(model):
         return []
-    return [module for module in modules if type(module) in IS_TRANSPOSED and _can_pack(module)]
+    return [module for module in modules_of(model) if type(module) in IS_TRANSPOSED and _can_pack(module)]
 
 
 def _is_transposed(layer: nn.Module) -> bool:

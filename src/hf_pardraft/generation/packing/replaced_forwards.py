@@ -3,11 +3,12 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import NoneType
 from typing import Any
 
 import torch
 from torch import nn
+
+from ..target_side.structure import modules_of, once_a_call
 
 # In which threads calls are running. Layers are replaced for all threads, since a model is one, but compute otherwise for these
 # alone.
@@ -78,13 +79,16 @@ def may_compute_otherwise() -> bool:
     return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
 
 
-def have_replaced_forwards(modules: list[nn.Module]) -> bool:
-    """Whether accelerate, or somebody but us, has replaced or compiled the forward of some module."""
-    return any("_hf_hook" in vars(module) or is_replaced(module) for module in modules)
+def has_replaced_forwards(model: nn.Module) -> bool:
+    """Whether accelerate, or somebody but us, has replaced or compiled the forward of some module of a model."""
+    return once_a_call(_has_replaced_forwards, model)
 
 
-def is_replaced(module: nn.Module) -> bool:
-    """Whether somebody but us has replaced or compiled the forward of a module."""
-    own = vars(module)
-    is_ours = isinstance(own.get("forward"), (NoneType, ReplacedForward))
-    return not is_ours or own.get("_compiled_call_impl") is not None
+def _has_replaced_forwards(model: nn.Module) -> bool:
+    return any(map(_is_replaced, map(vars, modules_of(model))))
+
+
+def _is_replaced(own: dict[str, Any]) -> bool:
+    """[`has_replaced_forwards`], of a module with these attributes of its own."""
+    is_ours = "forward" not in own or isinstance(own["forward"], ReplacedForward)
+    return not is_ours or "_hf_hook" in own or own.get("_compiled_call_impl") is not None

@@ -20,7 +20,7 @@ from ..tree.token_tree import TokenTree, ancestors_of, chain_tree
 from .prompt import PendingTokens
 from .reader import TargetReader
 from .step_inputs import PROBE_ERRORS
-from .structure import modules_of
+from .structure import hooks_of, modules_of
 
 # Packages whose modules are known to treat each token of a forward alike.
 KNOWN_PACKAGES = {"accelerate", "bitsandbytes", "peft", "torch", "torchao", "transformers"}
@@ -100,9 +100,8 @@ def packages_of(modules: Sequence[nn.Module]) -> set[str]:
 
 def forwards_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
     """What a caller has put in the place of single modules' forwards: neither a known package's nor ours."""
-    forwards = (vars(module).get("forward") for module in modules)
-    given = (forward for forward in forwards if forward is not None)
-    return [forward for forward in given if packages_of_function(forward) - KNOWN_PACKAGES - OURS]
+    forwards = [vars(module)["forward"] for module in modules if "forward" in vars(module)]
+    return [forward for forward in forwards if packages_of_function(forward) - KNOWN_PACKAGES - OURS]
 
 
 def attention_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
@@ -113,12 +112,10 @@ def attention_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
     return [function for function in functions if packages_of_function(function) - KNOWN_PACKAGES - OURS]
 
 
-def hooks_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
-    """The hooks of modules' forwards, or of all modules that there are, that are a caller's own."""
-    places = [of for module in modules for of in (module._forward_pre_hooks, module._forward_hooks)]
-    places += [torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks]
-    hooks = (hook for of in places for hook in of.values())
-    return [hook for hook in hooks if _package_of_hook(hook) not in KNOWN_PACKAGES]
+def hooks_of_others(model: nn.Module) -> list[Callable]:
+    """The hooks of a model's forwards, or of all modules that there are, that are a caller's own."""
+    of_all = [*torch_module._global_forward_pre_hooks.values(), *torch_module._global_forward_hooks.values()]
+    return [hook for hook in [*hooks_of(model), *of_all] if _package_of_hook(hook) not in KNOWN_PACKAGES]
 
 
 def _package_of_hook(hook: Callable) -> str:

@@ -12,7 +12,7 @@ from ..tree.token_tree import TokenTree
 from .cache import Entries, TargetCache
 from .callers_cache import is_offloading, wanted_entries
 from .prompt import ENCODED_MEDIA, HANDLED, TOKEN_TYPES, PendingTokens, Prompt
-from .structure import is_hybrid, layer_types_of, windows_of
+from .structure import is_hybrid, layer_types_of, text_config_of, windows_of
 
 # What experts' routers put out: a target's configuration, or a call, may ask for it.
 ROUTER_LOGITS = "output_router_logits"
@@ -28,7 +28,7 @@ class TargetReader:
     """
 
     def __init__(self, target: PreTrainedModel, model_kwargs: dict[str, Any], requested: dict[str, Any]) -> None:
-        text_config = target.config.get_text_config(decoder=True)
+        text_config = text_config_of(target)
         self.target, self.device = target, input_device(target)
         self.text_config = text_config
         given = model_kwargs.get("past_key_values")

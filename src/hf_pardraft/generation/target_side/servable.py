@@ -11,7 +11,14 @@ from ...models.inputs import input_device
 from ...pairing.target_checks import takes_positions
 from ..settings import DraftSettings
 from .positions import is_rotary
-from .structure import RECURRENT_LAYER_TYPES, ROLLBACK_LAYER_TYPES, is_hybrid, layer_types_of, told_by_hooks
+from .structure import (
+    RECURRENT_LAYER_TYPES,
+    ROLLBACK_LAYER_TYPES,
+    is_hybrid,
+    layer_types_of,
+    text_config_of,
+    told_by_hooks,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -46,7 +53,7 @@ def check_forwards(target: PreTrainedModel, returns_attentions: bool = False) ->
         target: the model.
         returns_attentions: whether its forwards are to return them.
     """
-    config = target.config.get_text_config(decoder=True)
+    config = text_config_of(target)
     fields = vars(config)
     reason = UNSERVED_FAMILIES.get(config.model_type)
     if config.model_type == "falcon" and returns_attentions and config._attn_implementation == "sdpa":
@@ -80,7 +87,7 @@ def check_scales_by_position(target: PreTrainedModel, num_columns: int) -> None:
         target: the model.
         num_columns: as many as its cache may come to hold in this call.
     """
-    config = target.config.get_text_config(decoder=True)
+    config = text_config_of(target)
     if config.model_type != "llama4_text" or not config.attn_temperature_tuning or num_columns < config.floor_scale:
         return
     raise ValueError(
@@ -124,7 +131,7 @@ def check_hybrid(model_type: str, batch: int, settings: DraftSettings) -> None:
 
 def check_takes_masks(target: PreTrainedModel, model_kwargs: dict[str, Any]) -> None:
     """Raise a `ValueError` unless the target takes the masks and positions of a tree or of items of different lengths."""
-    attention = target.config.get_text_config(decoder=True)._attn_implementation
+    attention = text_config_of(target)._attn_implementation
     is_maskless = ALL_MASK_ATTENTION_FUNCTIONS.get(attention) in MASKLESS_FUNCTIONS
     if is_maskless or any(name in attention for name in MASKLESS_ATTENTION):
         raise ValueError(
@@ -156,7 +163,7 @@ def check_takes_masks(target: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
 def check_takes_padding(target: PreTrainedModel) -> None:
     """Raise a `ValueError` for a target that counts columns itself, so that masked-out ones are places of the text."""
     # Rotary embeddings don't mind where a text begins.
-    if not (takes_positions(target) or is_rotary(target.config.get_text_config(decoder=True))):
+    if not (takes_positions(target) or is_rotary(text_config_of(target))):
         raise ValueError(
             f"a {type(target).__name__} takes no position_ids and counts masked-out columns as places of the text, while "
             "drafting leaves them out, got an attention_mask with zeros: pass the prompt without its padding, or call generate "
@@ -165,4 +172,4 @@ def check_takes_padding(target: PreTrainedModel) -> None:
 
 
 def uses_alibi(target: PreTrainedModel) -> bool:
-    return bool(vars(target.config.get_text_config(decoder=True)).get("alibi"))
+    return bool(vars(text_config_of(target)).get("alibi"))

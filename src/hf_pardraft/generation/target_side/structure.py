@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ ROLLBACK_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attentio
 RECURRENT_LAYER_TYPES = {"linear_attention", "conv"}
 
 
-# `found` of the call that this thread is in: by a model's id, its modules; and by a config's, itself and its layers.
+# `found` of the call that this thread is in: by what was looked for and where, that place and what was found.
 _call = threading.local()
 
 
@@ -37,28 +37,58 @@ def walking_once() -> Iterator[None]:
         _call.found = outer
 
 
+def once_a_call(find: Callable[[Any], Any], place: Any) -> Any:
+    """`find(place)`, which is found once in a call of `generate`."""
+    in_call = getattr(_call, "found", None)
+    if in_call is None:
+        return find(place)
+    key = find, id(place)
+    if key not in in_call:
+        # Kept, so that nothing else comes to have its id.
+        in_call[key] = place, find(place)
+    return in_call[key][1]
+
+
 def modules_of(model: nn.Module) -> list[nn.Module]:
     """All modules of a model, once each: those of `model.modules()`, in another order and a fraction of its time.
 
     The list is not the caller's to change.
     """
-    found = getattr(_call, "found", None)
-    if found is None:
-        return _walked(model)
-    if id(model) not in found:
-        found[id(model)] = _walked(model)
-    return found[id(model)]
+    return once_a_call(_walked, model)
+
+
+def text_config_of(target: PreTrainedModel) -> PreTrainedConfig:
+    """The config of a target's text decoder: what its layers are like."""
+    return once_a_call(_text_config, target.config)
+
+
+def _text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    return config.get_text_config(decoder=True)
 
 
 def _walked(model: nn.Module) -> list[nn.Module]:
-    found = {id(model): model}
-    waiting = [model]
-    while waiting:
-        for module in waiting.pop()._modules.values():
-            if module is not None and id(module) not in found:
-                found[id(module)] = module
-                waiting.append(module)
-    return list(found.values())
+    found, ids = [model], {id(model)}
+    # It grows on the way.
+    for module in found:
+        for part in module._modules.values():
+            if part is not None and id(part) not in ids:
+                ids.add(id(part))
+                found.append(part)
+    return found
+
+
+def hooks_of(model: nn.Module) -> list[Callable]:
+    """The hooks of the forwards of a model's modules."""
+    return once_a_call(_hooks, model)
+
+
+def _hooks(model: nn.Module) -> list[Callable]:
+    found = []
+    for module in modules_of(model):
+        # Mostly there are none.
+        if module._forward_pre_hooks or module._forward_hooks:
+            found += [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return found
 
 
 def parameters_of(*models: nn.Module) -> list[nn.Parameter]:
@@ -70,10 +100,8 @@ def parameters_of(*models: nn.Module) -> list[nn.Parameter]:
 
 def told_by_hooks(target: PreTrainedModel) -> set[str]:
     """What PEFT tells the layers in each forward of this call, by name: which adapter is for which item, say."""
-    hooks = (hook for module in modules_of(target) for hook in module._forward_pre_hooks.values())
-    return {
-        name for hook in hooks if isinstance(hook, partial) for name in hook.keywords if hook.keywords[name] is not None
-    }
+    told = (hook.keywords for hook in hooks_of(target) if isinstance(hook, partial))
+    return {name for keywords in told for name, value in keywords.items() if value is not None}
 
 
 def layer_types_of(config: PreTrainedConfig) -> tuple[list[str], list[dict[str, Any]]]:
@@ -81,13 +109,7 @@ def layer_types_of(config: PreTrainedConfig) -> tuple[list[str], list[dict[str, 
 
     What was found is kept until something in the config changes, between two calls of `generate`.
     """
-    in_call = getattr(_call, "found", None)
-    known, found = (None, None) if in_call is None else in_call.get(("layers", id(config)), (None, None))
-    if known is not config:
-        found = _layer_types_of(config)
-        if in_call is not None:
-            in_call["layers", id(config)] = config, found
-    return found
+    return once_a_call(_layer_types_of, config)
 
 
 def _layer_types_of(config: PreTrainedConfig) -> tuple[list[str], list[dict[str, Any]]]:
