@@ -144,10 +144,11 @@ def add_plain_rounds(stats: DecodeStats, new_ids: torch.LongTensor, end_tokens: 
         new_ids: `(batch, new)`; after the token that ends its text, an item is padded.
         end_tokens: `(ends,)`.
     """
-    over = torch.zeros_like(new_ids, dtype=torch.bool)
-    if end_tokens is not None:
-        over = torch.isin(new_ids, end_tokens.to(new_ids.device))
+    ends = set() if end_tokens is None else {*end_tokens.tolist()}
     # An item's last token is the one that ends it.
-    live = (over.cumsum(dim=1) - over.long() == 0).sum(dim=0)
-    for count in live.tolist():
+    lengths = [
+        next((length for length, token in enumerate(item, 1) if token in ends), len(item)) for item in new_ids.tolist()
+    ]
+    for step in range(new_ids.shape[1]):
+        count = sum(length > step for length in lengths)
         stats.add_round([0] * count, [0] * count, [1] * count)
