@@ -116,7 +116,7 @@ class Schedule:
         undrafted = num_left * costs.of(NOTHING)
         if begins < Beginnings.MATTERS * undrafted:
             return False
-        self.worth.work_out(costs, batch)
+        self._work_out()
         saved = undrafted / costs.lead_of_plain(batch > 1) - self.worth.seconds_of_drafted(num_left)
         self.is_short = saved < begins and not self.tries.begins_a_call(costs)
         return self.is_short
@@ -127,7 +127,7 @@ class Schedule:
         # What is due was found to be tried, and paid for, in a short call.
         if not may_be_left or self.tries.due is not None:
             return False
-        self.worth.work_out(self.costs, self.batch)
+        self._work_out()
         self.best = NOTHING
         are_compared = batch > 1 and not self.costs.plain_is_slower(is_of_batch=True)
         are_slower = self.costs.drafted_calls_are_slower(self.costs.of(NOTHING)) if are_compared else None
@@ -140,6 +140,11 @@ class Schedule:
         self.costs.length = self.rounds.length_that_matters(length)
         is_judged = self.knowledge.earlier.num_judged >= self.JUDGED
         return self.rounds.may_be_left and self.rounds.is_known(self.costs) and is_judged
+
+    def _work_out(self) -> None:
+        """Find what plans are worth, before the first round; nothing is learned between the two questions of whole calls."""
+        if not self.worth.seconds:
+            self.worth.work_out(self.costs, self.batch)
 
     def leaves_rest_to_plain(self) -> bool:
         """Whether plain `generate` is better for the rest of a call, too: to be asked before each round."""
