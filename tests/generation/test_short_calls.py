@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from hf_pardraft.generation import hooks, plain
+from hf_pardraft.generation import checks, hooks, plain
 from hf_pardraft.generation.scheduling.beginnings import Beginnings
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan
 from hf_pardraft.generation.scheduling.schedule import Schedule
@@ -120,3 +120,66 @@ def test_forwards_are_asked_once_for_what_they_take(monkeypatch):
     asked.clear()
     assert target_checks.takes_positions(tiny_target())
     assert asked == []
+
+
+def reading_ahead(usual):
+    """A forward in which each token sees the last one."""
+    return lambda states, *args, **kwargs: usual(states + states[:, -1:], *args, **kwargs)
+
+
+def with_a_replaced_forward(target, drafter, monkeypatch):
+    monkeypatch.setattr(target.model.layers[0].mlp, "forward", reading_ahead(target.model.layers[0].mlp.forward))
+
+
+def with_a_changed_head(target, drafter, monkeypatch):
+    target.resize_token_embeddings(target.config.vocab_size + 8)
+
+
+def with_a_mode_of_training(target, drafter, monkeypatch):
+    target.train()
+    target.activation_checkpointing_enable()
+
+
+def with_another_time_step(target, drafter, monkeypatch):
+    target.config.time_step_limit = (0.1, 1.0)
+
+
+def with_weights_left_out(target, drafter, monkeypatch):
+    drafter.to("meta")
+
+
+CHANGES = {
+    with_a_replaced_forward: "does not read them as it reads one by one",
+    with_a_changed_head: "vocabulary mismatch",
+    with_a_mode_of_training: "gradient checkpointing",
+    with_another_time_step: "time_step_limit",
+    with_weights_left_out: "meta device",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("num_tokens", [1, 8])
+def test_what_was_changed_between_two_calls_is_checked_in_the_next(monkeypatch, change, num_tokens):
+    target, prompt = tiny_target(), random_prompt(7)
+    drafter = tiny_drafter("dflash", target)
+    drafter.generation_config.draft_schedule = "auto"
+    options = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "max_new_tokens": num_tokens}
+    for _ in range(2):
+        target.generate(prompt, assistant_model=drafter, **options)
+    change(target, drafter, monkeypatch)
+    with pytest.raises(ValueError, match=CHANGES[change]):
+        target.generate(prompt, assistant_model=drafter, **options)
+
+
+def test_a_hook_between_two_calls_is_warned_of_in_the_next(monkeypatch):
+    said = []
+    monkeypatch.setattr(checks.logger, "warning_once", said.append)
+    target, prompt = tiny_target(), random_prompt(7)
+    drafter = tiny_drafter("dflash", target)
+    options = {"attention_mask": torch.ones_like(prompt), "assistant_model": drafter, "max_new_tokens": 1}
+    target.generate(prompt, **options)
+    hook = target.model.layers[0].register_forward_hook(lambda module, given, found: None)
+    target.generate(prompt, **options)
+    hook.remove()
+    target.generate(prompt, **options)
+    assert ["forward hooks of a caller's own" in text for text in said] == [True]

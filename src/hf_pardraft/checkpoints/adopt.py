@@ -20,8 +20,10 @@ def adopted(drafter: Any) -> ParallelDrafter:
     Args:
         drafter: any assistant with a drafter's config. One of a class that this package doesn't know is returned as it is.
     """
+    if isinstance(drafter, ParallelDrafter):
+        return drafter
     own_class = class_of_config(drafter.config)
-    if isinstance(drafter, ParallelDrafter) or own_class is None or own_class.__name__ != type(drafter).__name__:
+    if own_class is None or own_class.__name__ != type(drafter).__name__:
         return drafter
     if drafter not in _adopted:
         ours = object.__new__(own_class)

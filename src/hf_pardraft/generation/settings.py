@@ -127,7 +127,8 @@ def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig)
     Raises:
         ValueError: for a value that can't be honoured.
     """
-    given = {**settings_in(drafter.generation_config), **settings_in(generation_config)}
+    own, call = settings_in(drafter.generation_config), settings_in(generation_config)
+    given = {**own, **call}
     requested_depth = vars(generation_config).get(REQUESTED_DEPTH)
     settings = DraftSettings(depth=drafter.checked_depth(requested_depth), **given)
     for name, choices in CHOICES.items():
@@ -147,26 +148,33 @@ def read_settings(drafter: ParallelDrafter, generation_config: GenerationConfig)
             f"tree_budget={settings.tree_budget} and decode_loop={settings.decode_loop!r}: set verification to 'match', or "
             "tree_budget to 0 and decode_loop to 'native'"
         )
-    return with_schedule(settings, drafter, generation_config)
+    return with_schedule(settings, own, call, requested_depth is not None)
 
 
 def with_schedule(
-    settings: DraftSettings, drafter: ParallelDrafter, generation_config: GenerationConfig
+    settings: DraftSettings, own: dict[str, Any], call: dict[str, Any], asks_for_depth: bool
 ) -> DraftSettings:
-    """The settings with the schedule that the call asks for, or else the drafter; and trees, where the schedule may choose."""
-    call, own = settings_in(generation_config), settings_in(drafter.generation_config)
-    asks_itself = vars(generation_config).get(REQUESTED_DEPTH) is not None or "tree_budget" in call
+    """The settings with the schedule that the call asks for, or else the drafter; and trees, where the schedule may choose.
+
+    Args:
+        settings: with those of both.
+        own, call: what the drafter's generation config says, and the call's.
+        asks_for_depth: whether the call does.
+    """
+    asks_itself = asks_for_depth or "tree_budget" in call
     default = "fixed" if asks_itself else own.get("draft_schedule", DEFAULT_SCHEDULE)
     schedule = call.get("draft_schedule", default)
     if schedule == "fixed" or settings.decode_loop == "stock" or settings.verification == "rejection":
         return replace(settings, draft_schedule="fixed")
     lookup = settings.prompt_lookup_num_tokens
-    settings = replace(
-        settings, draft_schedule="auto", prompt_lookup_num_tokens=DEFAULT_LOOKUP if lookup is None else lookup
+    asks_for_trees = "tree_budget" in {**own, **call}
+    return replace(
+        settings,
+        draft_schedule="auto",
+        prompt_lookup_num_tokens=DEFAULT_LOOKUP if lookup is None else lookup,
+        tree_budget=settings.tree_budget if asks_for_trees else MOST_NODES,
+        may_do_without_trees=not asks_for_trees,
     )
-    if "tree_budget" in {**own, **call}:
-        return settings
-    return replace(settings, tree_budget=MOST_NODES, may_do_without_trees=True)
 
 
 def wants_compiled(generation_config: GenerationConfig) -> bool:

@@ -73,13 +73,13 @@ def check_can_be_tapped(kind: str, target: PreTrainedModel) -> None:
         raise ValueError(
             f"drafters work with decoder-only targets, and {type(target).__name__} is an encoder-decoder: use another target"
         )
-    if state_recorder(target) is None:
+    recorder = state_recorder(target)
+    if recorder is None:
         raise ValueError(
             f"{type(target).__name__} can't select hidden states (output_hidden_states=[...]), which a {kind} reads: "
             f"{READS_TOKENS_ONLY}"
         )
-    config = target.config.get_text_config(decoder=True)
-    num_streams = getattr(config, "altup_num_inputs", 1)
+    num_streams = getattr(recorder.config, "altup_num_inputs", 1)
     if num_streams > 1:
         raise ValueError(
             f"{type(target).__name__} has {num_streams} hidden states per token and layer, and a {kind} reads one: "
@@ -164,7 +164,8 @@ def check_borrowed(kind: str, target: PreTrainedModel, has_own_head: bool) -> No
     """
     width = text_fact(target, "hidden_size")
     embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
-    check_width(kind, target, "embedding", embedding.embedding_dim if isinstance(embedding, nn.Embedding) else width)
+    of_embedding = embedding.embedding_dim if isinstance(embedding, nn.Embedding) else width
+    check_width(kind, target, "embedding", of_embedding, width)
     if has_own_head:
         return
     if head is None:
@@ -172,12 +173,12 @@ def check_borrowed(kind: str, target: PreTrainedModel, has_own_head: bool) -> No
             f"a {kind} borrows the target's head, and {type(target).__name__} has none (get_output_embeddings is None): "
             "load the target as a causal language model"
         )
-    check_width(kind, target, "head", head.in_features if isinstance(head, nn.Linear) else width)
+    of_head = head.in_features if isinstance(head, nn.Linear) else width
+    check_width(kind, target, "head", of_head, width)
 
 
-def check_width(kind: str, target: PreTrainedModel, part: str, found: int) -> None:
+def check_width(kind: str, target: PreTrainedModel, part: str, found: int, width: int) -> None:
     """Raise a `ValueError` unless a part of `target` that a drafter borrows is as wide as the target's layers."""
-    width = text_fact(target, "hidden_size")
     if found != width:
         raise ValueError(
             f"a {kind} borrows the target's {part}, which has to be as wide as the target's layers, and {type(target).__name__} "

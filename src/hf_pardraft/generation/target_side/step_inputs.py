@@ -124,7 +124,7 @@ def step_inputs(
 
 def _is_common(target: PreTrainedModel, name: str) -> bool:
     """Whether a method of the target's class is transformers' own."""
-    return inspect.getattr_static(type(target), name) is vars(GenerationMixin)[name]
+    return getattr(type(target), name) is getattr(GenerationMixin, name)
 
 
 def _differences(
