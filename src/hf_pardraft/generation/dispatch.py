@@ -21,7 +21,7 @@ from .scheduling.knowledge import Knowledge
 from .scheduling.plans import COMPILED_NODES, NOTHING, Plan, all_plans, compiled_plans
 from .scheduling.schedule import Schedule
 from .settings import DraftSettings, returns_states, wants_compiled
-from .stopping import StopChecks
+from .stopping import other_criteria
 from .target_side.prompt import TOKEN_TYPES
 from .target_side.rope import longest_text
 from .target_side.servable import check_scales_by_position, check_takes_masks
@@ -236,7 +236,7 @@ def reason_against(
     if (
         generation_config._eos_token_tensor is None
         and arguments["batch"] > 1
-        and StopChecks(arguments["stopping_criteria"]).others
+        and other_criteria(arguments["stopping_criteria"])
     ):
         return "items of a batch without an end-of-text token go on where a stopping criterion has cut them"
     try:

@@ -20,7 +20,7 @@ from .dispatch import FEWEST_TOKENS, decoding_for, does_without_compiling, fit_t
 from .draft_judge import DraftJudge, lookup_for
 from .plain import is_compiled_alike, new_ids_of, write_plain
 from .settings import REQUESTED_DEPTH, RESOLVED, read_settings, settings_of_call
-from .stopping import StopChecks, whole_length
+from .stopping import length_limit, whole_length
 from .target_side.structure import is_hybrid, text_config_of, walking_once
 from .tree_search import check_ngram_model
 
@@ -187,7 +187,7 @@ def _assisted_decoding(
     if is_our_call(assistant_model, generation_config):
         assistant_model = adopted(assistant_model)
         # A caller's own criterion takes the place of the one that `generate` makes of its config.
-        longest = StopChecks(stopping_criteria).max_length
+        longest = length_limit(stopping_criteria)
         generation_config.max_length = max(whole_length(generation_config.max_length), longest or 0)
         asked = settings_of_call(assistant_model, generation_config)
         settings = fit_to(asked, self, model_kwargs, generation_config)

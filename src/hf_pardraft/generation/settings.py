@@ -191,7 +191,7 @@ def returns_states(generation_config: GenerationConfig) -> bool:
 def settings_in(generation_config: GenerationConfig) -> dict[str, Any]:
     """The draft settings among the attributes of a generation config, those that were left at `None` excepted."""
     attributes = vars(generation_config)
-    return {name: attributes[name] for name in SETTING_NAMES if attributes.get(name) is not None}
+    return {name: attributes[name] for name in SETTING_NAMES & attributes.keys() if attributes[name] is not None}
 
 
 def check_ngram(settings: DraftSettings) -> None:

@@ -18,6 +18,17 @@ def whole_length(max_length: float) -> float:
     return math.ceil(max_length) if max_length < math.inf else max_length
 
 
+def length_limit(criteria: StoppingCriteriaList) -> float | None:
+    """At how many tokens a text is over by its length; `None` where no criterion says so."""
+    lengths = (whole_length(each.max_length) for each in criteria if type(each) is MaxLengthCriteria)
+    return min(lengths, default=None)
+
+
+def other_criteria(criteria: StoppingCriteriaList) -> StoppingCriteriaList:
+    """The criteria besides length and end of text."""
+    return StoppingCriteriaList(each for each in criteria if type(each) not in (MaxLengthCriteria, EosTokenCriteria))
+
+
 class StopChecks:
     """Finds where, inside a run of new tokens, generation is over.
 
@@ -26,12 +37,9 @@ class StopChecks:
     """
 
     def __init__(self, criteria: StoppingCriteriaList, batch: int = 1) -> None:
-        lengths = [criterion for criterion in criteria if type(criterion) is MaxLengthCriteria]
         ends = [criterion for criterion in criteria if type(criterion) is EosTokenCriteria]
-        known = {id(criterion) for criterion in lengths + ends}
-        self.others = StoppingCriteriaList(criterion for criterion in criteria if id(criterion) not in known)
-        self.length_criteria = lengths
-        self.max_length = min((whole_length(criterion.max_length) for criterion in lengths), default=None)
+        self.others, self.max_length = other_criteria(criteria), length_limit(criteria)
+        self.length_criteria = [criterion for criterion in criteria if type(criterion) is MaxLengthCriteria]
         self.pads = pads_finished_items(criteria)
         self.eos_token_ids = {token for criterion in ends for token in criterion.eos_token_id.flatten().tolist()}
         self.end_of_item: list[int | None] = [None] * batch

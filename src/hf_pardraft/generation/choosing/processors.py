@@ -36,7 +36,7 @@ from transformers import (
 )
 
 from ...models.stock_assistant import with_a_law
-from ..stopping import StopChecks
+from ..stopping import other_criteria
 
 # They look at the logits of one position and at nothing else, so all slots can be processed as one batch. Exact
 # types: a subclass may read the prefix.
@@ -91,9 +91,9 @@ def see_the_batch(processors: LogitsProcessorList, criteria: StoppingCriteriaLis
 
     Of a caller's own nobody knows better.
     """
-    known = PREFIX_FREE | TEXT_ONLY | BY_ITEM
-    others = [processor for processor in processors if type(processor) not in known]
-    others += [criterion for criterion in StopChecks(criteria).others if type(criterion) not in ITEM_WISE_CRITERIA]
+    known = PREFIX_FREE, TEXT_ONLY, BY_ITEM
+    others = [processor for processor in processors if not any(type(processor) in kinds for kinds in known)]
+    others += [criterion for criterion in other_criteria(criteria) if type(criterion) not in ITEM_WISE_CRITERIA]
     return sorted({type(other).__name__ for other in others})
 
 
