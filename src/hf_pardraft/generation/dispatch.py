@@ -53,8 +53,8 @@ def schedule_for(
     # What trees have over chains is another matter where they hold more than what was drafted.
     looks_up = bool(settings.prompt_lookup_num_tokens and settings.tree_budget and (on_a_cpu or not compiled))
     kind = (compiled, target.device, sampled and temperature_class(generation_config.temperature), looks_up)
-    of_drafter = _known.setdefault(drafter, weakref.WeakKeyDictionary())
-    knowledge = of_drafter.setdefault(target, {}).setdefault(kind, Knowledge(compiled))
+    of_pair = _known.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
+    knowledge = of_pair.get(kind) or of_pair.setdefault(kind, Knowledge(compiled))
     plans = plans_for(settings, compiled, on_a_cpu)
     first = Plan(settings.depth) if Plan(settings.depth) in plans else full
     reads_again = is_hybrid(text_config_of(target))
