@@ -241,7 +241,7 @@ class ParallelDrafter:
             target: the model to draft for.
             taps: the hidden states that are to be read; `None` for what [`taps_for`] this target says.
         """
-        if any(parameter.is_meta for parameter in self.parameters()):
+        if any(weight.is_meta for part in self.modules() for weight in part._parameters.values() if weight is not None):
             raise ValueError(
                 f"weights of this {type(self).__name__} are on the meta device: they were never loaded, or are offloaded, and "
                 "a draft reads all of them. Load it whole with from_pretrained, onto one device (device_map='cpu', say)"
