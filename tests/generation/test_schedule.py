@@ -812,6 +812,34 @@ def test_of_fewer_items_drafts_are_thought_to_take_in_proportion_less_until_they
     assert few.of(Plan(8)) == pytest.approx(7.0)
 
 
+def test_a_batch_that_never_was_measured_with_drafts_is_judged_by_what_is_left_of_it():
+    knowledge = Knowledge()
+    # Of five items one ends before the first round with a draft that tells anything.
+    knowledge.costs_for(5).note(NOTHING, 1.0)
+    assert knowledge.costs_for(5).of(Plan(8)) is None
+    for plan, seconds in ((NOTHING, 0.8), (Plan(8), 1.7)):
+        knowledge.costs_for(4).note(plan, seconds)
+    assert knowledge.costs_for(5).of(Plan(8)) == pytest.approx(1.7)
+    assert knowledge.costs_for(5).of(NOTHING) == 1.0
+    for _ in range(Costs.BELIEVED):
+        knowledge.costs_for(5).note(Plan(8), 1.9)
+    assert knowledge.costs_for(5).of(Plan(8)) == pytest.approx(1.9)
+
+
+@pytest.mark.parametrize(("unevenness", "num_compared"), [(0.01, 1), (0.3, 36)])
+def test_costs_are_sure_once_plans_were_compared_often_enough_for_a_machine_as_uneven_as_this_one(
+    unevenness, num_compared
+):
+    costs, blocks = Costs(), 0
+    while not costs.are_sure and blocks < 40:
+        for number in range(Costs.BLOCK):
+            plan = Plan(4) if number in (3, 4) else Plan(8)
+            costs.note(plan, (1 + plan.depth) * math.exp(unevenness * (-1) ** number))
+        blocks += 1
+    # Two rounds of one plan among fourteen of another count as two comparisons, roughly.
+    assert blocks == pytest.approx(num_compared / 2, abs=3)
+
+
 def test_nothing_is_tried_while_a_batch_waits_to_be_left_to_plain_generate():
     for seed in range(4):
         plans = World([0.0] * 7, seed=seed, plain=0.7).call(batch=16)[1]

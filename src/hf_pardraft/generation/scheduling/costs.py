@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from .beside_plain import BesidePlain
+from .beside_plain import BesidePlain, Mean
 from .estimates import interpolated, lower_median, weighted_median
 from .growth import Growth
 from .plans import NOTHING, Plan
@@ -43,10 +43,6 @@ class Costs(BesidePlain):
     otherwise each plan in turn would look better for having last been tried in a faster hour. The model is that the logarithm
     of a round's seconds is its plan's cost plus its block's level plus noise, once what a longer text adds is taken off. Seconds
     are told as of the last block, for a text as long as the one that is written.
-
-    Args:
-        like: costs at another batch size, to be believed until there are own ones.
-        share: what a draft takes here of the time that it takes there, at least.
     """
 
     # Rounds of a block.
@@ -59,6 +55,8 @@ class Costs(BesidePlain):
     DOUBT = 1.5
     # Share by which a round of a plan takes more or less time than another.
     NOISE = 0.3
+    # Share by which a cost that is sure may well be wrong.
+    SURE = 0.05
     # Measurements to which one more adds little.
     SETTLED = 24
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
@@ -66,7 +64,7 @@ class Costs(BesidePlain):
     # However short a text is, at least one in so many of a round's seconds is left.
     MOST_ADDED = 4.0
 
-    def __init__(self, like: "Costs | None" = None, share: float = 1.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.counts: dict[Plan, int] = {}
         # Plans that were chosen. Others may be measured, too, by rounds of longer ones, where less than these was left to write.
@@ -74,12 +72,6 @@ class Costs(BesidePlain):
         # How many rounds had been measured at the last one of each.
         self.last: dict[Plan, int] = {}
         self.guesses: dict[Plan, float] = {}
-        if like is not None:
-            # Calls in other threads may teach meanwhile, and a cost be counted that is not known yet.
-            measured = {plan: cost for plan in [*like.counts] if (cost := like.of(plan)) is not None}
-            known = {**like.guesses, **measured}
-            undrafted = known.get(NOTHING, 0.0)
-            self.guesses = {plan: undrafted + share * (cost - undrafted) for plan, cost in known.items()}
         # Logarithms of seconds: of the rounds of the block that has begun; and of earlier blocks, by plan, the median and how
         # many there were. Calls in other threads may add to it: what is worked on is a copy, and replaced as a whole.
         self.block: list[tuple[Plan, float]] = []
@@ -96,8 +88,31 @@ class Costs(BesidePlain):
         # Logarithms of costs, and the level of the last block.
         self.logs: dict[Plan, float] = {}
         self.level = 0.0
+        # Share by which a round takes more or less time than others of its plan in a block.
+        self.noise = Mean()
         self.num_notes = self.num_surprises = 0
         self._known: dict[Plan, float | None] = {}
+
+    def guess(self, like: "Costs", share: float) -> None:
+        """Believe the costs at another batch size until there are own ones.
+
+        Args:
+            like: these costs.
+            share: what a draft takes here of the time that it takes there, at least.
+        """
+        # Calls in other threads may teach meanwhile, and a cost be counted that is not known yet.
+        measured = {plan: cost for plan in [*like.counts] if (cost := like.of(plan)) is not None}
+        known = {**like.guesses, **measured}
+        undrafted = known.get(NOTHING, 0.0)
+        self.guesses = {
+            plan: undrafted + share * (cost - undrafted) for plan, cost in known.items() if plan not in self.counts
+        }
+        self._known = {}
+
+    @property
+    def know_drafts(self) -> bool:
+        """Whether there is anything to say of rounds with drafts, or there is to be what is measured anew."""
+        return self.is_renewed or any(plan.depth for plan in [*self.guesses, *self.counts])
 
     def renewed(self) -> "Costs":
         """To be measured again, with what there is to choose from."""
@@ -117,6 +132,13 @@ class Costs(BesidePlain):
         """The share by which the ratio of two plans' measured costs may well be wrong; of a guess nobody knows."""
         compared = [self.evidence[each] for each in (plan, other) if each in self.evidence]
         return self.NOISE / math.sqrt(1 + min(compared)) if compared and self.count(plan) and self.count(other) else 0.0
+
+    @property
+    def are_sure(self) -> bool:
+        """Whether the measured plans were compared with others often enough for a machine as uneven as this one."""
+        *others, _ = sorted([*self.counts], key=self.count) or [NOTHING]
+        compared = min((self.evidence.get(plan, 0.0) for plan in others), default=0.0)
+        return self.noise.count > 0 and self.noise.value < self.SURE * math.sqrt(1 + compared)
 
     def is_settled(self, plan: Plan) -> bool:
         """Whether one round more says little of the plan."""
@@ -197,10 +219,12 @@ class Costs(BesidePlain):
         self.num_notes += 1
         is_full = self.num_notes % self.BLOCK == 0
         if is_news or is_full:
-            medians = medians_of(tuple(self.block))
+            block = tuple(self.block)
+            medians = medians_of(block)
             self._compare({plan} if is_news else {*medians}, medians)
             self._known, self.per_token = {}, self.growth.per_token
             if is_full:
+                self.noise.note(sum(abs(log - medians[plan][0]) for plan, log in block) / len(block), len(block))
                 if len(medians) > 1:
                     self.blocks.append(medians)
                 self.block = []

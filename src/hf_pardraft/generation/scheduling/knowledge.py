@@ -54,6 +54,8 @@ class Knowledge:
     BEGINNING = 3.0
     # Share of all time that trying may cost: of each round so much is put in.
     SHARE = 0.005
+    # Part of that where drafts clearly pay, and what they cost is sure: the rounds that are followed tell the rest.
+    WHERE_SURE = 0.2
     # The same of compiled rounds, whose tries take longer.
     SHARE_COMPILED = 0.015
     # Rounds of the best plan that are saved up at most.
@@ -119,13 +121,16 @@ class Knowledge:
         return self.spreads.setdefault(size := size_class(batch), Spread(size))
 
     def costs_for(self, batch: int) -> Costs:
-        """The costs at a batch size; where they are new, those of the nearest one are believed at first."""
+        """The costs at a batch size; before drafts were measured in it, those of the nearest one where they were are believed."""
         size = size_class(batch)
-        if size not in self.costs:
-            near = min([*self.costs], key=lambda known: max(known, size) / min(known, size), default=None)
-            # Of fewer items a draft may take less. That it doesn't is found out at once, that it does only by tries.
-            self.costs[size] = Costs(self.costs.get(near), min(size / near, 1.0)) if near else Costs()
-        return self.costs[size]
+        costs = self.costs.get(size) or self.costs.setdefault(size, Costs())
+        if not costs.know_drafts:
+            others = [known for known, each in [*self.costs.items()] if each.know_drafts]
+            near = min(others, key=lambda known: max(known, size) / min(known, size), default=None)
+            if near:
+                # Of fewer items a draft may take less. That it doesn't is found out at once, that it does only by tries.
+                costs.guess(self.costs[near], min(size / near, 1.0))
+        return costs
 
     def note(self, budget: int, *rounds: RoundOutcome) -> None:
         """Learn what was accepted in some rounds, one after the other.
@@ -160,9 +165,10 @@ class Knowledge:
             # The next text may be like this one.
             self.earlier.weaken(self.AFTER_CHANGE)
 
-    def put_in(self, rounds: float) -> None:
-        """Save for tries: so many rounds of the best plan have passed."""
-        self.purse = min(self.purse + self.share * rounds, self.most_saved)
+    def put_in(self, rounds: float, is_sure: bool = False) -> None:
+        """Save for tries: so many rounds of the best plan have passed; where that is sure to be the best, less."""
+        share = self.share * (self.WHERE_SURE if is_sure else 1.0)
+        self.purse = min(self.purse + share * rounds, self.most_saved)
 
     def note_length(self, is_long: bool) -> None:
         """Learn whether rounds are long: tries of compiled ones then take as few as those of others do, and a call has fewer."""

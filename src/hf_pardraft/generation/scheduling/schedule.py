@@ -37,6 +37,7 @@ class Schedule:
         deepest: the most tokens that are drafted.
         chosen: the plan of this round if there were room for all of it.
         is_pausing: whether nothing is drafted now because that is best, and not for want of room.
+        is_sure: whether drafts clearly pay, and plans were compared often enough: then little is tried.
         calibration: what was accepted of other drafts, see [`Calibration`].
     """
 
@@ -82,7 +83,7 @@ class Schedule:
         # Tokens of the text before this round, the prompt's included.
         self.length = 0
         self.plan = self.chosen = self.best = NOTHING
-        self.is_a_try = self.is_pausing = self.rests_with_plain = False
+        self.is_a_try = self.is_pausing = self.rests_with_plain = self.is_sure = False
         # Whether many drafts of earlier texts are known; and what rounds without one have to be faster by, once that is known.
         self.is_informed, self.handicap = knowledge.earlier.num_judged >= Tries.SURE, None
         self.costs = Costs()
@@ -293,7 +294,7 @@ class Schedule:
         if self.is_a_try or not self.worth.seconds:
             self._pay(seconds, is_ordinary, is_unique)
         else:
-            self.knowledge.put_in(1.0)
+            self.knowledge.put_in(1.0, self.is_sure)
         # Where there never is room for all of it, less of what has to be measured before there is a choice tells what it costs.
         measured = self.chosen if self.plan.depth and self.rounds.opening(self.costs) == self.chosen else self.plan
         if measured in self.plans:
@@ -308,7 +309,7 @@ class Schedule:
         if outcomes:
             self.knowledge.note(self.plan.budget, *outcomes)
         if self.untold:
-            self.knowledge.put_in(len(self.untold))
+            self.knowledge.put_in(len(self.untold), self.is_sure)
             untold, self.untold = self.untold, []
             for length, seconds in untold:
                 self.costs.note(self.plan, seconds, length)
@@ -320,7 +321,7 @@ class Schedule:
         if not best or (self.rounds.opens_free and self.rounds.opening(self.costs) is not None):
             return
         charged = expected or best if is_unique else self.costs.charged(self.plan, seconds)
-        self.knowledge.put_in(charged / best)
+        self.knowledge.put_in(charged / best, self.is_sure)
         if self.is_a_try:
             accepted = [count for outcome in self.outcomes for count, _ in outcome.of_drafts]
             self.tries.pay(self.plan, self.best, (expected if is_ordinary else None) or charged, best, accepted)
@@ -353,7 +354,8 @@ class Schedule:
         self.knowledge.note_length(is_long)
         plans = [plan for plan in self.plans if self.rounds.is_there(plan, self.costs)]
         self.best = max(plans, key=self._preference)
-        may_be_left = self.batch == 1 and self.worth.rate(self.best) < Costs.MOST_LEAD * self.worth.rate(NOTHING)
+        drafts_pay = self.worth.rate(self.best) >= Costs.MOST_LEAD * self.worth.rate(NOTHING)
+        self.is_sure, may_be_left = drafts_pay and self.costs.are_sure, self.batch == 1 and not drafts_pay
         self.at_once = self.FEW_AT_ONCE if is_long or may_be_left else self.AT_ONCE
         if not is_long:
             worth_it = self.WORTH_COMPILING * self.worth.rate(self.best)
