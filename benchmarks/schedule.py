@@ -19,6 +19,9 @@ What the schedule took the place of, `adaptive_depth` and a table as `pardraft e
 benchmark before both went; benchmarks/results/schedule_before.json has these rows, and the table shows them as "adaptive" and
 "tuned", beside the plain `generate` of their own run.
 
+With `--cpu-clock --slices` all ways of a turn run at once on one core, see time_slices.py: on a machine whose speed changes by a
+factor within a second ratios are then good to a hundredth.
+
 With `--modelled-clock` parts of a round take what they are said to (modelled_clock.py). The shares then say how good the
 schedule's choices are on a machine that nothing disturbs, or one that seems to the schedule as uneven as `--clock-noise` says.
 
@@ -60,8 +63,8 @@ SETTINGS = {
     "sweep": ("max_new_tokens", "prompts", "depths", "tree_budgets", "most_slots", "sweep_turns", "cpu_clock"),
     "turns": ("max_new_tokens", "prompts", "turns", "finalists", "cpu_clock"),
 }
-# And further ones with a modelled clock.
-MODELLED = ("modelled_clock", "clock_noise")
+# And further ones with a modelled clock, and in slices.
+MODELLED, SLICED = ("modelled_clock", "clock_noise"), ("slices",)
 
 
 def stage_file(arguments: argparse.Namespace, stage: str, case: str, temperature: float, batch_size: int) -> Path:
@@ -93,8 +96,8 @@ def measure_condition(
     cases: Cases, name: str, temperature: float, batch_size: int, arguments: argparse.Namespace
 ) -> None:
     """Measure what is missing of one condition, and keep it."""
-    modelled = {key: vars(arguments)[key] for key in MODELLED if arguments.modelled_clock}
-    settings = {stage: {**{key: vars(arguments)[key] for key in SETTINGS[stage]}, **modelled} for stage in STAGES}
+    more = (MODELLED if arguments.modelled_clock else ()) + (SLICED if arguments.slices else ())
+    settings = {stage: {key: vars(arguments)[key] for key in SETTINGS[stage] + more} for stage in STAGES}
     paths = {stage: stage_file(arguments, stage, name, temperature, batch_size) for stage in STAGES}
     bench = None
     for stage in STAGES:
@@ -173,6 +176,12 @@ def parse_arguments() -> argparse.Namespace:
         "--cpu-clock", action="store_true", help="CPU time of one thread: for a machine that does other work"
     )
     parser.add_argument(
+        "--slices",
+        action="store_true",
+        help="all ways at once on one core, in slices of milliseconds and a process each, with --cpu-clock: for a machine whose "
+        "speed changes",
+    )
+    parser.add_argument(
         "--modelled-clock",
         type=float,
         nargs=6,
@@ -194,6 +203,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(
             "--modelled-clock is for uncompiled rounds of one text: leave --compiled out, and say --batch-sizes 1"
         )
+    if arguments.slices and (arguments.modelled_clock or not arguments.cpu_clock):
+        parser.error("--slices compares what processes have of a core: say --cpu-clock, and leave --modelled-clock out")
     if arguments.quick:
         small = {"prompts": 1, "max_new_tokens": 12, "turns": 1, "sweep_turns": 1, "finalists": 1}
         vars(arguments).update(small, depths=[1, 3], tree_budgets=[4])

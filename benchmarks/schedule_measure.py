@@ -2,7 +2,10 @@
 
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from operator import truediv
 from statistics import median
 from typing import Any
@@ -14,12 +17,16 @@ from hf_pardraft.evaluation.entries import COMPILED, PLAIN, Entry, plain_entry
 from hf_pardraft.evaluation.measurement import in_batches, kept_random_state, warm_up
 from hf_pardraft.models.base import ParallelDrafter
 from schedule_cases import Case
+from time_slices import Worker, ask_all, workers
 
 AUTO, FIRST, DEFAULT = "auto", "auto, first call", "default"
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 TREE_BUDGETS = (4, 8, 16, 32, 64)
 # A shape is compiled in seconds.
 COMPILED_BUDGETS = (16,)
+
+# A run, and how often a text was drafted so many tokens in a round of it.
+Decoded = tuple[TimedRun, Counter[int]]
 
 
 @dataclass
@@ -30,17 +37,23 @@ class Way:
         entry: how.
         turns: the runs of each turn, one for each batch.
         drafted: how often a text was drafted so many tokens in a round, in the last turn.
+        renewed: how each turn decodes, if that is another entry than in the last one.
     """
 
     entry: Entry
     turns: list[list[TimedRun]] = field(default_factory=list)
     drafted: Counter[int] = field(default_factory=Counter)
+    renewed: Callable[[], Entry] | None = None
 
-    def decode(self, target: PreTrainedModel, batch: Batch, condition: Condition) -> None:
-        """Decode a batch in the turn that was begun last."""
-        self.turns[-1].append(run(target, self.entry, batch, condition))
-        if self.entry.is_parallel:
-            self.drafted.update(self.entry.assistant.last_stats.drafted_per_round)
+    def decode(self, target: PreTrainedModel, batch: Batch, condition: Condition) -> Decoded:
+        """Decode a batch; the run, and how often a text was drafted so many tokens in a round of it."""
+        done = run(target, self.entry, batch, condition)
+        return done, Counter(self.entry.assistant.last_stats.drafted_per_round if self.entry.is_parallel else ())
+
+    def note(self, done: TimedRun, drafted: Counter[int]) -> None:
+        """Keep what was decoded in the turn that was begun last."""
+        self.turns[-1].append(done)
+        self.drafted.update(drafted)
 
     def begin_turn(self) -> None:
         self.turns.append([])
@@ -151,13 +164,30 @@ class Bench:
         for _ in range(turns):
             self._turn(ways)
 
-    def _turn(self, ways: list[Way]) -> None:
-        """Let each way decode each batch, all of them one batch before the next."""
+    def _turn(self, ways: list[Way], at_once: list[Worker] | None = None) -> None:
+        """Let each way decode each batch, all of them one batch before the next; `at_once` by workers of theirs."""
         for way in ways:
             way.begin_turn()
-        for index, batch in enumerate(self.batches):
-            for way in ways:
-                way.decode(self.case.target, batch, self.condition.on_batch(index))
+        for index in range(len(self.batches)):
+            done = ask_all(at_once, index) if at_once else [self._decode(way, index) for way in ways]
+            for way, decoded in zip(ways, done, strict=True):
+                way.note(*decoded)
+
+    def _decode(self, way: Way, index: int) -> Decoded:
+        """Let a way decode a batch, the first of which a turn begins with."""
+        if index == 0 and way.renewed is not None:
+            way.entry = way.renewed()
+        return way.decode(self.case.target, self.batches[index], self.condition.on_batch(index))
+
+    def _workers(self, ways: list[Way]) -> AbstractContextManager[list[Worker] | None]:
+        """What decodes for these ways at once, if that is asked for."""
+        if not self.arguments.slices:
+            return nullcontext()
+        return workers([partial(self._decode, way) for way in ways])
+
+    def _first_entry(self) -> Entry:
+        """The schedule with a drafter about which nothing is known."""
+        return self._entry(FIRST, self.case.new_drafter(self.texts), {"draft_schedule": "auto"})
 
     def sweep(self) -> list[dict[str, Any]]:
         """The rows of all fixed settings, fastest first."""
@@ -165,7 +195,10 @@ class Bench:
         plain = Way(self._entry(PLAIN))
         ways = [Way(self._entry(name_of(setting), self.drafter, setting)) for setting in settings]
         with kept_random_state(self.case.target.device):
-            self._race([plain, *ways], self.arguments.sweep_turns)
+            self._race([plain, *ways], 0)
+            with self._workers([plain, *ways]) as at_once:
+                for _ in range(self.arguments.sweep_turns):
+                    self._turn([plain, *ways], at_once)
         rows = [{**way.row(plain), "setting": setting} for way, setting in zip(ways, settings, strict=True)]
         return sorted(rows, key=lambda row: -row["speedup"])
 
@@ -175,7 +208,7 @@ class Bench:
         Each turn has one more way: the schedule with a new drafter, about which nothing is known.
         """
         default = fixed(self.drafter.draft_depth)
-        plain, first = Way(self._entry(PLAIN)), Way(self._entry(FIRST, self.drafter))
+        plain = Way(self._entry(PLAIN))
         ways = [plain, Way(self._entry(DEFAULT, self.drafter, default))]
         ways += [Way(self._entry(name_of(setting), self.drafter, setting)) for setting in finalists]
         auto = Way(self._entry(AUTO, self.drafter, {"draft_schedule": "auto"}))
@@ -185,9 +218,9 @@ class Bench:
             # So that all turns of it are later calls.
             self._turn([auto])
             auto.turns.clear()
-            ways += [] if self.kind else [first]
-            for _ in range(self.arguments.turns):
-                first.entry = self._entry(FIRST, self.case.new_drafter(self.texts), {"draft_schedule": "auto"})
-                self._turn(ways)
+            ways += [] if self.kind else [Way(self._first_entry(), renewed=self._first_entry)]
+            with self._workers(ways) as at_once:
+                for _ in range(self.arguments.turns):
+                    self._turn(ways, at_once)
         rows = [way.row(plain) for way in ways]
         return [{**row, "is_fixed": row["name"] not in (PLAIN, AUTO, FIRST)} for row in rows]

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import time
 
 import pytest
 import torch
@@ -99,6 +100,20 @@ def test_by_a_modelled_clock_rounds_take_what_they_are_said_to(tiny_family, tmp_
         assert rounds * one < 1e3 * seconds <= rounds * (two + (nodes - 1) * more + draft + besides)
     # Nothing but the model and its noise has a part in it, the same each time.
     assert run_quickly(tiny_family, tmp_path / "second", *words)[0][0]["rows"] == pays["rows"]
+
+
+def test_in_slices_all_ways_of_a_turn_are_measured_and_the_schedule_learns_from_turn_to_turn(
+    tiny_family, tmp_path, monkeypatch
+):
+    # Put back at the end: the benchmark measures CPU time from here on.
+    monkeypatch.setattr(time, "perf_counter", time.perf_counter)
+    (pays, loses), _ = run_quickly(tiny_family, tmp_path, "--cpu-clock", "--slices", "--turns", "2")
+    assert [row["name"] for row in loses["rows"]] == ["plain", "default", "auto", "auto, first call"]
+    for row in pays["rows"] + loses["rows"]:
+        assert row["same_text"]
+        assert row["speedup"] > 0
+        assert (sum(row["drafted"].values()) > 0) == (row["name"] != "plain")
+    assert pays["settings"]["slices"]
 
 
 def test_a_modelled_clock_is_for_uncompiled_rounds_of_one_text(capsys, monkeypatch):
