@@ -106,7 +106,7 @@ def measure_condition(
         print(f"{name}, temperature {temperature:g}, batch {batch_size}: {stage} ...", file=sys.stderr)
         finalists = [] if stage == "sweep" else swept(paths["sweep"])[: arguments.finalists]
         bench = bench or Bench(cases[name], Condition(batch_size, temperature, arguments.max_new_tokens), arguments)
-        case, started = bench.case, time.perf_counter()
+        case, started = bench.case, time.monotonic()
         # Where drafting does not pay, it is enough to know what the drafter's own depth costs.
         rows = bench.sweep() if stage == "sweep" and case.pays else []
         if stage == "turns":
@@ -122,7 +122,7 @@ def measure_condition(
             "command": public_command(),
             "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "prompts": len(case.prompts_for(batch_size, arguments.prompts)),
-            "seconds": round(time.perf_counter() - started, 1),
+            "seconds": round(time.monotonic() - started, 1),
             "settings": settings[stage],
         }
         save(paths[stage], {**facts, "rows": rows})

@@ -32,7 +32,7 @@ def draw_plans(monkeypatch, is_compiled: bool = False) -> list[DrawnSchedule]:
     """Let all calls follow drawn plans; returns the list that their schedules are put in."""
     schedules = []
 
-    def schedule_for(target, drafter, settings, generation_config):
+    def schedule_for(target, drafter, settings, generation_config, batch):
         schedules.append(DrawnSchedule(settings.depth, settings.tree_budget, is_compiled=is_compiled))
         return schedules[-1]
 

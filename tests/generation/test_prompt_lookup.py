@@ -353,7 +353,7 @@ def test_trees_with_a_branch_from_the_text_are_judged_by_themselves():
 
     def schedule(**settings):
         config = GenerationConfig(**settings)
-        return schedule_for(target, drafter, read_settings(drafter, config), config)
+        return schedule_for(target, drafter, read_settings(drafter, config), config, 1)
 
     first, again = schedule(), schedule(prompt_lookup_num_tokens=3)
     drafter.generation_config.prompt_lookup_num_tokens = 0
@@ -438,7 +438,7 @@ def test_the_text_alone_is_read_where_that_pays():
     target = tiny_target("llama")
     drafter = looking("pard", target, draft_schedule="auto")
     config = GenerationConfig()
-    schedule = schedule_for(target, drafter, read_settings(drafter, config), config)
+    schedule = schedule_for(target, drafter, read_settings(drafter, config), config, 1)
     sure, unsure = [0.9, 0.8, 0.7, 0.01], [0.05, 0.02, 0.01]
     # Nothing is known of costs.
     assert schedule.worth_reading_alone(sure) == 0
@@ -457,7 +457,7 @@ def test_the_text_alone_is_read_where_it_beats_a_draft(budget, tokens, seconds, 
     target = tiny_target("llama")
     drafter = looking("pard", target, draft_schedule="auto")
     config = GenerationConfig()
-    schedule = schedule_for(target, drafter, read_settings(drafter, config), config)
+    schedule = schedule_for(target, drafter, read_settings(drafter, config), config, 1)
     schedule.reading.costs.note(1, 0.020)
     schedule.reading.costs.note(11, 0.030)
     schedule.best = Plan(4, budget)
@@ -470,7 +470,7 @@ def test_a_tree_holds_what_the_text_suggests_besides_the_draft():
     target = tiny_target("llama")
     drafter = looking("pard", target, draft_schedule="auto")
     config = GenerationConfig()
-    schedule = schedule_for(target, drafter, read_settings(drafter, config), config)
+    schedule = schedule_for(target, drafter, read_settings(drafter, config), config, 1)
     schedule.reading.costs.note(1, 0.020)
     schedule.reading.costs.note(11, 0.030)
     chain, tree = Plan(4), Plan(4, 16)

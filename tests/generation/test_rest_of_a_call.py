@@ -35,7 +35,7 @@ def leave(monkeypatch):
     left, write = [], PlainRest.write
 
     def leave_after(num_rounds: int) -> list[int]:
-        def schedule_for(target, drafter, settings, generation_config):
+        def schedule_for(target, drafter, settings, generation_config, batch):
             return LeavingSchedule(settings.depth, settings.tree_budget, num_rounds)
 
         monkeypatch.setattr(hooks, "schedule_for", schedule_for)

@@ -390,6 +390,9 @@ def test_a_fixed_schedule_follows_its_plan_as_far_as_there_is_room():
 def test_plans_are_nothing_chains_and_trees_up_to_what_may_be_drafted():
     assert all_plans(5, 0) == [Plan(0), Plan(1), Plan(2), Plan(4), Plan(5)]
     assert all_plans(1, 20) == [Plan(0), Plan(1), Plan(1, 16), Plan(1, 20)]
+    # A batch reads each node for all its items: smaller trees pay.
+    assert all_plans(4, 32, batch=2) == [*map(Plan, (0, 1, 2, 4)), Plan(4, 8), Plan(4, 16), Plan(4, 32)]
+    assert all_plans(4, 6, batch=2) == [*map(Plan, (0, 1, 2, 4)), Plan(4, 6)]
     assert compiled_plans(7, 16) == [Plan(0), Plan(4), Plan(7), Plan(7, 16)]
     assert compiled_plans(1, 0) == [Plan(0), Plan(1)]
 

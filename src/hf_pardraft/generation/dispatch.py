@@ -42,9 +42,13 @@ _known = weakref.WeakKeyDictionary()
 
 
 def schedule_for(
-    target: PreTrainedModel, drafter: ParallelDrafter, settings: DraftSettings, generation_config: GenerationConfig
+    target: PreTrainedModel,
+    drafter: ParallelDrafter,
+    settings: DraftSettings,
+    generation_config: GenerationConfig,
+    batch: int,
 ) -> Schedule | FixedSchedule:
-    """What each round of a call drafts and verifies."""
+    """What each round of a call for so many items drafts and verifies."""
     full = Plan(settings.depth, settings.tree_budget)
     if not settings.is_automatic:
         return FixedSchedule(full)
@@ -55,7 +59,7 @@ def schedule_for(
     kind = (compiled, target.device, sampled and temperature_class(generation_config.temperature), looks_up)
     of_pair = _known.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
     knowledge = of_pair.get(kind) or of_pair.setdefault(kind, Knowledge(compiled))
-    plans = plans_for(settings, compiled, on_a_cpu)
+    plans = plans_for(settings, compiled, on_a_cpu, batch)
     first = Plan(settings.depth) if Plan(settings.depth) in plans else full
     reads_again = is_hybrid(text_config_of(target))
     clock = clock_for(target, drafter)
@@ -77,7 +81,7 @@ def temperature_class(temperature: float | None) -> float:
     return round(min(1.0 if temperature is None else temperature, 2.0), 1)
 
 
-def plans_for(settings: DraftSettings, compiled: bool, on_a_cpu: bool) -> list[Plan]:
+def plans_for(settings: DraftSettings, compiled: bool, on_a_cpu: bool, batch: int) -> list[Plan]:
     """What rounds choose from.
 
     On an accelerator nobody looks at drafts, for which the host would have to wait, so that trees can't be compared with chains;
@@ -86,7 +90,7 @@ def plans_for(settings: DraftSettings, compiled: bool, on_a_cpu: bool) -> list[P
     depth, budget = settings.depth, settings.tree_budget
     if not on_a_cpu and (compiled or budget):
         return [NOTHING, Plan(depth, budget)]
-    return compiled_plans(depth, budget) if compiled else all_plans(depth, budget)
+    return compiled_plans(depth, budget) if compiled else all_plans(depth, budget, batch)
 
 
 def clock_for(target: PreTrainedModel, drafter: ParallelDrafter) -> Callable[[], float]:

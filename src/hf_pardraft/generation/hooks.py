@@ -243,8 +243,8 @@ def _decode_or_leave(
     whole = {"synced_gpus": synced_gpus, **prepared, **model_kwargs}
     if may_leave and settings.is_automatic and most < FEWEST_TOKENS:
         return write_plain(target, drafter, input_ids, is_brief=True, **whole)
-    schedule = schedule_for(target, drafter, settings, generation_config)
     shape = input_ids.shape
+    schedule = schedule_for(target, drafter, settings, generation_config, shape[0])
     if may_leave and (schedule.ends_too_soon(*shape, most) or schedule.leaves_to_plain(*shape)):
         result = write_plain(target, drafter, input_ids, **whole)
         schedule.note_plain(drafter.last_stats.rounds)

@@ -5,6 +5,8 @@ from typing import NamedTuple
 # Chains and trees of other sizes are worth little more than the nearest of these, and each size has to be tried.
 CHAIN_SIZES = (1, 2, 4, 8, 16, 32, 64)
 TREE_SIZES = (16, 32, 64)
+# To a batch each node costs as many tokens to read as it has items, so that small trees pay where chains of as many do.
+SMALL_TREE = 8
 # Nodes that a tree may have where nobody says how many.
 MOST_NODES = 32
 # The same of a compiled tree, which is read whole.
@@ -46,13 +48,15 @@ def compiled_plans(depth: int, budget: int) -> list[Plan]:
     return [NOTHING, *map(Plan, sizes), *([Plan(depth, budget)] if budget else [])]
 
 
-def all_plans(depth: int, budget: int) -> list[Plan]:
+def all_plans(depth: int, budget: int, batch: int = 1) -> list[Plan]:
     """The plans that a call chooses from.
 
     Args:
         depth: the most tokens to draft.
         budget: the most nodes of a tree; 0 for chains only.
+        batch: items that it begins with.
     """
     chains = [Plan(size) for size in CHAIN_SIZES if size < depth] + [Plan(depth)]
-    sizes = [size for size in TREE_SIZES if size < budget] + ([budget] if budget else [])
+    wanted = TREE_SIZES if batch == 1 else (SMALL_TREE, *TREE_SIZES)
+    sizes = [size for size in wanted if size < budget] + ([budget] if budget else [])
     return [NOTHING, *chains, *(Plan(depth, size) for size in sizes)]
