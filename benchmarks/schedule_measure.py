@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import truediv
@@ -148,7 +148,8 @@ class Bench:
         self.batches = in_batches(self.case.target, prompts, self.condition.batch_size)
         self.kind = COMPILED if self.arguments.compiled else {}
         plain = Way(self._entry(PLAIN))
-        self._race([plain], 1)
+        self._warm_up([plain])
+        self._turn([plain])
         self.texts = [list(text) for runs in plain.turns for each in runs for text in each.texts]
         self.drafter = self.case.new_drafter(self.texts)
 
@@ -157,12 +158,17 @@ class Bench:
             return Entry(PLAIN, setting=self.kind) if self.kind else plain_entry()
         return Entry(name, drafter, {**(setting or {}), **self.kind})
 
-    def _race(self, ways: list[Way], turns: int) -> None:
-        """Let all take turns; what is slow the first time is done before."""
+    def _warm_up(self, ways: list[Way]) -> None:
+        """Do what is slow the first time."""
         for way in ways:
             warm_up(self.case.target, way.entry, self.batches, self.condition)
-        for _ in range(turns):
-            self._turn(ways)
+
+    def _race(self, ways: list[Way], turns: int) -> None:
+        """Let all take turns, at once by workers of theirs if that is asked for."""
+        works = [partial(self._decode, way) for way in ways]
+        with workers(works) if self.arguments.slices else nullcontext() as at_once:
+            for _ in range(turns):
+                self._turn(ways, at_once)
 
     def _turn(self, ways: list[Way], at_once: list[Worker] | None = None) -> None:
         """Let each way decode each batch, all of them one batch before the next; `at_once` by workers of theirs."""
@@ -179,12 +185,6 @@ class Bench:
             way.entry = way.renewed()
         return way.decode(self.case.target, self.batches[index], self.condition.on_batch(index))
 
-    def _workers(self, ways: list[Way]) -> AbstractContextManager[list[Worker] | None]:
-        """What decodes for these ways at once, if that is asked for."""
-        if not self.arguments.slices:
-            return nullcontext()
-        return workers([partial(self._decode, way) for way in ways])
-
     def _first_entry(self) -> Entry:
         """The schedule with a drafter about which nothing is known."""
         return self._entry(FIRST, self.case.new_drafter(self.texts), {"draft_schedule": "auto"})
@@ -195,10 +195,8 @@ class Bench:
         plain = Way(self._entry(PLAIN))
         ways = [Way(self._entry(name_of(setting), self.drafter, setting)) for setting in settings]
         with kept_random_state(self.case.target.device):
-            self._race([plain, *ways], 0)
-            with self._workers([plain, *ways]) as at_once:
-                for _ in range(self.arguments.sweep_turns):
-                    self._turn([plain, *ways], at_once)
+            self._warm_up([plain, *ways])
+            self._race([plain, *ways], self.arguments.sweep_turns)
         rows = [{**way.row(plain), "setting": setting} for way, setting in zip(ways, settings, strict=True)]
         return sorted(rows, key=lambda row: -row["speedup"])
 
@@ -214,13 +212,11 @@ class Bench:
         auto = Way(self._entry(AUTO, self.drafter, {"draft_schedule": "auto"}))
         ways.append(auto)
         with kept_random_state(self.case.target.device):
-            self._race(ways, 0)
+            self._warm_up(ways)
             # So that all turns of it are later calls.
             self._turn([auto])
             auto.turns.clear()
-            ways += [] if self.kind else [Way(self._first_entry(), renewed=self._first_entry)]
-            with self._workers(ways) as at_once:
-                for _ in range(self.arguments.turns):
-                    self._turn(ways, at_once)
+            ways += [] if self.kind else [Way(self._entry(FIRST, self.drafter), renewed=self._first_entry)]
+            self._race(ways, self.arguments.turns)
         rows = [way.row(plain) for way in ways]
         return [{**row, "is_fixed": row["name"] not in (PLAIN, AUTO, FIRST)} for row in rows]

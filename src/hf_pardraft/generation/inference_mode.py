@@ -19,7 +19,7 @@ from transformers.generation import SequenceBiasLogitsProcessor
 from .choosing.processors import see_the_batch
 from .packing.replaced_forwards import has_replaced_forwards
 from .target_side.callers_cache import is_callers
-from .target_side.probing import KNOWN_PACKAGES, attention_of_others, package_of, packages_of
+from .target_side.probing import KNOWN_PACKAGES, OURS, attention_of_others, package_of, packages_of
 from .target_side.rope import rope_changes
 from .target_side.structure import hooks_of, is_hybrid, modules_of, text_config_of
 
@@ -94,8 +94,7 @@ def is_watched() -> bool:
     """Whether somebody is shown what all modules put out, or what all functions of torch do."""
     is_hooked = torch_module._global_forward_pre_hooks or torch_module._global_forward_hooks
     modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-    known = KNOWN_PACKAGES | {"hf_pardraft"}
-    return bool(is_hooked) or not {package_of(type(mode)) for mode in modes} <= known
+    return bool(is_hooked) or not {package_of(type(mode)) for mode in modes} <= KNOWN_PACKAGES | OURS
 
 
 def is_transformers_own(hook: Callable) -> bool:

@@ -136,7 +136,7 @@ class Costs(BesidePlain):
     @property
     def are_sure(self) -> bool:
         """Whether the measured plans were compared with others often enough for a machine as uneven as this one."""
-        *others, _ = sorted([*self.counts], key=self.count) or [NOTHING]
+        others = sorted([*self.counts], key=self.count)[:-1]
         compared = min((self.evidence.get(plan, 0.0) for plan in others), default=0.0)
         return self.noise.count > 0 and self.noise.value < self.SURE * math.sqrt(1 + compared)
 

@@ -90,6 +90,11 @@ def packages_of_function(function: Callable) -> set[str]:
     return found
 
 
+def _is_anothers(function: Callable) -> bool:
+    """Whether a function is neither a known package's nor ours."""
+    return bool(packages_of_function(function) - KNOWN_PACKAGES - OURS)
+
+
 def packages_of(modules: Sequence[nn.Module]) -> set[str]:
     """The packages that the classes of some modules are from, and their forwards, which may have been replaced."""
     classes = set(map(type, modules))
@@ -101,7 +106,7 @@ def packages_of(modules: Sequence[nn.Module]) -> set[str]:
 def forwards_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
     """What a caller has put in the place of single modules' forwards: neither a known package's nor ours."""
     forwards = [vars(module)["forward"] for module in modules if "forward" in vars(module)]
-    return [forward for forward in forwards if packages_of_function(forward) - KNOWN_PACKAGES - OURS]
+    return list(filter(_is_anothers, forwards))
 
 
 def attention_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
@@ -109,7 +114,7 @@ def attention_of_others(modules: Sequence[nn.Module]) -> list[Callable]:
     names = {module.config._attn_implementation for module in modules if isinstance(module, PreTrainedModel)}
     # What is no function of all models is one of the model's own package.
     functions = [function for name in names if (function := ALL_ATTENTION_FUNCTIONS.get(name)) is not None]
-    return [function for function in functions if packages_of_function(function) - KNOWN_PACKAGES - OURS]
+    return list(filter(_is_anothers, functions))
 
 
 def hooks_of_others(model: nn.Module) -> list[Callable]:
