@@ -2,7 +2,6 @@
 
 import gc
 import os
-import threading
 
 # Before torch and transformers are imported. A test must fail, not download; and tiny models only wait for second threads.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -14,8 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, dynamic_module_utils
 
 from hf_pardraft import by_name
@@ -24,12 +21,12 @@ from hf_pardraft.models.modeling_dart import DartDrafter
 from hf_pardraft.models.modeling_dflare import DFlareDrafter
 from hf_pardraft.models.modeling_dflash import DFlashDrafter
 from hf_pardraft.models.modeling_pard import PardDrafter
+from progress_lock import take_own_progress_lock
+from tiny_tokenizers import CODE_VOCABULARY, tiny_tokenizer
 
 # Tests count rounds and drafts, which else depend on the clock. Those of the schedule ask for it.
 settings.DEFAULT_SCHEDULE = "fixed"
-# Progress bars have a lock that processes share: a child that is killed while it draws one would leave it taken for good.
-PROGRESS_LOCK = threading.RLock()
-tqdm.set_lock(PROGRESS_LOCK)
+take_own_progress_lock()
 # Of each seed an accelerator that isn't there would be told, should it come, and where in the code that was.
 for accelerator in (torch.cuda, torch.xpu, torch.mtia):
     if not accelerator.is_available():
@@ -44,39 +41,15 @@ def frozen_modules() -> None:
 
 
 @pytest.fixture(autouse=True)
-def released_progress_lock() -> Iterator[None]:
-    """Give back what an interrupted test has kept: a bar that is interrupted as it is drawn leaves its lock taken.
-
-    The thread that has it notices nothing, and the first other one that draws a bar, in whatever test, waits for ever.
-    """
+def free_progress_lock() -> Iterator[None]:
+    """A bar that is interrupted as it is drawn leaves its lock taken: the next test has another one."""
     yield
-    while PROGRESS_LOCK._is_owned():
-        PROGRESS_LOCK.release()
-
-
-END_OF_TEXT = "<|endoftext|>"
-SAMPLE_TEXT = 'def add(a, b):\n    """Return the sum of a and b."""\n    return a + b\n\n\nclass Point:\n    pass\n'
-VOCAB_SIZE = 300
-
-
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE, so that every text can be encoded."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - 8,
-        special_tokens=[END_OF_TEXT, "<|reserved_0|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator([SAMPLE_TEXT], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
+    take_own_progress_lock()
 
 
 def tiny_target(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     config = Qwen3Config(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=CODE_VOCABULARY,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=4,

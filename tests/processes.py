@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
-from tqdm.std import tqdm
+
+from progress_lock import take_own_progress_lock
 
 # What the interpreter reports before it is done; `os.replace` is called a rename, too.
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink"}
@@ -170,14 +170,6 @@ def _let_accelerate_use_deepspeed_on_the_cpu() -> None:
     os.environ |= {"ACCELERATE_USE_CPU": "false", "DS_ACCELERATOR": "cpu"}
     # What would be compiled here, for minutes, is only another way to exchange tensors: gloo has its own.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
-
-def take_own_progress_lock() -> None:
-    """Progress bars share a lock with forked processes: one that is killed while it holds it would stop its parent for good."""
-    lock, classes = threading.RLock(), [tqdm]
-    for bar in classes:
-        classes += bar.__subclasses__()
-        bar.set_lock(lock)
 
 
 def _run(work: Callable[[], Any]) -> None:

@@ -1,10 +1,12 @@
-"""A byte-level tokenizer with the special tokens of chats, and chat templates of several habits."""
+"""Byte-level tokenizers: of code, and with the special tokens of chats and chat templates of several habits."""
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEXT = "user assistant system hello there what is the sum of two and three five is it not\n" * 4
+SAMPLE_TEXT = 'def add(a, b):\n    """Return the sum of a and b."""\n    return a + b\n\n\nclass Point:\n    pass\n'
+CODE_VOCABULARY = 300
 
 HEAD = "{{'<|im_start|>' + m.role + '\\n'}}"
 PROMPT = "{% if add_generation_prompt %}{{'<|im_start|>assistant\\n'}}{% endif %}"
@@ -54,17 +56,14 @@ TEMPLATES = {
 }
 
 
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Every text can be encoded, for targets with `CODE_VOCABULARY` entries; no chat template."""
+    return _byte_level([SAMPLE_TEXT], CODE_VOCABULARY - 8, ["<|endoftext|>", "<|reserved_0|>"], "<|endoftext|>")
+
+
 def tiny_chat_tokenizer(template: str | None = "chatml", eos_token: str = "<|im_end|>") -> PreTrainedTokenizerFast:
     """Every text can be encoded; the vocabulary has fewer than 300 entries."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=299, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator([TEXT], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=eos_token, pad_token="<|endoftext|>")
+    tokenizer = _byte_level([TEXT], 299, SPECIAL, eos_token)
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
     tokenizer.chat_template = TEMPLATES[template] if template else None
     return tokenizer
@@ -84,3 +83,15 @@ def tiny_blank_first_tokenizer(adds: str = "<s> $A") -> PreTrainedTokenizerFast:
     bpe.train_from_iterator([TEXT], trainer)
     bpe.post_processor = processors.TemplateProcessing(single=adds, special_tokens=special)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+
+
+def _byte_level(texts: list[str], vocab_size: int, special: list[str], eos_token: str) -> PreTrainedTokenizerFast:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=eos_token, pad_token="<|endoftext|>")

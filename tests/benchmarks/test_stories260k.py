@@ -5,9 +5,9 @@ import json
 import pytest
 
 import stories260k
-from conftest import tiny_tokenizer
 from in_process import run_main
 from tiny_models import tiny_drafter, tiny_target
+from tiny_tokenizers import tiny_tokenizer
 
 KINDS = ("PARD", "DFlash", "DFlare", "DART")
 

@@ -22,7 +22,8 @@ from hf_pardraft.datagen.regenerate import regenerate
 from hf_pardraft.training.run_folder import checkpoints_in, incompleteness
 from hf_pardraft.training.target.feature_store import FeatureStore
 from hf_pardraft.training.target.feature_writing import cache_features
-from processes import in_a_process, kill_before_change, num_changes, take_own_progress_lock
+from processes import in_a_process, kill_before_change, num_changes
+from progress_lock import take_own_progress_lock
 from published_checkpoints import LAYOUTS
 from tiny_models import tiny_drafter, tiny_target
 from tiny_tokenizers import tiny_chat_tokenizer

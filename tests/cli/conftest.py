@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SAMPLE_TEXT
+from tiny_tokenizers import SAMPLE_TEXT
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import SAMPLE_TEXT
 from hf_pardraft import AutoDrafter, DartDrafter, DFlareDrafter, DFlashDrafter, DraftTrainer
 from hf_pardraft.checkpoints.atomic_folders import writing_folder
 from hf_pardraft.training import run as training_run
 from hf_pardraft.training.run import cache_target_features, train_drafter
 from in_process import pardraft
 from processes import in_a_process
+from tiny_tokenizers import SAMPLE_TEXT
 
 QUICK = (
     *("--max-steps", "2", "--use-cpu", "--bf16", "false", "--max-length", "48", "--per-device-train-batch-size", "2"),

@@ -8,11 +8,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3Config
 
-from conftest import tiny_tokenizer
 from hf_pardraft.evaluation.encoding import Chat, encode, encode_all, room_for_prompts
 from hf_pardraft.evaluation.prompt_sources import PromptSource, evenly, load_questions, read_source
 from hf_pardraft.evaluation.prompts import BENCHMARKS, Question, asked
-from tiny_tokenizers import PARTS_ONLY, tiny_chat_tokenizer
+from tiny_tokenizers import PARTS_ONLY, tiny_chat_tokenizer, tiny_tokenizer
 
 # Rows with the columns of the data sets on the Hub, and what has to be in the question.
 ROWS = {

@@ -8,12 +8,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
-from conftest import tiny_tokenizer
 from hf_pardraft import AutoDrafter, NgramModel
 from hf_pardraft.generation import tree_search as search
 from hf_pardraft.generation.tree.scoring import DART_SCORING
 from hf_pardraft.generation.tree.token_tree import build_tree
 from tiny_models import make_oracle, random_prompt, tiny_drafter, tiny_target
+from tiny_tokenizers import tiny_tokenizer
 
 LONGEST = 24
 

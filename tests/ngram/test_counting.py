@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import tiny_tokenizer
 from hf_pardraft import NgramModel
 from hf_pardraft.ngram import build as ngram_build
 from hf_pardraft.ngram import merging
 from hf_pardraft.ngram.sources import texts_of_dataset, texts_of_files
 from hf_pardraft.ngram.store import FILE_NAME
 from ngram_cases import assert_counts, counted, random_documents, store_of
+from tiny_tokenizers import tiny_tokenizer
 
 TREES = Path(__file__).parent.parent / "fixtures" / "trees"
 TABLES = load_file(TREES / "ngram.safetensors")

@@ -10,9 +10,9 @@ import transformers.trainer
 from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
 
-from conftest import SAMPLE_TEXT, tiny_tokenizer
 from hf_pardraft import AutoDrafter, DraftTrainer, DraftTrainingArguments
 from tiny_models import tiny_drafter, tiny_target
+from tiny_tokenizers import SAMPLE_TEXT, tiny_tokenizer
 from training.tiny_training import losses, trainer_for
 
 RAW = [{"text": SAMPLE_TEXT[start:]} for start in (0, 4, 9, 14)]
