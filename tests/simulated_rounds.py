@@ -63,7 +63,7 @@ class World:
         """Tokens of a draft that are accepted, and those that would be of a chain."""
         count = of_chain = 0
         while count < plan.depth and (luck := self.random.random()) < self.rate(plan, count):
-            of_chain += of_chain == count and luck < self.rates[count]
+            of_chain += of_chain == count and luck < self.rate(Plan(plan.depth), count)
             count += 1
         return count, of_chain
 
@@ -137,7 +137,9 @@ class UnevenBatch:
         seed: of the texts and of the noise.
     """
 
-    PADDING, TREE, PLAIN, NOISE, TREE_GAIN = 0.15, 0.4, 0.95, 0.05, 0.2
+    PADDING, TREE, PLAIN, NOISE = 0.15, 0.4, 0.95, 0.05
+    # Share of the tokens that a chain gets wrong of which a tree of 4 nodes holds the right one, and what each doubling adds.
+    CAUGHT = 0.09
     # Seconds of a round of cost 1; and of a draft's cost the part that one item alone has.
     PACE, ALONE = 0.004, 0.6
 
@@ -158,9 +160,9 @@ class UnevenBatch:
         luck = [[[draws.random() for _ in self.rates] for _ in range(TOKENS)] for _ in range(self.batch)]
 
         def accepted(plan: Plan, item: int, place: int) -> tuple[int, int]:
-            guesses, counts = 1 + self.TREE_GAIN * math.log2(1 + plan.budget / 4), []
-            for power in (guesses, 1.0):
-                of_item = (1 - (1 - rate ** exponents[item]) ** power for rate in self.rates[: plan.depth])
+            own, counts = [rate ** exponents[item] for rate in self.rates[: plan.depth]], []
+            for caught in (self.CAUGHT * math.log2(1 + plan.budget / 4), 0.0):
+                of_item = (rate + caught * (1 - rate) for rate in own)
                 wrong = (at for at, rate in enumerate(of_item) if luck[item][place][at] >= rate)
                 counts.append(min(next(wrong, plan.depth), TOKENS - place))
             return counts[0], counts[1]

@@ -18,7 +18,7 @@ from hf_pardraft.generation.scheduling.knowledge import Knowledge, RoundOutcome
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans, compiled_plans
 from hf_pardraft.generation.scheduling.rounds import CompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
-from hf_pardraft.generation.scheduling.spread import Spread, worth_to_a_batch
+from hf_pardraft.generation.scheduling.spread import Spread, shares_of, worth_to_a_batch
 from hf_pardraft.generation.scheduling.worth import LEAST_SHARE, PlanWorth
 from simulated_rounds import PROMPT, UnevenBatch, World, random_world
 from threads import in_threads
@@ -226,12 +226,42 @@ def test_drafts_of_one_depth_tell_how_unevenly_those_of_any_other_serve_a_batch(
         items = [[rate**exponent for rate in rates[:longest]] for exponent in exponents]
         accepted = [sum(math.prod(item[:place]) for place in range(1, longest + 1)) for item in items]
         expected = [4 * each / sum(accepted) for each in accepted]
-        found = spread.shares(known.rates(longest))[longest - 1]
+        found = shares_of(spread.rates_of_items(known.rates(longest)))[longest - 1]
         assert sum(found) == pytest.approx(4)
         assert found == pytest.approx(expected, abs=0.08)
         slowest.append(found[0])
     # It gains the least by longer drafts.
     assert slowest == sorted(slowest, reverse=True)
+
+
+def test_trees_are_thought_to_serve_a_batch_more_evenly_than_chains():
+    """An item whose chains fail has more for trees to catch: each rate r becomes r + c (1 - r)."""
+    items = [[0.4, 0.4], [0.9, 0.9]]
+    chains, trees = shares_of(items), shares_of(items, caught=0.5)
+    assert chains[1] == pytest.approx([2 * each / (0.56 + 1.71) for each in (0.56, 1.71)])
+    assert trees[1] == pytest.approx([2 * each / (1.19 + 1.8525) for each in (1.19, 1.8525)])
+
+
+@pytest.mark.parametrize("caught", [0.0, 0.1, 0.2, 0.3])
+def test_what_trees_catch_follows_from_what_they_gain(caught):
+    knowledge = Knowledge()
+    for _ in range(200):
+        knowledge.note(0, RoundOutcome([(8, 8), (2, 3), (0, 1), (5, 6)]))
+    of_chain, of_tree = (knowledge.chain.expected_tokens(8, share)[8] for share in (0.0, caught))
+    assert knowledge.caught(8, {16: of_tree / of_chain, 8: 0.9}) == {16: pytest.approx(caught, abs=0.03), 8: 0.0}
+
+
+def test_a_batch_with_a_slow_item_is_worth_more_to_a_tree_than_its_mean_says():
+    knowledge, plans = Knowledge(), [NOTHING, Plan(8), Plan(8, 16)]
+    for _ in range(100):
+        outcomes = [(8, 8), (8, 8), (8, 8), (0, 1)]
+        knowledge.note(16, RoundOutcome([(8, 8), (8, 8), (8, 8), (2, 3)], outcomes))
+    worth, costs = PlanWorth(knowledge, plans, reads_again=False), knowledge.costs_for(4)
+    for plan in plans:
+        costs.note(plan, 1.0)
+    worth.work_out(costs, 4)
+    gain = knowledge.tree_gains(8, [16], are_nested=False)[16]
+    assert worth.tokens[Plan(8, 16)] > 1.2 * gain * worth.tokens[Plan(8)]
 
 
 def test_items_are_thought_to_be_less_uneven_than_a_few_rounds_made_them():
@@ -244,7 +274,8 @@ def test_items_are_thought_to_be_less_uneven_than_a_few_rounds_made_them():
     for _ in range(3):
         spread.note(range(4), [(0, 1), (2, 3), (2, 3), (4, 4)], [0.7] * 4)
     # By itself the slowest item would get nothing.
-    assert 0.4 < spread.shares([0.6] * 4)[3][0] < Spread(4).shares([0.6] * 4)[3][0]
+    slowest = [shares_of(each.rates_of_items([0.6] * 4))[3][0] for each in (spread, Spread(4))]
+    assert 0.4 < slowest[0] < slowest[1]
 
 
 def test_the_next_batch_is_thought_to_be_as_uneven_the_more_was_drafted():
@@ -288,7 +319,7 @@ def test_items_of_which_each_gets_all_or_nothing_are_alike(outcome):
     spread = Spread(3)
     rate = outcome[0] / outcome[1]
     spread.note(range(3), [outcome] * 3, [rate] * 4)
-    shares = spread.shares([rate] * 4)
+    shares = shares_of(spread.rates_of_items([rate] * 4))
     assert len(shares) == 4
     assert all(of_depth == pytest.approx([1.0] * 3, abs=0.01) for of_depth in shares)
 
@@ -325,7 +356,7 @@ def test_how_much_of_a_round_is_the_same_for_fewer_items_follows_from_what_a_tok
     assert worth.added_by_items(Plan(8), 16) == pytest.approx([fixed + more, *[more] * 15], rel=1e-6)
     assert worth.tokens[NOTHING] == 1
     # The item that gets nothing takes as many rounds as tokens, whoever else is over.
-    shares = knowledge.spread_of(16).shares(knowledge.chain.rates(8))[7]
+    shares = shares_of(knowledge.spread_of(16).rates_of_items(knowledge.chain.rates(8)))[7]
     items = [1 / (1 + share * (knowledge.expected_tokens(8)[8] - 1)) for share in shares]
     assert worth.tokens[Plan(8)] == pytest.approx(1 / (fixed * max(items) + (1 - fixed) * sum(items) / 16), rel=1e-6)
 

@@ -223,7 +223,8 @@ class Costs(BesidePlain):
             medians = medians_of(block)
             self._compare({plan} if is_news else {*medians}, medians)
             self._known, self.per_token = {}, self.growth.per_token
-            if is_full:
+            # A call in another thread may have begun the next block meanwhile.
+            if is_full and block:
                 self.noise.note(sum(abs(log - medians[plan][0]) for plan, log in block) / len(block), len(block))
                 if len(medians) > 1:
                     self.blocks.append(medians)

@@ -111,6 +111,12 @@ class Knowledge:
             of_smaller = gain.earlier.factor(of_tree, of_chain, of_smaller) if are_nested else 0.0
         return gains
 
+    def caught(self, depth: int, gains: dict[int, float]) -> dict[int, float]:
+        """Share of the tokens that chains get wrong, of which trees hold the right one that have such gains, roughly."""
+        of_chain, of_tree = (self.chain.expected_tokens(depth, caught)[depth] for caught in (0.0, TreeGain.CAUGHT))
+        share = TreeGain.CAUGHT * of_chain / max(of_tree - of_chain, 1e-9)
+        return {budget: min(max(share * (gain - 1), 0.0), 1.0) for budget, gain in gains.items()}
+
     def gain_of(self, budget: int) -> TreeGain:
         """What trees of this budget have over chains, in this text."""
         # Calls in other threads may begin a text meanwhile.

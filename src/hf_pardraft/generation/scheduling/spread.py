@@ -107,15 +107,28 @@ class Spread:
         """Its logarithm, within bounds."""
         return math.log(self._within_bounds(rate))
 
-    def shares(self, rates: Sequence[float]) -> list[list[float]]:
-        """For drafts of each depth up to the number of rates, the tokens that each item accepts, compared with the mean of all.
+    def rates_of_items(self, rates: Sequence[float]) -> list[list[float]]:
+        """For each item, how probably it accepts each token of a chain if all before it were.
 
         Args:
-            rates: for each position, how probably a token is accepted if all before it were.
+            rates: the same of an average item.
         """
-        of_items = [[*accumulate(accumulate(map(pow, rates, repeat(exponent)), mul))] for exponent in self.exponents]
-        of_depths = [(accepted, sum(accepted) / len(accepted)) for accepted in zip(*of_items, strict=True)]
-        return [[each / mean if mean else 1.0 for each in accepted] for accepted, mean in of_depths]
+        return [[*map(pow, rates, repeat(exponent))] for exponent in self.exponents]
+
+
+def shares_of(rates_of_items: Sequence[Sequence[float]], caught: float = 0.0) -> list[list[float]]:
+    """For drafts of each depth up to the number of rates, the tokens that each item accepts, compared with the mean of all.
+
+    Args:
+        rates_of_items: see [`Spread.rates_of_items`].
+        caught: share of the tokens that chains get wrong, of which the drafts hold the right one, too. So trees serve items more
+            evenly than chains do.
+    """
+    if caught:
+        rates_of_items = [[rate + caught * (1 - rate) for rate in rates] for rates in rates_of_items]
+    of_items = [[*accumulate(accumulate(rates, mul))] for rates in rates_of_items]
+    of_depths = [(accepted, sum(accepted) / len(accepted)) for accepted in zip(*of_items, strict=True)]
+    return [[each / mean if mean else 1.0 for each in accepted] for accepted, mean in of_depths]
 
 
 def worth_to_a_batch(tokens: float, added: Sequence[float], shares: Sequence[float]) -> float:
@@ -127,7 +140,7 @@ def worth_to_a_batch(tokens: float, added: Sequence[float], shares: Sequence[flo
     Args:
         tokens: in the mean of the items.
         added: of the time of a round of all items, the part that one item takes, that a second one adds, and so on.
-        shares: the items', see [`Spread.shares`].
+        shares: the items', see [`shares_of`].
     """
     rounds = sorted((1 / (1 + share * (tokens - 1)) for share in shares), reverse=True)
     return 1 / sum(map(mul, rounds, added))

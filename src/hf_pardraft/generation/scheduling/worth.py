@@ -8,7 +8,7 @@ from .estimates import along
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
 from .reading import ReadingCosts, best_count, values_of_reading
-from .spread import worth_to_a_batch
+from .spread import shares_of, worth_to_a_batch
 
 # Seconds that a round with more than its own token takes besides the forward, roughly.
 ALONE = 1e-3
@@ -62,17 +62,26 @@ class PlanWorth:
             # in the place of that one.
             of_chain = [1.0, *(shorter + 1 for shorter in of_chain[:-1])]
         tokens = {plan: of_chain[plan.depth] for plan in self.plans}
+        gains: dict[int, float] = {}
         if has_chains:
             trees = [plan for plan in self.plans if plan.budget]
             # Where a batch would lose much by trees that are too large, these have to show by themselves what they gain.
             gains = self.knowledge.tree_gains(depth, [plan.budget for plan in trees], are_nested=batch == 1)
             tokens |= {plan: tokens[plan] * gains[plan.budget] for plan in trees}
-        if batch > 1:
-            shares = self.knowledge.spread_of(batch).shares(self.knowledge.chain.rates(depth))
-            drafted = [plan for plan in tokens if plan.depth]
-            added = {plan: self.added_by_items(plan, len(shares[0])) for plan in drafted}
-            tokens |= {plan: worth_to_a_batch(tokens[plan], added[plan], shares[plan.depth - 1]) for plan in drafted}
-        self.tokens = tokens
+        self.tokens = tokens if batch == 1 else self._to_a_batch(tokens, gains)
+
+    def _to_a_batch(self, tokens: dict[Plan, float], gains: dict[int, float]) -> dict[Plan, float]:
+        """What rounds are worth to a batch that commit so many tokens to an average item; trees have such gains over chains."""
+        depth = self.plans[-1].depth
+        of_items = self.knowledge.spread_of(self.batch).rates_of_items(self.knowledge.chain.rates(depth))
+        of_chains = shares_of(of_items)
+        caught = self.knowledge.caught(depth, gains)
+        of_trees = {budget: shares_of(of_items, share)[-1] for budget, share in caught.items()}
+        worth = {}
+        for plan, mean in tokens.items():
+            shares = of_trees.get(plan.budget) or of_chains[plan.depth - 1]
+            worth[plan] = worth_to_a_batch(mean, self.added_by_items(plan, len(shares)), shares) if plan.depth else mean
+        return worth
 
     def added_by_items(self, plan: Plan, count: int) -> list[float]:
         """Of a round's time, the part that an item takes alone, and the parts that further ones add, up to all in `count` steps.
