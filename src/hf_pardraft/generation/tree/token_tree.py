@@ -101,16 +101,20 @@ def nodes_of_tree(tree: TokenTree, kept: list[list[int]], parents: list[list[int
 
 def tree_of_lists(tokens: list[list[int]], parents: list[list[int]], device: torch.device) -> TokenTree:
     """A tree of nodes that the host knows, level by level, equally many for all items; `parents` are slots."""
-    depths, ancestors = [], []
+    count, depths, ancestors = len(parents[0]), [], bytearray()
     for of_item in parents:
-        own, rows = [0], [[False] * len(of_item)]
+        # Of each slot its level, and a byte for each node: whether that is among its ancestors or itself.
+        own, rows = [0], [bytes(count)]
         for node, parent in enumerate(of_item):
             own.append(own[parent] + 1)
-            rows.append([*rows[parent]])
-            rows[-1][node] = True
+            row = bytearray(rows[parent])
+            row[node] = 1
+            rows.append(row)
         depths.append(own[1:])
-        ancestors.append(rows[1:])
-    return TokenTree(*(torch.tensor(values, device=device) for values in (tokens, parents, depths, ancestors)))
+        ancestors += b"".join(rows[1:])
+    tensors = torch.tensor([tokens, parents, depths], device=device)
+    among = torch.frombuffer(ancestors, dtype=torch.bool).view(len(parents), count, count)
+    return TokenTree(*tensors, among.to(device))
 
 
 def node_log_probabilities(
