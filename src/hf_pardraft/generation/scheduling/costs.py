@@ -55,8 +55,8 @@ class Costs(BesidePlain):
     DOUBT = 1.5
     # Share by which a round of a plan takes more or less time than another.
     NOISE = 0.3
-    # Share by which a cost that is sure may well be wrong.
-    SURE = 0.05
+    # Share by which a cost that is sure may well be wrong: plans that are best in turn differ by a few percent.
+    SURE = 0.02
     # Measurements to which one more adds little.
     SETTLED = 24
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
