@@ -92,15 +92,24 @@ class NgramIndex:
             num_tokens: how deep a branch may come, counted from the anchor.
         """
         anchor = self.match(num_tokens)
-        found, paths, after = {} if anchor is None else {0: anchor}, [()], self.after
+        found, depths, after = {} if anchor is None else {0: anchor}, [0], self.after
         for slot, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
-            path = (*paths[parent], token)
-            paths.append(path)
+            depths.append(depths[parent] + 1)
             # Most have no match at all, which their last two tokens tell.
-            before = path[-2] if parent else self.text[-1]
-            if len(path) < num_tokens and (before, token) in after:
+            before = tokens[parent - 1] if parent else self.text[-1]
+            if (before, token) in after and depths[slot] < num_tokens:
+                path = self._path(slot, tokens, parents)
                 found[slot] = self.match(num_tokens - len(path), path, DRAFTED_MATCH)
         return found
+
+    @staticmethod
+    def _path(slot: int, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+        """The tokens from the anchor to a slot of a draft."""
+        path = []
+        while slot:
+            path.append(tokens[slot - 1])
+            slot = parents[slot - 1]
+        return path[::-1]
 
 
 class PromptLookup:

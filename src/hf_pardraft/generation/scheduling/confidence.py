@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat
 from operator import mul
@@ -46,8 +46,8 @@ class Calibration:
     token that is accepted the match is one longer.
     """
 
-    # Log-odds between the bins in which a drafter's claims are counted.
-    EDGES = (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0)
+    # Log-probabilities between the bins in which a drafter's claims are counted: those of log-odds of -4 to 4.
+    EDGES = tuple(-math.log1p(math.exp(-odds)) for odds in range(-4, 5))
     # Rounds after which about a third of their weight is left.
     MEMORY = 500
     # Rounds after which what was counted is weakened.
@@ -79,7 +79,7 @@ class Calibration:
                 counts[:] = [keep * count for count in counts]
         for draft, path, is_whole in drafts:
             judged, accepted = set(path if is_whole else path[:-1]), set(path)
-            for slot, parent, claim, match in self._nodes(draft):
+            for slot, (parent, claim, match) in enumerate(self._nodes(draft), start=1):
                 if parent not in judged:
                     continue
                 if claim is not None:
@@ -94,23 +94,18 @@ class Calibration:
     def probabilities(self, draft: ClaimedTree) -> list[float]:
         """For each node of a draft how probably it will be accepted, and so all nodes before it."""
         found: list[float] = []
-        for _, parent, claim, match in self._nodes(draft):
-            before = found[parent - 1] if parent else 1.0
-            of_drafter = 0.0 if claim is None else self.probability(parent > 0, claim)
-            # Whoever of the two proposes it and is right more often.
-            found.append(before * max(of_drafter, self.match_probability(match) if match else 0.0))
+        for parent, claim, match in self._nodes(draft):
+            probability = 0.0 if claim is None else self.probability(parent > 0, claim)
+            if match:
+                # Whoever of the two proposes it and is right more often.
+                probability = max(probability, self.match_probability(match))
+            found.append(probability * found[parent - 1] if parent else probability)
         return found
 
     @staticmethod
-    def _nodes(draft: ClaimedTree):
-        """Slot, parent, claim and match of each node."""
-        return zip(
-            range(1, len(draft.parents) + 1),
-            draft.parents,
-            draft.log_probabilities,
-            draft.matches or repeat(0, len(draft.parents)),
-            strict=True,
-        )
+    def _nodes(draft: ClaimedTree) -> Iterable[tuple[int, float | None, int]]:
+        """Parent, claim and match of each node."""
+        return zip(draft.parents, draft.log_probabilities, draft.matches or repeat(0, len(draft.parents)), strict=True)
 
     def probabilities_after_match(self, match: int, count: int) -> list[float]:
         """How probably each of `count` tokens that come after a match will be accepted, and so all of them before it."""
@@ -129,10 +124,7 @@ class Calibration:
         return (self.accepted_matches[at] + self.PRIOR_WEIGHT * prior) / tried
 
     def _bin(self, claim: float) -> int:
-        if not claim < 0:
-            # A certainty, or NaN.
-            return len(self.EDGES) if claim >= 0 else 0
-        return bisect(self.EDGES, claim - math.log(-math.expm1(claim)))
+        return bisect(self.EDGES, claim) if claim == claim else 0
 
 
 def best_nodes(draft: ClaimedTree, probabilities: Sequence[float], count: int) -> tuple[list[int], list[int]]:
