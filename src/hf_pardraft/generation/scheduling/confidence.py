@@ -124,7 +124,7 @@ class Calibration:
         return (self.accepted_matches[at] + self.PRIOR_WEIGHT * prior) / tried
 
     def _bin(self, claim: float) -> int:
-        return bisect(self.EDGES, claim) if claim == claim else 0
+        return 0 if math.isnan(claim) else bisect(self.EDGES, claim)
 
 
 def best_nodes(draft: ClaimedTree, probabilities: Sequence[float], count: int) -> tuple[list[int], list[int]]:

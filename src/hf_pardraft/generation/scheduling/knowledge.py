@@ -103,7 +103,7 @@ class Knowledge:
             depth, budgets: of the trees.
             are_nested: whether larger ones, until they are tried, are believed to gain what smaller ones do, which they hold.
         """
-        of_chain, of_tree = (self.chain.expected_tokens(depth, caught)[depth] for caught in (0.0, TreeGain.CAUGHT))
+        of_chain, of_tree = self._of_chain_and_tree(depth)
         gains, of_smaller = {}, 0.0
         for budget in sorted(budgets):
             gain = self.gain_of(budget)
@@ -113,9 +113,14 @@ class Knowledge:
 
     def caught(self, depth: int, gains: dict[int, float]) -> dict[int, float]:
         """Share of the tokens that chains get wrong, of which trees hold the right one that have such gains, roughly."""
-        of_chain, of_tree = (self.chain.expected_tokens(depth, caught)[depth] for caught in (0.0, TreeGain.CAUGHT))
+        of_chain, of_tree = self._of_chain_and_tree(depth)
         share = TreeGain.CAUGHT * of_chain / max(of_tree - of_chain, 1e-9)
         return {budget: min(max(share * (gain - 1), 0.0), 1.0) for budget, gain in gains.items()}
+
+    def _of_chain_and_tree(self, depth: int) -> tuple[float, float]:
+        """Tokens that a round commits to an item with a chain, and with a tree of which nothing else is known."""
+        without, with_tree = (self.chain.expected_tokens(depth, caught) for caught in (0.0, TreeGain.CAUGHT))
+        return without[depth], with_tree[depth]
 
     def gain_of(self, budget: int) -> TreeGain:
         """What trees of this budget have over chains, in this text."""

@@ -77,10 +77,10 @@ class PlanWorth:
         of_chains = shares_of(of_items)
         caught = self.knowledge.caught(depth, gains)
         of_trees = {budget: shares_of(of_items, share)[-1] for budget, share in caught.items()}
-        worth = {}
-        for plan, mean in tokens.items():
+        worth = dict(tokens)
+        for plan in (plan for plan in tokens if plan.depth):
             shares = of_trees.get(plan.budget) or of_chains[plan.depth - 1]
-            worth[plan] = worth_to_a_batch(mean, self.added_by_items(plan, len(shares)), shares) if plan.depth else mean
+            worth[plan] = worth_to_a_batch(tokens[plan], self.added_by_items(plan, len(shares)), shares)
         return worth
 
     def added_by_items(self, plan: Plan, count: int) -> list[float]:
