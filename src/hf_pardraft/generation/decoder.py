@@ -271,14 +271,18 @@ class SpeculativeDecoding(DecodingCall):
             return draft_chain(draft_logits, self.token_ids)
         if self.reader.is_hybrid or not self.plan.budget:
             return self.judge.worth_reading(draft_chain(draft_logits, self.token_ids), draft_logits, self.token_ids, 0)
-        return self._judged(
-            self.search.tree(draft_logits, self.sequences, self.plan.budget, self.token_ids), draft_logits
-        )
+        found = self.search.tree(draft_logits, self.sequences, self.plan.budget, self.token_ids, return_chain=True)
+        return self._judged(*found, draft_logits)
 
-    def _judged(self, tree: TokenTree, draft_logits: torch.Tensor) -> TokenTree | None:
-        """What is worth reading of the tree in logits `(batch, depth, columns)`, and of what the texts suggest."""
-        self.judge.remember_chain(draft_logits, self.token_ids)
-        return self.judge.worth_reading(tree, draft_logits, self.token_ids, self._room_for_matches())
+    def _judged(self, tree: TokenTree, chain: torch.LongTensor, draft_logits: torch.Tensor) -> TokenTree | None:
+        """What is worth reading of the tree in logits `(batch, depth, columns)`, and of what the texts suggest.
+
+        Args:
+            chain: what would be drafted in the tree's place, `(batch, depth)`.
+        """
+        self.judge.remember_chain(chain)
+        room = self._room_for_matches() if self.schedule.reading.may_look else 0
+        return self.judge.worth_reading(tree, draft_logits, self.token_ids, room)
 
     def _room_for_matches(self) -> int:
         """How many tokens of what the texts suggest there is room for after the longest; 0 if they suggest nothing."""

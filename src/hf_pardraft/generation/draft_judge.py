@@ -4,13 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ..likeliest import likeliest
 from .prompt_lookup import MATCHING_NGRAM_SIZE, PromptLookup, with_matches
 from .scheduling.confidence import ClaimedTree, best_nodes
 from .scheduling.fixed import FixedSchedule
 from .scheduling.schedule import Schedule
 from .settings import DraftSettings
-from .tree.columns import tokens_of
 from .tree.token_tree import TokenTree, chain_tree, node_log_probabilities, nodes_of_tree, tree_of_lists
 
 
@@ -45,15 +43,10 @@ class DraftJudge:
         """Whether a text suggests anything."""
         return self.lookup is not None and self.lookup.finds_any()
 
-    def remember_chain(self, draft_logits: torch.Tensor, token_ids: torch.LongTensor | None) -> None:
-        """Keep what a chain would have drafted where a tree is, if the schedule compares them for nothing.
-
-        Args:
-            draft_logits: `(items, depth, columns)`.
-            token_ids: of the columns; `None` if they are the same.
-        """
+    def remember_chain(self, chain: torch.LongTensor) -> None:
+        """Keep what a chain would have drafted where a tree is, `(items, depth)`, if the schedule compares them for nothing."""
         if self.schedule.compares:
-            self.likeliest = tokens_of(likeliest(draft_logits), token_ids).tolist()
+            self.likeliest = chain.tolist()
 
     def worth_reading(
         self, tree: TokenTree, draft_logits: torch.Tensor, token_ids: torch.LongTensor | None, room: int

@@ -4,7 +4,6 @@ Pure. Such continuations are branches of a tree, from its anchor and from what w
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from .scheduling.confidence import ClaimedTree
@@ -171,8 +170,8 @@ def with_matches(
         Tokens and draft, level by level.
     """
     tokens, parents, claims = [*tokens], [*draft.parents], [*draft.log_probabilities]
-    lengths = [0] * len(tokens)
-    slot_of = {edge: slot for slot, edge in enumerate(zip(parents, tokens, strict=True), start=1)}
+    lengths, num_drafted = [0] * len(tokens), len(tokens)
+    slot_of = {edge: slot for slot, edge in enumerate(zip(parents, tokens, strict=True), start=1)} if matches else {}
     for slot, match in matches.items():
         for length, token in enumerate(match.tokens, start=match.length):
             parent, slot = slot, slot_of.setdefault((slot, token), len(tokens) + 1)
@@ -180,17 +179,18 @@ def with_matches(
                 tokens.append(token)
                 parents.append(parent)
                 claims.append(None)
-                lengths.append(0)
-            lengths[slot - 1] = max(lengths[slot - 1], length)
+                lengths.append(length)
+            elif length > lengths[slot - 1]:
+                lengths[slot - 1] = length
+    if len(tokens) == num_drafted:
+        return tokens, ClaimedTree(parents, claims, lengths)
     depths = [0]
     for parent in parents:
         depths.append(depths[parent] + 1)
-    order = sorted(range(len(tokens)), key=lambda node: depths[node + 1])
-    slots = {0: 0} | {node + 1: slot for slot, node in enumerate(order, start=1)}
-    draft = replace(
-        draft,
-        parents=[slots[parents[node]] for node in order],
-        log_probabilities=[claims[node] for node in order],
-        matches=[lengths[node] for node in order],
-    )
-    return [tokens[node] for node in order], draft
+    order = sorted(range(len(tokens)), key=depths[1:].__getitem__)
+    slots = [0] * len(depths)
+    for slot, node in enumerate(order, start=1):
+        slots[node + 1] = slot
+    ordered = ([of[node] for node in order] for of in (tokens, parents, claims, lengths))
+    tokens, parents, claims, lengths = ordered
+    return tokens, ClaimedTree([slots[parent] for parent in parents], claims, lengths)

@@ -106,7 +106,8 @@ class TreeSearch:
         texts: TokenBuffer,
         budget: int,
         token_ids: torch.LongTensor | None = None,
-    ) -> TokenTree:
+        return_chain: bool = False,
+    ) -> TokenTree | tuple[TokenTree, torch.LongTensor]:
         """The tree of `budget` nodes after `texts`, from marginal logits `(items, depth, columns)`; see [`build_tree`]."""
         context = None
         if self.ngram is not None:
@@ -118,6 +119,7 @@ class TreeSearch:
             ngram_context=context,
             end_token_id=self.end_tokens,
             token_ids=token_ids,
+            return_chain=return_chain,
             **dict(self.arguments(budget)),
         )
 

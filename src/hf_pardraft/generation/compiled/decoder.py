@@ -252,7 +252,7 @@ class CompiledDecoding(SpeculativeDecoding):
         tree = self._grown_tree(draft, depth) if self.grows_trees and self.plan.budget else None
         if tree is not None:
             own = tree if self._all_live else items_of_tree(tree, self.live_index)
-            return self._judged(own, self._of_live(draft.logits))
+            return self._judged(own, self._of_live(draft.chain), self._of_live(draft.logits))
         if self.plan.budget:
             return self._search(self._of_live(draft.logits)[:, :depth])
         chain = self._of_live(draft.chain)

@@ -122,7 +122,7 @@ class ReadingChoice:
     # In one of so many rounds more is read of a draft than seems worth it.
     READS_MORE = 16
     # In one of so many rounds a draft is looked at although looks don't pay.
-    LOOKS = 8
+    LOOKS = 16
     # In so many rounds at first the target's forward is timed, and then in one of so many: of rounds like those before a few will
     # do. It has no factor in common with the numbers above, so that rounds that read more are no more frequent among them.
     TIMED_AT_FIRST = 4
@@ -150,6 +150,11 @@ class ReadingChoice:
         """A round begins, of a plan that is followed or tried."""
         self.number, self.is_a_try, self.is_whole = number, is_a_try, True
 
+    @property
+    def may_look(self) -> bool:
+        """Whether this round's draft may be looked at, if there is anything to be gained."""
+        return not self.looks or self.number % self.LOOKS == 0 or self.costs.looks_pay
+
     def looks_at(self, num_nodes: int, has_text: bool = False) -> bool:
         """Whether to ask [`worth_it`] about this round's draft: where that saves more than it takes, or seldom otherwise.
 
@@ -161,7 +166,7 @@ class ReadingChoice:
         """
         if not self.looks:
             return has_text
-        if not (has_text or self._may_be_cut(num_nodes)) or not (self.costs.looks_pay or self.number % self.LOOKS == 0):
+        if not (self.may_look and (has_text or self._may_be_cut(num_nodes))):
             return False
         self.looking_since, self.adds_text, self.saved = self.clock(), has_text, 0.0
         return True

@@ -152,7 +152,8 @@ def build_tree(
     end_rule: str = "stop",
     deepest: torch.LongTensor | None = None,
     token_ids: torch.LongTensor | None = None,
-) -> TokenTree:
+    return_chain: bool = False,
+) -> TokenTree | tuple[TokenTree, torch.LongTensor]:
     """The best `budget` prefixes of the drafter's factorised law, by level-wise beam search.
 
     Every level extends the `beam_width` best prefixes of the level above by the `top_k` most probable tokens; the tree
@@ -174,16 +175,18 @@ def build_tree(
         deepest: `()`, how many levels of the marginals to look at, on their device; by default all of them. With a `top_k` of
             `budget` or more the tree is that of so many levels, and its shape doesn't depend on this number.
         token_ids: `(columns,)`, the token of each column; `None` if they are the same.
+        return_chain: whether to return the most probable token of each level as well, which the search finds anyway.
 
     Returns:
-        The tree; all items have the same number of nodes.
+        The tree; all items have the same number of nodes. And, if it is asked for, the chain in its place, `(batch, depth)`.
 
     Raises:
         ValueError: for a negative budget, a width or top_k below 1, an n-gram model without its context, or no known rule.
     """
     _check_search(budget, beam_width, top_k, ngram, ngram_context, end_rule)
     if budget == 0:
-        return draft_chain(draft_logits, token_ids)
+        tree = draft_chain(draft_logits, token_ids)
+        return (tree, tree.tokens) if return_chain else tree
     ends = _end_tokens(end_token_id, end_rule, draft_logits.device)
     beam_width = min(beam_width or budget, budget) if ends is None else (beam_width or budget)
     top_k = min(top_k or budget, draft_logits.shape[2])
@@ -196,13 +199,15 @@ def build_tree(
         is_beyond = all_numbers(draft_logits.shape[1], draft_logits.device) >= deepest
         gains = gains.masked_fill(is_beyond[:, None], -torch.inf)
     # A compiled search costs no more than its arithmetic, and less to trace than a table.
-    if ngram is None and ends is None and beam_width == budget and not torch.compiler.is_compiling():
-        table = prefix_table(budget, *gains.shape[1:], gains.device)
-        if table is not None:
-            return TokenTree(*table.best(gains, tokens, budget))
-    beam = Beam(beam_width, kept_per_level, ends, ends is not None and end_rule == "stop")
-    walk = None if ngram is None else walk_of(ngram, ngram_context, tokens)
-    return _best_of_pool(*search_prefixes(gains, tokens, beam, walk, scoring), budget)
+    may_be_looked_up = ngram is None and ends is None and beam_width == budget and not torch.compiler.is_compiling()
+    table = prefix_table(budget, *gains.shape[1:], gains.device) if may_be_looked_up else None
+    if table is not None:
+        tree = TokenTree(*table.best(gains, tokens, budget))
+    else:
+        beam = Beam(beam_width, kept_per_level, ends, ends is not None and end_rule == "stop")
+        walk = None if ngram is None else walk_of(ngram, ngram_context, tokens)
+        tree = _best_of_pool(*search_prefixes(gains, tokens, beam, walk, scoring), budget)
+    return (tree, tokens[:, :, 0]) if return_chain else tree
 
 
 def _check_search(budget, beam_width, top_k, ngram, ngram_context, end_rule) -> None:
