@@ -689,6 +689,26 @@ def test_only_calls_that_mostly_draft_tell_what_whole_calls_take():
             assert knowledge.costs_for(4).drafted_calls.mean()[0] == pytest.approx(30 / 60)
 
 
+@pytest.mark.parametrize(("seconds", "is_left"), [(2.0, False), (4.0, True)])
+def test_a_batch_whose_rounds_clearly_pay_is_not_left_to_find_out_what_plain_generate_takes(seconds, is_left):
+    """Whole calls and rounds are timed in other hours: what one hour made slow calls look like isn't what drafts bring."""
+    knowledge = Knowledge()
+    costs = knowledge.costs_for(4)
+    knowledge.note(0, *[RoundOutcome([(3, 4)] * 4)] * 8)
+    for _ in range(4):
+        costs.note(NOTHING, 1.0)
+        for plan in PLANS[1:]:
+            costs.note(plan, seconds)
+    # A round commits four tokens to each item, and the call had one of an hour in which all took five times as long.
+    costs.note_call(100 * 5 * seconds / 4, 100, is_plain=False)
+    schedule = Schedule(knowledge, PLANS, Plan(8), lambda: 0.0)
+    knowledge.purse = 0.0
+    assert schedule.leaves_to_plain(4, 64) is is_left
+    # Once there was such a call, whole calls tell.
+    costs.note_call(100.0, 100, is_plain=True)
+    assert Schedule(knowledge, PLANS, Plan(8), lambda: 0.0).leaves_to_plain(4, 64)
+
+
 def test_a_batch_that_had_to_be_left_lets_plain_generate_be_timed_again():
     knowledge, now = Knowledge(), [0.0]
     costs = knowledge.costs_for(4)

@@ -130,7 +130,9 @@ class Schedule:
             return False
         self._work_out()
         self.best = NOTHING
-        are_compared = batch > 1 and not self.costs.plain_is_slower(is_of_batch=True)
+        # To be left once, so that whole calls are compared, is for those of which rounds don't tell.
+        is_open = self.costs.plain_calls.count > 0 or not self.worth.clearly_drafted
+        are_compared = batch > 1 and is_open and not self.costs.plain_is_slower(is_of_batch=True)
         are_slower = self.costs.drafted_calls_are_slower(self.costs.of(NOTHING)) if are_compared else None
         is_plain = self.worth.is_surely_plain(self.costs) if are_slower is None else are_slower
         return is_plain and not self.tries.begins_a_call(self.costs)

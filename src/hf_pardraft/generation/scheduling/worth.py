@@ -127,6 +127,12 @@ class PlanWorth:
         rounds = {plan: max(num_tokens / self.tokens[plan], 1.0) for plan in self.plans if plan.depth}
         return min(count * self.seconds[plan] for plan, count in rounds.items())
 
+    @property
+    def clearly_drafted(self) -> bool:
+        """Whether a batch's rounds with drafts are faster than plain `generate`, be that as fast as it may be."""
+        best = max(self.rate(plan) for plan in self.plans if plan.depth)
+        return best > Costs.MOST_LEAD * (1 + DOUBT_OF_BATCH) * self.rate(NOTHING)
+
     def is_surely_plain(self, costs: Costs, clearly: float = 1.0) -> bool:
         """Whether no draft pays, by more than costs may be wrong: what is left to plain `generate` teaches nothing.
 
