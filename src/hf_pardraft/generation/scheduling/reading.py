@@ -121,7 +121,7 @@ class ReadingChoice:
 
     # In one of so many rounds more is read of a draft than seems worth it.
     READS_MORE = 16
-    # In one of so many rounds a draft is looked at although looks don't pay.
+    # In one of so many rounds a draft is looked at although looks don't pay: in those that read more, which say most.
     LOOKS = 16
     # In so many rounds at first the target's forward is timed, and then in one of so many: of rounds like those before a few will
     # do. It has no factor in common with the numbers above, so that rounds that read more are no more frequent among them.
