@@ -191,6 +191,5 @@ def with_matches(
     slots = [0] * len(depths)
     for slot, node in enumerate(order, start=1):
         slots[node + 1] = slot
-    ordered = ([of[node] for node in order] for of in (tokens, parents, claims, lengths))
-    tokens, parents, claims, lengths = ordered
+    tokens, parents, claims, lengths = ([of[node] for node in order] for of in (tokens, parents, claims, lengths))
     return tokens, ClaimedTree([slots[parent] for parent in parents], claims, lengths)
