@@ -390,6 +390,24 @@ def test_what_rounds_of_fewer_items_take_is_known_once_such_were_measured():
     assert worth.added_by_items(plan, 7) == pytest.approx([1.4 / 5, *[0.6 / 5] * 6])
 
 
+def test_no_plan_is_better_for_a_batch_for_having_been_measured_with_fewer_items_in_a_better_hour():
+    chain, tree = Plan(8), Plan(8, 16)
+    tokens = []
+    for lucky in (chain, tree):
+        knowledge = Knowledge()
+        worth, costs = PlanWorth(knowledge, [NOTHING, chain, tree], reads_again=False), knowledge.costs_for(4)
+        knowledge.note(0, *[RoundOutcome([(6, 7), (4, 5), (1, 2), (1, 2)])] * 20)
+        for _ in range(8):
+            for plan, seconds in ((NOTHING, 1.0), (chain, 2.0), (tree, 3.0)):
+                costs.note(plan, seconds)
+        for _ in range(4):
+            for plan, seconds in ((chain, 1.0), (tree, 1.5)):
+                knowledge.costs_for(1).note(plan, seconds * (0.7 if plan == lucky else 1.3))
+        worth.work_out(costs, 4)
+        tokens.append(worth.tokens[tree] / worth.tokens[chain])
+    assert tokens[0] == pytest.approx(tokens[1], rel=0.02)
+
+
 @pytest.mark.parametrize(("plain", "is_left"), [(0.7, True), (1.5, False)])
 def test_a_batch_is_left_to_plain_generate_where_its_steps_are_known_to_be_no_slower(plain, is_left):
     world = World([0.0] * 7, plain=plain)

@@ -44,12 +44,15 @@ class PlanWorth:
         self.knowledge, self.plans, self.reads_again = knowledge, plans, reads_again
         self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
         self.seconds: dict[Plan, float] = {}
-        # Items of the batch that these are of.
+        # Items of the batch that these are of; and what is known of rounds of fewer.
         self.batch = 1
+        self.fewer: list[tuple[int, float]] = []
 
     def work_out(self, costs: Costs, batch: int) -> None:
         """Go by what is known now, for a batch of so many items."""
         self.seconds = {plan: costs.of(plan) for plan in self.plans}
+        self.batch = batch
+        self.fewer = self._of_fewer_items()
         self.expect(batch)
 
     def expect(self, batch: int) -> None:
@@ -89,7 +92,7 @@ class PlanWorth:
         By what rounds of fewer items have taken, or else by what each token more to read costs.
         """
         seconds = self.seconds[plan] if self.seconds else 1.0
-        fewer = self._of_fewer_items(plan) or [(1, seconds * self._share_of_one(plan))]
+        fewer = [(size, factor * seconds * self._share_of(size, plan)) for size, factor in self.fewer or [(1, 1.0)]]
         # None is thought to take longer than one of more items.
         points = [*((size, min(of_fewer, seconds)) for size, of_fewer in fewer), (self.batch, seconds)]
         (size, first), (above, second) = points[:2]
@@ -98,21 +101,36 @@ class PlanWorth:
         steps = [0.0, *accumulate((value / seconds for value in values), max)]
         return [now - before for before, now in pairwise(steps)]
 
-    def _of_fewer_items(self, plan: Plan) -> list[tuple[int, float]]:
-        """The sizes, among batches half as large and less, at which rounds of a plan were measured, and their seconds."""
-        smaller = sorted((size, costs) for size, costs in [*self.knowledge.costs.items()] if 2 * size <= self.batch)
-        return [(size, costs.of(plan)) for size, costs in smaller if costs.count(plan) >= Costs.BELIEVED]
+    def _of_fewer_items(self) -> list[tuple[int, float]]:
+        """The sizes, among batches half as large and less, at which rounds were measured; and the factor by which they took
+        longer than each token more to read lets one think.
 
-    def _share_of_one(self, plan: Plan) -> float:
-        """What a round of one item takes of the time of a round of all, by what each token more to read costs."""
+        It is that of all plans together, so mostly of the one that is followed: rounds of fewer items are measured in other
+        hours, and by a factor of its own a plan would seem better for a batch than another for having had the better hour.
+        """
+        found = []
+        for size, costs in sorted([*self.knowledge.costs.items()]):
+            counts = {plan: costs.count(plan) for plan in self.plans} if 2 * size <= self.batch else {}
+            counts = {plan: count for plan, count in counts.items() if count >= Costs.BELIEVED}
+            if counts:
+                longer = (
+                    count * costs.of(plan) / (self.seconds[plan] * self._share_of(size, plan))
+                    for plan, count in counts.items()
+                )
+                found.append((size, sum(longer) / sum(counts.values())))
+        return found
+
+    def _share_of(self, size: int, plan: Plan) -> float:
+        """What a round of so many items takes of the time of a round of all, by what each token more to read costs."""
         if self.seconds:
-            largest = plan if plan.budget else max((other for other in self.plans if not other.budget), default=plan)
+            chains = [other for other in self.plans if other.depth and not other.budget]
+            largest = plan if plan.budget else max(chains, default=self.plans[-1])
             more = max(self.seconds[largest] - self.seconds[NOTHING], 0.0)
-            of_items = more * (1 + plan.num_nodes) / largest.num_nodes
+            of_items = more * (1 + plan.num_nodes) / max(largest.num_nodes, 1)
             fixed = max(1 - of_items / self.seconds[plan], LEAST_SHARE)
         else:
             fixed = UNKNOWN_SHARE
-        return fixed + (1 - fixed) / self.batch
+        return fixed + (1 - fixed) * size / self.batch
 
     def rate(self, plan: Plan) -> float:
         """Tokens a second and item."""
