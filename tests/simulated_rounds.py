@@ -145,13 +145,15 @@ class UnevenBatch:
 
     def __init__(self, rates: list[float], spread: float, draft: float, slot: float, batch: int, seed: int) -> None:
         self.rates, self.spread, self.draft, self.slot, self.batch, self.seed = rates, spread, draft, slot, batch, seed
-        self.random, self.now, self.num_calls = random.Random(seed), 0.0, 0
+        self.random, self.of_drafts, self.now, self.num_calls = random.Random(seed), random.Random(seed), 0.0, 0
         self.knowledge, self.plans = Knowledge(), all_plans(len(rates), 32)
+
+    def cost_of_draft(self, plan: Plan, num_items: int) -> float:
+        return self.draft * (1.0 if num_items > 1 else self.ALONE) if plan.depth else 0.0
 
     def cost(self, plan: Plan, num_items: int) -> float:
         alone = 1.0 + (self.PADDING if num_items > 1 else 0.0)
-        drafting = self.draft * (1.0 if num_items > 1 else self.ALONE) if plan.depth else 0.0
-        return alone + drafting + (self.TREE if plan.budget else 0.0) + self.slot * num_items * (1 + plan.num_nodes)
+        return alone + self.cost_of_draft(plan, num_items) + (self.TREE if plan.budget else 0.0) + self.slot * num_items * (1 + plan.num_nodes)
 
     def texts(self, number: int) -> Callable[[Plan, int, int], tuple[int, int]]:
         """Of a call's texts, what an item accepts at a place of a draft, and of a chain: luck is the same for all plans."""
@@ -187,7 +189,9 @@ class UnevenBatch:
         """The cost of a call by the schedule, noise not counted."""
         accepted, places, cost = self.texts(self.num_calls), dict.fromkeys(range(self.batch), 0), 0.0
         self.num_calls += 1
-        schedule = Schedule(self.knowledge, self.plans, Plan(len(self.rates)), lambda: self.now, compares=True)
+        # On a CPU, where drafts are timed.
+        on_a_cpu = {"looks": True, "compares": True}
+        schedule = Schedule(self.knowledge, self.plans, Plan(len(self.rates)), lambda: self.now, **on_a_cpu)
         is_plains = schedule.leaves_to_plain(self.batch, PROMPT)
         while places:
             first = min(places.values())
@@ -197,8 +201,14 @@ class UnevenBatch:
                 schedule.note_plain(TOKENS - first)
                 return cost + rest
             plan = schedule.next_plan(len(places), TOKENS - first - 1, PROMPT + max(places.values()))
-            price = self.cost(plan, len(places))
-            cost, self.now = cost + price, self.now + self.PACE * price * math.exp(self.random.gauss(0, self.NOISE))
+            drafting, price = self.cost_of_draft(plan, len(places)), self.cost(plan, len(places))
+            # What slows a round down slows its draft down, but for a little.
+            luck, own = math.exp(self.random.gauss(0, self.NOISE)), math.exp(self.of_drafts.gauss(0, self.NOISE))
+            begun = self.now
+            schedule.begin_draft()
+            self.now = begun + self.PACE * drafting * luck * own
+            schedule.end_draft()
+            cost, self.now = cost + price, begun + self.PACE * price * luck
             found = {item: accepted(plan, item, place) for item, place in places.items()}
             if plan.depth:
                 left = {item: min(plan.depth, TOKENS - place) for item, place in places.items()}

@@ -10,6 +10,7 @@ from itertools import groupby
 import pytest
 
 from hf_pardraft.generation.scheduling.acceptance import AcceptanceRates
+from hf_pardraft.generation.scheduling.compared import Compared
 from hf_pardraft.generation.scheduling.costs import Costs
 from hf_pardraft.generation.scheduling.estimates import interpolated
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
@@ -904,7 +905,7 @@ def test_costs_are_sure_once_plans_were_compared_often_enough_for_a_machine_as_u
 ):
     costs, blocks = Costs(), 0
     while not costs.are_sure and blocks < 40:
-        for number in range(Costs.BLOCK):
+        for number in range(Compared.BLOCK):
             plan = Plan(4) if number in (3, 4) else Plan(8)
             costs.note(plan, (1 + plan.depth) * math.exp(unevenness * (-1) ** number))
         blocks += 1

@@ -2,53 +2,24 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence
 
-from .beside_plain import BesidePlain, Mean
-from .estimates import interpolated, lower_median, weighted_median
+from .beside_plain import BesidePlain
+from .compared import Compared
+from .estimates import interpolated, lower_median
 from .growth import Growth
 from .plans import NOTHING, Plan
 from .reading import ReadingCosts
 
 
-def medians_of(block: Sequence[tuple[Plan, float]]) -> dict[Plan, tuple[float, int]]:
-    """Of each plan's values, the median and how many there are."""
-    by_plan: dict[Plan, list[float]] = {}
-    for plan, value in block:
-        by_plan.setdefault(plan, []).append(value)
-    return {plan: (lower_median(values), len(values)) for plan, values in by_plan.items()}
-
-
-def level_of(block: dict[Plan, tuple[float, int]], logs: dict[Plan, float]) -> float:
-    """By how much a block's medians are above the costs of their plans, on average."""
-    total = sum(count for _, count in block.values())
-    return sum(count * (median - logs[plan]) for plan, (median, count) in block.items()) / total
-
-
-def compared_in(
-    block: dict[Plan, tuple[float, int]], plan: Plan, logs: dict[Plan, float]
-) -> tuple[float, float] | None:
-    """What a block says of the cost of one of its plans, by the other ones' costs, and its weight; `None` if they have none."""
-    others = {other: found for other, found in block.items() if other != plan and other in logs}
-    if not others:
-        return None
-    (median, count), num_others = block[plan], sum(count for _, count in others.values())
-    return median - level_of(others, logs), count * num_others / (count + num_others)
-
-
 class Costs(BesidePlain):
     """Seconds of ordinary rounds by plan, at one batch size.
 
-    A machine that slows down slows all plans down. So plans are compared with each other within a few rounds alone, a *block*:
-    otherwise each plan in turn would look better for having last been tried in a faster hour. The model is that the logarithm
-    of a round's seconds is its plan's cost plus its block's level plus noise, once what a longer text adds is taken off. Seconds
-    are told as of the last block, for a text as long as the one that is written.
+    Plans are compared with each other once what a longer text adds is taken off, see [`Compared`]. Where drafts are timed, on a
+    CPU, only they are compared, by their depth, and rounds without one: what slows a round down slows its draft down as much, so
+    that the one over the other is hardly touched by it, and known by a few rounds. Seconds are told as of the last block, for a
+    text as long as the one that is written.
     """
 
-    # Rounds of a block.
-    BLOCK = 16
-    # Blocks with several plans that are remembered.
-    REMEMBERED = 24
     # Measurements of a plan that are believed whatever those of others say.
     BELIEVED = 3
     # Factor by which fewer may be above what those of others say.
@@ -57,6 +28,11 @@ class Costs(BesidePlain):
     NOISE = 0.3
     # Share by which a cost that is sure may well be wrong: plans that are best in turn differ by a few percent.
     SURE = 0.02
+    # How many comparisons a round counts for of which the draft was timed: its seconds over those differ by 0.06, where seconds
+    # alone differ by 0.14 to 0.23 (a virtual core of an EPYC whose other half is busy).
+    TIMED_DRAFT = 4.0
+    # Rounds of a plan of which that is remembered.
+    REMEMBERED = 25
     # Measurements to which one more adds little.
     SETTLED = 24
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
@@ -72,25 +48,18 @@ class Costs(BesidePlain):
         # How many rounds had been measured at the last one of each.
         self.last: dict[Plan, int] = {}
         self.guesses: dict[Plan, float] = {}
-        # Logarithms of seconds: of the rounds of the block that has begun; and of earlier blocks, by plan, the median and how
-        # many there were. Calls in other threads may add to it: what is worked on is a copy, and replaced as a whole.
-        self.block: list[tuple[Plan, float]] = []
-        self.blocks: deque[dict[Plan, tuple[float, int]]] = deque(maxlen=self.REMEMBERED)
+        # Of rounds, or of drafts and of rounds without one; and by how much each plan's are above their drafts, in logarithms.
+        self.compared = Compared()
+        self.beyond_draft: dict[Plan, deque[float]] = {}
         # Whether they were measured before, and forgotten.
         self.is_renewed = False
-        # What a longer text adds, and a token of it as of the last block; the length of the one that is written, and of the
-        # first, as of which all is kept.
-        self.growth, self.per_token, self.length, self.first_length = Growth(), 0.0, 0, 0
+        # What a longer text adds to a round and to a draft, and a token of it as of the last block; the length of the one that is
+        # written, and of the first, as of which all is kept.
+        self.growth, self.draft_growth, self.per_token, self.per_draft_token = Growth(), Growth(), 0.0, 0.0
+        self.length = self.first_length = 0
         # What the target's forwards take.
         self.reading = ReadingCosts()
-        # Rounds by which each plan was compared with others.
-        self.evidence: dict[Plan, float] = {}
-        # Logarithms of costs, and the level of the last block.
-        self.logs: dict[Plan, float] = {}
-        self.level = 0.0
-        # Share by which a round takes more or less time than others of its plan in a block.
-        self.noise = Mean()
-        self.num_notes = self.num_surprises = 0
+        self.num_surprises = 0
         self._known: dict[Plan, float | None] = {}
 
     def guess(self, like: "Costs", share: float) -> None:
@@ -126,19 +95,32 @@ class Costs(BesidePlain):
 
     def rounds_since(self, plan: Plan) -> int:
         """How many rounds were measured since the last one of this plan."""
-        return self.num_notes - self.last.get(plan, 0)
+        return self.compared.num_notes - self.last.get(plan, 0)
+
+    def _key(self, plan: Plan) -> Plan | int:
+        """What is compared with others for a plan: drafts of its depth, where these are timed."""
+        return plan.depth if plan in self.beyond_draft else plan
+
+    def evidence(self, plan: Plan, beside: Plan | None = None) -> float:
+        """Comparisons by which it is known what a plan costs, beside another one or any."""
+        compared, key = self.compared.evidence.get(self._key(plan), 0.0), self._key(plan)
+        if plan not in self.beyond_draft:
+            return compared
+        by_draft = self.TIMED_DRAFT * len(self.beyond_draft[plan])
+        return by_draft if beside is not None and key == self._key(beside) else min(compared, by_draft)
 
     def doubt(self, plan: Plan, other: Plan) -> float:
         """The share by which the ratio of two plans' measured costs may well be wrong; of a guess nobody knows."""
-        compared = [self.evidence[each] for each in (plan, other) if each in self.evidence]
-        return self.NOISE / math.sqrt(1 + min(compared)) if compared and self.count(plan) and self.count(other) else 0.0
+        if not (self.count(plan) and self.count(other)):
+            return 0.0
+        return self.NOISE / math.sqrt(1 + min(self.evidence(plan), self.evidence(other)))
 
     @property
     def are_sure(self) -> bool:
         """Whether the measured plans were compared with others often enough for a machine as uneven as this one."""
-        others = sorted([*self.counts], key=self.count)[:-1]
-        compared = min((self.evidence.get(plan, 0.0) for plan in others), default=0.0)
-        return self.noise.count > 0 and self.noise.value < self.SURE * math.sqrt(1 + compared)
+        *others, most = sorted([*self.counts], key=self.count) or [NOTHING]
+        compared, noise = min((self.evidence(plan, most) for plan in others), default=0.0), self.compared.noise
+        return noise.count > 0 and noise.value < self.SURE * math.sqrt(1 + compared)
 
     def is_settled(self, plan: Plan) -> bool:
         """Whether one round more says little of the plan."""
@@ -163,7 +145,7 @@ class Costs(BesidePlain):
         return max(seconds + by, seconds / self.MOST_ADDED)
 
     def _estimate(self, plan: Plan) -> float | None:
-        medians = {other: math.exp(log + self.level) for other, log in self.logs.items()}
+        medians = self._measured()
         own = medians.pop(plan, None)
         if own is not None and self.count(plan) >= self.BELIEVED:
             return self._smoothed(plan, own, medians)
@@ -176,6 +158,15 @@ class Costs(BesidePlain):
         # One or two rounds may have been outliers, dearer than others say. Drafts can't say what a round without one costs.
         limit = self.DOUBT * others if plan.depth else math.inf
         return min([own, limit, *(cost for other, cost in costs.items() if other.includes(plan))])
+
+    def _measured(self) -> dict[Plan, float]:
+        """The seconds of all plans that were measured, for a text of the first length."""
+        logs, level, drafts = self.compared.logs, self.compared.level, [*self.beyond_draft.items()]
+        beyond = {plan: lower_median([*logs_of_it]) for plan, logs_of_it in drafts}
+        keys = {plan: self._key(plan) for plan in [*self.counts]}
+        return {
+            plan: math.exp(logs[key] + beyond.get(plan, 0.0) + level) for plan, key in keys.items() if key in logs
+        }
 
     def _like_others(self, plan: Plan, costs: dict[Plan, float]) -> float | None:
         """What others say of a plan: a draft takes longer than another by what the target takes to read more, if it is known."""
@@ -197,38 +188,39 @@ class Costs(BesidePlain):
         others, count = interpolated(sorted(points), plan.num_nodes), min(self.count(plan), self.SETTLED)
         return own if others is None else (count * own + self.BELIEVED * others) / (count + self.BELIEVED)
 
-    def note(self, plan: Plan, seconds: float | None, length: int = 0) -> None:
-        """Learn from a round before which the text was so long, and which took so many seconds if it was an ordinary one.
+    def note(self, plan: Plan, seconds: float | None, length: int = 0, drafting: float | None = None) -> None:
+        """Learn from a round.
 
-        A length of 0 is one that doesn't matter.
+        Args:
+            plan: that it followed.
+            seconds: that it took, if it was an ordinary one.
+            length: of the text before it; 0 if that doesn't matter.
+            drafting: seconds of its draft, if that was timed.
         """
         self.length = length
-        self.last[plan] = self.num_notes
+        self.last[plan] = self.compared.num_notes
         if seconds is None or not (math.isfinite(seconds) and seconds > 0):
             return
+        is_timed = drafting is not None and 0 < drafting < seconds
         if length:
             self.first_length = self.first_length or length
             self.growth.note(plan, length, seconds)
             seconds = self._longer(seconds, -self._added(length))
-        self.block.append((plan, math.log(seconds)))
+            if is_timed:
+                self.draft_growth.note(Plan(plan.depth), length, drafting)
+                drafting = self._longer(drafting, -self.per_draft_token * (length - self.first_length))
         if plan == NOTHING:
             self.note_undrafted(seconds)
         is_news = self.count(plan) < self.BELIEVED
         self.counts[plan] = self.count(plan) + 1
         self.num_surprises += is_news
-        self.num_notes += 1
-        is_full = self.num_notes % self.BLOCK == 0
-        if is_news or is_full:
-            block = tuple(self.block)
-            medians = medians_of(block)
-            self._compare({plan} if is_news else {*medians}, medians)
-            self._known, self.per_token = {}, self.growth.per_token
-            # A call in another thread may have begun the next block meanwhile.
-            if is_full and block:
-                self.noise.note(sum(abs(log - medians[plan][0]) for plan, log in block) / len(block), len(block))
-                if len(medians) > 1:
-                    self.blocks.append(medians)
-                self.block = []
+        log = math.log(seconds)
+        if is_timed:
+            beyond = log - math.log(drafting)
+            self.beyond_draft.setdefault(plan, deque(maxlen=self.REMEMBERED)).append(beyond)
+            log -= beyond
+        if self.compared.note(self._key(plan), log, is_news):
+            self._known, self.per_token, self.per_draft_token = {}, self.growth.per_token, self.draft_growth.per_token
 
     def note_plain(self, seconds: float, num_steps: int) -> None:
         """Learn what so many steps of plain `generate` have taken each, which wrote what comes after the present length."""
@@ -243,21 +235,6 @@ class Costs(BesidePlain):
         if usual is not None and math.isfinite(seconds):
             usual -= self.upkeep
             self.upkeep = min(max(seconds - usual, 0.0), self.OUTLIER * usual) / num_rounds
-
-    def _compare(self, plans: set[Plan], last: dict[Plan, tuple[float, int]]) -> None:
-        """Find the costs of some plans of the last block, and its level, from its medians."""
-        logs, evidence, blocks = dict(self.logs), dict(self.evidence), (*self.blocks, last)
-        # The one that is known best is what others are compared with.
-        known_best = max(logs, key=self.count, default=None)
-        for plan in last:
-            if plan not in logs or (plan in plans and plan != known_best):
-                found = [compared_in(block, plan, logs) for block in blocks if plan in block]
-                found = [each for each in found if each is not None]
-                evidence[plan] = sum(weight for _, weight in found)
-                logs[plan] = weighted_median(found) if found else logs.get(plan, last[plan][0] - self.level)
-        self.logs, self.evidence = logs, evidence
-        if last:
-            self.level = level_of(last, logs)
 
     def charged(self, plan: Plan, seconds: float) -> float:
         """What a round did cost, ordinary or not, within reason."""
