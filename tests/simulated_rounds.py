@@ -153,7 +153,12 @@ class UnevenBatch:
 
     def cost(self, plan: Plan, num_items: int) -> float:
         alone = 1.0 + (self.PADDING if num_items > 1 else 0.0)
-        return alone + self.cost_of_draft(plan, num_items) + (self.TREE if plan.budget else 0.0) + self.slot * num_items * (1 + plan.num_nodes)
+        return (
+            alone
+            + self.cost_of_draft(plan, num_items)
+            + (self.TREE if plan.budget else 0.0)
+            + self.slot * num_items * (1 + plan.num_nodes)
+        )
 
     def texts(self, number: int) -> Callable[[Plan, int, int], tuple[int, int]]:
         """Of a call's texts, what an item accepts at a place of a draft, and of a chain: luck is the same for all plans."""

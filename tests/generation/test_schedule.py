@@ -658,6 +658,41 @@ def test_an_uneven_batch_is_not_left_for_good_because_its_first_texts_were_hard(
     assert world.share_of_best(calls=14, known=3) >= 0.95
 
 
+class HardTexts(UnevenBatch):
+    """One batch among easy ones whose texts no drafter knows."""
+
+    def texts(self, number):
+        rates, self.rates = self.rates, [0.1 * rate for rate in self.rates] if number == 3 else self.rates
+        try:
+            return super().texts(number)
+        finally:
+            self.rates = rates
+
+
+def test_one_batch_of_hard_texts_does_not_decide_for_all_that_come_after_it():
+    shares = []
+    for seed in range(6):
+        world = HardTexts([0.75] * 8, spread=0.2, draft=0.35, slot=0.01, batch=16, seed=seed)
+        costs = [world.call() for _ in range(12)]
+        best = min(sum(world.cost_of_fixed(plan, number) for number in range(5, 12)) for plan in world.plans)
+        shares.append(best / sum(costs[5:]))
+    assert min(shares) > 0.9
+
+
+@pytest.mark.parametrize(("num_accepted", "num_rounds", "is_plain"), [(0, 1, True), (1, 2, False), (1, 60, True)])
+def test_a_few_rounds_leave_a_batch_only_if_they_are_hopeless(num_accepted, num_rounds, is_plain):
+    knowledge = Knowledge()
+    for _ in range(num_rounds):
+        knowledge.note(0, RoundOutcome([(num_accepted, num_accepted + 1)] * 4))
+    costs = knowledge.costs_for(4)
+    for plan, seconds in ((NOTHING, 1.0), (Plan(4), 2.2)):
+        for _ in range(3):
+            costs.note(plan, seconds)
+    worth = PlanWorth(knowledge, [NOTHING, Plan(4)], reads_again=False)
+    worth.work_out(costs, 4)
+    assert worth.is_surely_plain(costs) is is_plain
+
+
 def test_a_batch_whose_items_advance_apart_is_nearly_as_fast_as_with_the_best_plan():
     rates, costs = [0.72, 0.75, 0.62, 0.6, 0.65, 0.6, 0.6], {"draft": 0.75, "slot": 0.01, "batch": 4}
     shares = [UnevenBatch(rates, spread=0.25, seed=seed, **costs).share_of_best(calls=14, known=3) for seed in range(8)]
@@ -813,6 +848,58 @@ def test_costs_are_compared_with_those_of_the_same_hour():
     assert costs.of(tree) / costs.of(NOTHING) == pytest.approx(3.0, rel=0.05)
     assert costs.of(chain) / costs.of(NOTHING) == pytest.approx(2.0, rel=0.05)
     assert costs.of(chain) == pytest.approx(8.0, rel=0.05)
+
+
+@pytest.mark.parametrize("are_timed", [True, False])
+def test_where_drafts_are_timed_a_slow_spell_says_nothing_of_the_plan_that_was_tried_in_it(are_timed):
+    costs, chain, tree = Costs(), Plan(8), Plan(8, 16)
+    for _ in range(3):
+        for plan, seconds, slowness in [(NOTHING, 1.0, 1.0)] * 2 + [(chain, 2.0, 1.0)] * 11 + [(tree, 3.0, 1.8)] * 3:
+            drafting = 0.6 * slowness if are_timed and plan.depth else None
+            costs.note(plan, seconds * slowness, drafting=drafting)
+    assert costs.of(tree) / costs.of(chain) == pytest.approx(1.5 if are_timed else 1.5 * 1.8, rel=0.1)
+    assert costs.of(chain) / costs.of(NOTHING) == pytest.approx(2.0, rel=0.05)
+
+
+def test_drafts_of_other_depths_are_compared_with_each_other_within_a_block():
+    costs, plans = Costs(), [Plan(4), Plan(8), Plan(8, 16)]
+    drafting = {Plan(4): 0.4, Plan(8): 0.6, Plan(8, 16): 0.6}
+    for hour in (1.0, 3.0, 0.5, 2.0):
+        for plan in plans * 5 + [NOTHING]:
+            costs.note(plan, hour * (1.0 + plan.num_nodes / 8), drafting=hour * drafting[plan] if plan.depth else None)
+    assert [costs.of(plan) / costs.of(NOTHING) for plan in plans] == pytest.approx([1.5, 2.0, 3.0], rel=0.01)
+    # What the drafts of one depth have in common doesn't tell its plans apart.
+    assert costs.evidence(Plan(8), Plan(8, 16)) > costs.evidence(Plan(8), Plan(4)) > 0
+
+
+def test_longer_texts_make_drafts_longer_too():
+    costs, plan = Costs(), Plan(8)
+    for _ in range(6):
+        costs.begin_text()
+        for length in range(64, 256, 4):
+            costs.note(plan, 0.1 + 2e-4 * (length - 64), length, 0.03 + 1e-4 * (length - 64))
+    assert costs.per_draft_token == pytest.approx(1e-4, rel=0.1)
+    for costs.length in (64, 256):
+        assert costs.of(plan) == pytest.approx(0.1 + 2e-4 * (costs.length - 64), rel=0.1)
+
+
+@pytest.mark.parametrize("on_a_cpu", [True, False])
+def test_drafts_are_timed_where_the_host_knows_when_they_are_done(on_a_cpu):
+    knowledge, now = Knowledge(), [0.0]
+    schedule = Schedule(knowledge, PLANS, Plan(8), lambda: now[0], looks=on_a_cpu)
+    for _ in range(40):
+        plan = schedule.next_plan(1, 8, 64)
+        schedule.begin_draft()
+        now[0] += 0.5 * (plan.depth > 0)
+        schedule.end_draft()
+        now[0] += 1.0 + 0.1 * plan.num_nodes
+        schedule.note([(plan.depth, plan.depth)] if plan.depth else [])
+        schedule.end_round(is_ordinary=True)
+    beyond = knowledge.costs_for(1).beyond_draft
+    assert bool(beyond) is on_a_cpu
+    assert NOTHING not in beyond
+    for plan, logs in beyond.items():
+        assert statistics.median(logs) == pytest.approx(math.log(3 + 0.2 * plan.num_nodes))
 
 
 @pytest.mark.parametrize("per_token", [0.0, 1e-4])

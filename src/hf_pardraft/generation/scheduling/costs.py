@@ -78,6 +78,11 @@ class Costs(BesidePlain):
         }
         self._known = {}
 
+    def begin_text(self) -> None:
+        """What comes is another text, and another hour."""
+        self.growth.begin_text()
+        self.draft_growth.begin_text()
+
     @property
     def know_drafts(self) -> bool:
         """Whether there is anything to say of rounds with drafts, or there is to be what is measured anew."""
@@ -164,9 +169,7 @@ class Costs(BesidePlain):
         logs, level, drafts = self.compared.logs, self.compared.level, [*self.beyond_draft.items()]
         beyond = {plan: lower_median([*logs_of_it]) for plan, logs_of_it in drafts}
         keys = {plan: self._key(plan) for plan in [*self.counts]}
-        return {
-            plan: math.exp(logs[key] + beyond.get(plan, 0.0) + level) for plan, key in keys.items() if key in logs
-        }
+        return {plan: math.exp(logs[key] + beyond.get(plan, 0.0) + level) for plan, key in keys.items() if key in logs}
 
     def _like_others(self, plan: Plan, costs: dict[Plan, float]) -> float | None:
         """What others say of a plan: a draft takes longer than another by what the target takes to read more, if it is known."""

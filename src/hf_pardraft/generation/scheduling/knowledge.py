@@ -86,7 +86,7 @@ class Knowledge:
         for spread in [*self.spreads.values()]:
             spread.begin()
         for costs in [*self.costs.values()]:
-            costs.growth.begin_text()
+            costs.begin_text()
 
     def forget_costs(self, are_young: Callable[[Costs], bool]) -> None:
         """Let costs be measured again of which that is said."""

@@ -51,6 +51,9 @@ class Schedule:
     MOSTLY_DRAFTED = 0.75
     # Plain `generate` is left alone with what drafts are too slow for if they were judged by so many.
     JUDGED = 3
+    # Rounds with drafts, in the call of a batch, before its rest is left, if whole calls with drafts were no slower: else one
+    # hard text would decide for all that come after it.
+    FAIR_TRIAL = 8
     # Of so many calls that plain `generate` was left with, or their rest, one is looked at again, see [`looks_back`].
     LOOKS_BACK = 4
     # How much faster rounds without a draft, which teach nothing of drafts, have to be where these paid in earlier texts.
@@ -101,6 +104,8 @@ class Schedule:
         self.num_drafted = 0
         # The most tokens to write; and whether the call is left to plain `generate` for being short.
         self.most, self.is_short = 0, False
+        # Whether whole calls with drafts were found to be no slower than plain `generate`'s.
+        self.gets_a_trial = False
 
     def ends_too_soon(self, batch: int, length: int, most: int) -> bool:
         """Whether a call writes so few tokens that drafts save less time than it takes to begin with them.
@@ -137,6 +142,7 @@ class Schedule:
         are_compared = batch > 1 and is_open and not self.costs.plain_is_slower(is_of_batch=True)
         are_slower = self.costs.drafted_calls_are_slower(self.costs.of(NOTHING)) if are_compared else None
         is_plain = self.worth.is_surely_plain(self.costs) if are_slower is None else are_slower
+        self.gets_a_trial = are_slower is False
         return is_plain and not self.tries.begins_a_call(self.costs)
 
     def _may_be_left(self, batch: int, length: int) -> bool:
@@ -378,7 +384,8 @@ class Schedule:
         if self.handicap is None:
             self.handicap = self.LEAD_WHERE_DRAFTS_PAID if self.best.depth and self.is_informed else 1.0
         may_rest = matters and self.knowledge.chain.num_judged >= self.JUDGED
-        self.rests_with_plain = may_rest and self.worth.is_surely_plain(self.costs, self.handicap)
+        is_tried = not self.gets_a_trial or self.num_drafted >= self.FAIR_TRIAL
+        self.rests_with_plain = may_rest and is_tried and self.worth.is_surely_plain(self.costs, self.handicap)
         if may_rest and self.batch > 1:
             self.best = self._before_a_batch_is_left(plans)
         self.reading.know(self.worth.rate(self.best), self.plans[-1].num_nodes)

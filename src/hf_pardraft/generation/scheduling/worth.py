@@ -1,5 +1,6 @@
 """What plans are worth by what is known: the tokens and the seconds of a round, in this call. Pure."""
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -16,6 +17,8 @@ ALONE = 1e-3
 LEAST_TEXT_GAIN = 1.05
 # Share by which drafts of a batch may well be better than its first rounds say: until whole calls tell.
 DOUBT_OF_BATCH = 0.15
+# The same of the first round alone: all errors of its tokens, and of its costs.
+DOUBT_OF_ONE = 1.0
 # Share of a round's time that is the same for a batch of any size, before that is known.
 UNKNOWN_SHARE = 0.5
 # The same at least.
@@ -170,7 +173,9 @@ class PlanWorth:
 
         Of one text for its costs; of a batch for how unevenly it is served, and because texts may begin badly.
         """
-        return costs.doubt(plan, NOTHING) if self.batch == 1 else DOUBT_OF_BATCH
+        if self.batch == 1:
+            return costs.doubt(plan, NOTHING)
+        return max(DOUBT_OF_BATCH, DOUBT_OF_ONE / math.sqrt(max(self.knowledge.earlier.num_notes, 1)))
 
     def _text_is_read(self, costs: Costs) -> bool:
         """Whether rounds without a draft are faster than plain `generate` for reading what the text itself suggests."""
