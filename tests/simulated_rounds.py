@@ -209,11 +209,11 @@ class UnevenBatch:
             drafting, price = self.cost_of_draft(plan, len(places)), self.cost(plan, len(places))
             # What slows a round down slows its draft down, but for a little.
             luck, own = math.exp(self.random.gauss(0, self.NOISE)), math.exp(self.of_drafts.gauss(0, self.NOISE))
-            begun = self.now
             schedule.begin_draft()
-            self.now = begun + self.PACE * drafting * luck * own
+            self.now += self.PACE * luck * drafting * own
             schedule.end_draft()
-            cost, self.now = cost + price, begun + self.PACE * price * luck
+            self.now += self.PACE * luck * (price - drafting * own)
+            cost += price
             found = {item: accepted(plan, item, place) for item, place in places.items()}
             if plan.depth:
                 left = {item: min(plan.depth, TOKENS - place) for item, place in places.items()}
