@@ -861,14 +861,6 @@ def test_where_drafts_are_timed_a_slow_spell_says_nothing_of_the_plan_that_was_t
     assert costs.of(chain) / costs.of(NOTHING) == pytest.approx(2.0, rel=0.05)
 
 
-def test_the_first_round_of_a_try_finds_cold_caches_and_its_draft_does_not():
-    costs, chain, tree = Costs(), Plan(8), Plan(8, 16)
-    for _ in range(3):
-        for plan, seconds in [(NOTHING, 1.0), (chain, 2.0)] * 2 + [(chain, 2.0)] * 10 + [(tree, 4.5), (tree, 3.0)]:
-            costs.note(plan, seconds, drafting=0.6 if plan.depth else None)
-    assert costs.of(tree) / costs.of(chain) == pytest.approx(1.5, rel=0.1)
-
-
 def test_drafts_of_other_depths_are_compared_with_each_other_within_a_block():
     costs, plans = Costs(), [Plan(4), Plan(8), Plan(8, 16)]
     drafting = {Plan(4): 0.4, Plan(8): 0.6, Plan(8, 16): 0.6}

@@ -5,7 +5,7 @@ from collections import deque
 
 from .beside_plain import BesidePlain
 from .compared import Compared
-from .estimates import interpolated, lower_quartile
+from .estimates import interpolated, lower_median
 from .growth import Growth
 from .plans import NOTHING, Plan
 from .reading import ReadingCosts
@@ -167,8 +167,7 @@ class Costs(BesidePlain):
     def _measured(self) -> dict[Plan, float]:
         """The seconds of all plans that were measured, for a text of the first length."""
         logs, level, drafts = self.compared.logs, self.compared.level, [*self.beyond_draft.items()]
-        # Of two rounds of a try the first one finds nothing of its own in the processor's caches, unlike its draft.
-        beyond = {plan: lower_quartile([*logs_of_it]) for plan, logs_of_it in drafts}
+        beyond = {plan: lower_median([*logs_of_it]) for plan, logs_of_it in drafts}
         keys = {plan: self._key(plan) for plan in [*self.counts]}
         return {plan: math.exp(logs[key] + beyond.get(plan, 0.0) + level) for plan, key in keys.items() if key in logs}
 

@@ -10,12 +10,6 @@ def lower_median(values) -> float:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def lower_quartile(values) -> float:
-    """The value that a quarter of them are below, or less: of what is mostly right and sometimes too large."""
-    ordered = sorted(values)
-    return ordered[(len(ordered) - 1) // 4]
-
-
 def weighted_median(weighted: list[tuple[float, float]]) -> float:
     """The median of values with weights; of two in the middle the lower one."""
     ordered, below = sorted(weighted), 0.0
