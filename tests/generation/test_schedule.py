@@ -1036,7 +1036,8 @@ def test_of_two_plans_that_are_known_well_the_better_one_is_followed_however_sma
     assert {*followed} == {Plan(8)}
 
 
-def test_calls_in_several_threads_may_teach_the_same_costs():
+@pytest.mark.parametrize("are_timed", [True, False])
+def test_calls_in_several_threads_may_teach_the_same_costs(are_timed):
     """As those of a server's clients do; threads take turns within a line here."""
     errors, before = [], sys.getswitchinterval()
 
@@ -1044,7 +1045,8 @@ def test_calls_in_several_threads_may_teach_the_same_costs():
         drawn = random.Random(seed)
         try:
             for _ in range(200):
-                costs.note(drawn.choice(PLANS), drawn.uniform(0.001, 0.003))
+                plan, drafting = drawn.choice(PLANS), drawn.uniform(0.0005, 0.001)
+                costs.note(plan, drawn.uniform(0.001, 0.003), drafting=drafting if are_timed and plan.depth else None)
                 costs.of(drawn.choice(PLANS))
         except Exception as error:  # noqa: BLE001 (a thread's own is seen by nobody)
             errors.append(error)

@@ -166,9 +166,11 @@ class Costs(BesidePlain):
 
     def _measured(self) -> dict[Plan, float]:
         """The seconds of all plans that were measured, for a text of the first length."""
-        logs, level, drafts = self.compared.logs, self.compared.level, [*self.beyond_draft.items()]
-        beyond = {plan: lower_median([*logs_of_it]) for plan, logs_of_it in drafts}
-        keys = {plan: self._key(plan) for plan in [*self.counts]}
+        logs, level = self.compared.logs, self.compared.level
+        # Calls in other threads may measure a plan for the first time meanwhile.
+        found = {plan: [*known] for plan, known in [*self.beyond_draft.items()]}
+        beyond = {plan: lower_median(known) for plan, known in found.items() if known}
+        keys = {plan: plan.depth if plan in beyond else plan for plan in [*self.counts]}
         return {plan: math.exp(logs[key] + beyond.get(plan, 0.0) + level) for plan, key in keys.items() if key in logs}
 
     def _like_others(self, plan: Plan, costs: dict[Plan, float]) -> float | None:
