@@ -861,6 +861,14 @@ def test_where_drafts_are_timed_a_slow_spell_says_nothing_of_the_plan_that_was_t
     assert costs.of(chain) / costs.of(NOTHING) == pytest.approx(2.0, rel=0.05)
 
 
+def test_a_round_whose_draft_was_not_timed_is_not_taken_for_a_draft():
+    costs, plan = Costs(), Plan(8)
+    for drafting in [0.6, None, 5.0, 0.0] * 9:
+        costs.note(NOTHING, 1.0)
+        costs.note(plan, 2.0, drafting=drafting)
+    assert costs.of(plan) / costs.of(NOTHING) == pytest.approx(2.0)
+
+
 def test_drafts_of_other_depths_are_compared_with_each_other_within_a_block():
     costs, plans = Costs(), [Plan(4), Plan(8), Plan(8, 16)]
     drafting = {Plan(4): 0.4, Plan(8): 0.6, Plan(8, 16): 0.6}

@@ -219,12 +219,12 @@ class Costs(BesidePlain):
         is_news = self.count(plan) < self.BELIEVED
         self.counts[plan] = self.count(plan) + 1
         self.num_surprises += is_news
-        log = math.log(seconds)
+        key, log = plan, math.log(seconds)
         if is_timed:
-            beyond = log - math.log(drafting)
-            self.beyond_draft.setdefault(plan, deque(maxlen=self.REMEMBERED)).append(beyond)
-            log -= beyond
-        if self.compared.note(self._key(plan), log, is_news):
+            key, of_draft = plan.depth, math.log(drafting)
+            self.beyond_draft.setdefault(plan, deque(maxlen=self.REMEMBERED)).append(log - of_draft)
+            log = of_draft
+        if self.compared.note(key, log, is_news):
             self._known, self.per_token, self.per_draft_token = {}, self.growth.per_token, self.draft_growth.per_token
 
     def note_plain(self, seconds: float, num_steps: int) -> None:
