@@ -409,6 +409,18 @@ def test_no_plan_is_better_for_a_batch_for_having_been_measured_with_fewer_items
     assert tokens[0] == pytest.approx(tokens[1], rel=0.02)
 
 
+def test_what_is_known_of_fewer_items_is_not_what_was_known_of_a_larger_batch():
+    knowledge, plan = Knowledge(), Plan(8)
+    worth = PlanWorth(knowledge, [NOTHING, plan], reads_again=False)
+    for size in (8, 4):
+        for each, seconds in ((NOTHING, 1.0), (plan, 2.0)) * 4:
+            knowledge.costs_for(size).note(each, seconds * size)
+    worth.work_out(knowledge.costs_for(8), 8)
+    # Half of its items are over.
+    worth.expect(4)
+    assert sum(worth.added_by_items(plan, 4)) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(("plain", "is_left"), [(0.7, True), (1.5, False)])
 def test_a_batch_is_left_to_plain_generate_where_its_steps_are_known_to_be_no_slower(plain, is_left):
     world = World([0.0] * 7, plain=plain)

@@ -54,13 +54,12 @@ class PlanWorth:
     def work_out(self, costs: Costs, batch: int) -> None:
         """Go by what is known now, for a batch of so many items."""
         self.seconds = {plan: costs.of(plan) for plan in self.plans}
-        self.batch = batch
-        self.fewer = self._of_fewer_items()
         self.expect(batch)
 
     def expect(self, batch: int) -> None:
         """Go by what is known of drafts now, and leave the seconds as they were."""
         self.batch = batch
+        self.fewer = self._of_fewer_items() if self.seconds else []
         depth, has_chains = self.plans[-1].depth, any(plan.depth and not plan.budget for plan in self.plans)
         of_chain = self.knowledge.expected_tokens(depth)
         if self.reads_again:
