@@ -108,7 +108,8 @@ class Costs(BesidePlain):
 
     def evidence(self, plan: Plan, beside: Plan | None = None) -> float:
         """Comparisons by which it is known what a plan costs, beside another one or any."""
-        compared, key = self.compared.evidence.get(self._key(plan), 0.0), self._key(plan)
+        key = self._key(plan)
+        compared = self.compared.evidence.get(key, 0.0)
         if plan not in self.beyond_draft:
             return compared
         by_draft = self.TIMED_DRAFT * len(self.beyond_draft[plan])
