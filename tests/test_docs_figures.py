@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from statistics import mean, median
 
 import pytest
 
@@ -240,6 +241,32 @@ def test_the_schedule():
         num_full += is_full
         assert is_full or (depths, budgets) == (small if condition["pays"] else (set(), set()))
     assert f"full one in {num_full} conditions" in " ".join(page.split())
+
+
+def identity(condition: dict) -> tuple:
+    return condition["case"], condition["temperature"], condition["batch_size"]
+
+
+def test_the_schedule_on_an_uneven_machine():
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    conditions, others = (results(name)["conditions"] for name in ("schedule_uneven", "schedule"))
+    assert table_by_batch(conditions) in page
+    assert sorted(map(identity, conditions)) == sorted(
+        identity(each) for each in others if speedup_of(each, "best") > 1
+    )
+    assert all(row["same_text"] for condition in conditions for row in condition["rows"])
+    assert {condition["rows"][0]["turns"] for condition in conditions} == {5, 7}
+    least, first = (min(speedup_of(condition, way) for condition in conditions) for way in ("auto", "auto, first call"))
+    assert f"({least:.2f}x is the least), not even a first call ({first:.2f}x)" in page
+    shares, unwrapped = [share_of_best(condition) for condition in conditions], " ".join(page.split())
+    most, many, nearly_all = (sum(share >= bound for share in shares) for bound in (0.97, 0.95, 0.9))
+    assert f"in {most} of {len(shares)} conditions, 0.95 in {many}, 0.90 in {nearly_all}, and" in unwrapped
+    assert f"and {min(shares):.2f} at worst, in the mean {mean(shares):.2f}." in unwrapped
+    single, of_four, of_many = (
+        median(share for share, each in zip(shares, conditions, strict=True) if each["batch_size"] == size)
+        for size in (1, 4, 16)
+    )
+    assert f"single texts have {single:.2f}, batches of 4 {of_four:.2f}, of 16 {of_many:.2f}." in unwrapped
 
 
 def test_the_schedule_compiled():
