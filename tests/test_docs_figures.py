@@ -2,11 +2,13 @@
 
 import json
 import re
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean, median
 
 import pytest
 
+from schedule import IDENTITY
 from schedule_measure import DEPTHS, TREE_BUDGETS
 from schedule_report import best_fixed, row_named, share_of_best, speedup_of, table_by_batch
 from smollm2_page import average, cells_of, figures, renewed, rows_named, speedups
@@ -212,6 +214,14 @@ def test_tau_of_sampled_text():
         assert numbers(cells) == pytest.approx(expected, abs=0.0051)
 
 
+def swept(condition: dict) -> tuple[set[int], set[int]]:
+    """The depths of a sweep's fixed settings, and their tree budgets."""
+    depths, budgets = (
+        {row["setting"][key] for row in condition["sweep"]} for key in ("num_assistant_tokens", "tree_budget")
+    )
+    return depths, budgets
+
+
 def test_the_schedule():
     page, conditions = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8"), results("schedule")["conditions"]
     assert table_by_batch(conditions) in page
@@ -230,8 +240,7 @@ def test_the_schedule():
     assert "medians of 5 to 15 turns" in page
     num_full = 0
     for condition in conditions:
-        depths = {row["setting"]["num_assistant_tokens"] for row in condition["sweep"]}
-        budgets = {row["setting"]["tree_budget"] for row in condition["sweep"]}
+        depths, budgets = swept(condition)
         most = max(depths, default=0)
         # Of at most 1024 tokens at once.
         budgets_that_fit = {budget for budget in TREE_BUDGETS if condition["batch_size"] * (1 + budget) <= 1024}
@@ -243,19 +252,18 @@ def test_the_schedule():
     assert f"full one in {num_full} conditions" in " ".join(page.split())
 
 
-def identity(condition: dict) -> tuple:
-    return condition["case"], condition["temperature"], condition["batch_size"]
-
-
 def test_the_schedule_on_an_uneven_machine():
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     conditions, others = (results(name)["conditions"] for name in ("schedule_uneven", "schedule"))
     assert table_by_batch(conditions) in page
-    assert sorted(map(identity, conditions)) == sorted(
-        identity(each) for each in others if speedup_of(each, "best") > 1
-    )
+    identity = itemgetter(*IDENTITY)
+    assert [*map(identity, conditions)] == [identity(each) for each in others if speedup_of(each, "best") > 1]
     assert all(row["same_text"] for condition in conditions for row in condition["rows"])
     assert {condition["rows"][0]["turns"] for condition in conditions} == {5, 7}
+    for condition in conditions:
+        depths, budgets = swept(condition)
+        small = {2, 4, 6, max(depths, default=0)}, {0, 8} if condition["batch_size"] == 64 else {0, 8, 16}
+        assert (depths, budgets) == (small if condition["pays"] else (set(), set()))
     least, first = (min(speedup_of(condition, way) for condition in conditions) for way in ("auto", "auto, first call"))
     assert f"({least:.2f}x is the least), not even a first call ({first:.2f}x)" in page
     shares, unwrapped = [share_of_best(condition) for condition in conditions], " ".join(page.split())
