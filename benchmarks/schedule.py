@@ -61,7 +61,7 @@ STAGES = ("sweep", "turns")
 # What a stage's figures depend on.
 SETTINGS = {
     "sweep": ("max_new_tokens", "prompts", "depths", "tree_budgets", "most_slots", "sweep_turns", "cpu_clock"),
-    "turns": ("max_new_tokens", "prompts", "turns", "finalists", "cpu_clock"),
+    "turns": ("max_new_tokens", "prompts", "turns", "finalists", "cpu_clock", "learning_calls"),
 }
 # And further ones with a modelled clock, and in slices.
 MODELLED, SLICED = ("modelled_clock", "clock_noise"), ("slices",)
@@ -168,6 +168,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=5, help="figures are medians of them")
     parser.add_argument("--sweep-turns", type=int, default=2)
+    parser.add_argument(
+        "--learning-calls", type=int, default=1, help="calls, at least, that the schedule learns by before its turns"
+    )
     parser.add_argument("--finalists", type=int, default=3, help="fixed settings of the sweep that go on")
     parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS), help="and the drafter's most")
     parser.add_argument("--tree-budgets", type=int, nargs="*", default=list(TREE_BUDGETS))

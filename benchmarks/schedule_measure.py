@@ -1,5 +1,6 @@
 """One case at one temperature and batch size: a sweep of fixed settings, and then the best of them beside the schedule."""
 
+import math
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
@@ -213,8 +214,10 @@ class Bench:
         ways.append(auto)
         with kept_random_state(self.case.target.device):
             self._warm_up(ways)
-            # So that all turns of it are later calls.
-            self._turn([auto])
+            # So that all turns of it are later calls, as many as it is said to learn by at least: so many texts, one by one, or
+            # batches.
+            for _ in range(math.ceil(self.arguments.learning_calls / len(self.batches))):
+                self._turn([auto])
             auto.turns.clear()
             ways += [] if self.kind else [Way(self._entry(FIRST, self.drafter), renewed=self._first_entry)]
             self._race(ways, self.arguments.turns)

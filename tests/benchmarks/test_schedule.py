@@ -13,7 +13,7 @@ from hf_pardraft.evaluation.entries import plain_entry
 from in_process import run_main
 from result_files import public_command
 from schedule_cases import mislead, unwritten
-from schedule_measure import Way, grid, name_of
+from schedule_measure import AUTO, Bench, Way, grid, name_of
 from schedule_report import misses_of, share_of_best
 from tiny_models import tiny_drafter, tiny_target
 
@@ -114,6 +114,22 @@ def test_in_slices_all_ways_of_a_turn_are_measured_and_the_schedule_learns_from_
         assert row["speedup"] > 0
         assert (sum(row["drafted"].values()) > 0) == (row["name"] != "plain")
     assert pays["settings"]["slices"]
+
+
+def test_the_schedule_learns_by_as_many_calls_as_are_asked_for_before_its_turns(tiny_family, tmp_path, monkeypatch):
+    races, learning = [], []
+
+    def turn(bench, ways, at_once=None):
+        (learning if [way.entry.name for way in ways] == [AUTO] else races).append(len(bench.batches))
+        measured(bench, ways, at_once)
+
+    measured = Bench._turn
+    monkeypatch.setattr(Bench, "_turn", turn)
+    (_, loses), _ = run_quickly(tiny_family, tmp_path, "--learning-calls", "3")
+    # A text each, of both cases; what is measured are later turns.
+    assert learning == [1] * 6
+    assert loses["settings"]["learning_calls"] == 3
+    assert {row["turns"] for row in loses["rows"]} == {1}
 
 
 def test_a_modelled_clock_is_for_uncompiled_rounds_of_one_text(capsys, monkeypatch):
