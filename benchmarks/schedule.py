@@ -164,7 +164,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=list(BATCH_SIZES))
     parser.add_argument("--compiled", action="store_true", help="compiled rounds beside plain generate compiled")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
-    parser.add_argument("--prompts", type=int, default=4, help="texts of a turn, where they come one by one")
+    parser.add_argument("--prompts", type=int, default=4, help="texts of a turn; of batches that are larger, one")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=5, help="figures are medians of them")
     parser.add_argument("--sweep-turns", type=int, default=2)

@@ -66,10 +66,14 @@ class Case:
         return drafter
 
     def prompts_for(self, batch_size: int, count: int) -> list[torch.LongTensor]:
-        """The first `count` prompts, to come one by one; or one batch, in which they may come again."""
+        """The first `count` prompts, to come one by one; or those of whole batches of as many, or of one batch of more.
+
+        In a batch of more than there are they come again.
+        """
         if batch_size == 1:
             return self.prompts[:count]
-        return [self.prompts[index % len(self.prompts)] for index in range(batch_size)]
+        num_batches = max(count // batch_size, 1)
+        return [self.prompts[index % len(self.prompts)] for index in range(num_batches * batch_size)]
 
 
 def unwritten(texts: list[list[int]], vocab_size: int, count: int) -> torch.LongTensor:

@@ -12,7 +12,7 @@ from hf_pardraft.evaluation.calls import TimedRun
 from hf_pardraft.evaluation.entries import plain_entry
 from in_process import run_main
 from result_files import public_command
-from schedule_cases import mislead, unwritten
+from schedule_cases import Case, mislead, unwritten
 from schedule_measure import AUTO, Bench, Way, grid, name_of
 from schedule_report import misses_of, share_of_best
 from tiny_models import tiny_drafter, tiny_target
@@ -62,6 +62,12 @@ def test_turns_are_those_of_the_sweep_that_is_there(tiny_family, tmp_path):
     kept.write_text(json.dumps({**sweep, "rows": sweep["rows"][::-1]}))
     (pays, _), _ = run_quickly(tiny_family, tmp_path)
     assert sweep["rows"][-1]["name"] in [row["name"] for row in pays["rows"]]
+
+
+def test_a_turn_has_whole_batches_of_texts_or_one_that_is_larger():
+    case = Case("any", None, None, [torch.tensor([[text]]) for text in range(6)], pays=True)
+    texts = {size: [prompt.item() for prompt in case.prompts_for(size, 5)] for size in (1, 2, 4, 8)}
+    assert texts == {1: [0, 1, 2, 3, 4], 2: [0, 1, 2, 3], 4: [0, 1, 2, 3], 8: [0, 1, 2, 3, 4, 5, 0, 1]}
 
 
 def test_cases_that_nobody_knows_are_refused_and_others_are_named_whole(tmp_path):
