@@ -736,19 +736,20 @@ def test_to_think_a_plan_over_is_no_part_of_the_round_that_follows(monkeypatch):
     )
 
 
-def test_only_calls_that_mostly_draft_tell_what_whole_calls_take():
+def test_only_calls_that_mostly_draft_tell_what_whole_calls_take_and_not_the_first_that_finds_out_how():
     for num_undrafted, tells in ((2, True), (20, False)):
         knowledge, now = Knowledge(), [0.0]
-        schedule = Schedule(knowledge, PLANS, Plan(8), lambda now=now: now[0])
-        for number in range(30):
-            schedule.next_plan(4, 8, 64)
-            schedule.plan = NOTHING if number < num_undrafted else Plan(8)
-            now[0] += 1.0
-            schedule.note([(1, 2)] * 4)
-            schedule.end_round(is_ordinary=True)
-        # The items that are left in the end are not what the call began with.
-        schedule.next_plan(2, 8, 64)
-        schedule.end_call(60)
+        for seconds in (3.0, 1.0):
+            schedule = Schedule(knowledge, PLANS, Plan(8), lambda now=now: now[0])
+            for number in range(30):
+                schedule.next_plan(4, 8, 64)
+                schedule.plan = NOTHING if number < num_undrafted else Plan(8)
+                now[0] += seconds
+                schedule.note([(1, 2)] * 4)
+                schedule.end_round(is_ordinary=True)
+            # The items that are left in the end are not what the call began with.
+            schedule.next_plan(2, 8, 64)
+            schedule.end_call(60)
         assert knowledge.costs_for(2).drafted_calls.count == 0
         assert knowledge.costs_for(4).drafted_calls.count == (60 if tells else 0)
         if tells:

@@ -58,6 +58,7 @@ class BesidePlain:
     Attributes:
         undrafted, plain: of rounds without a draft, and of plain `generate`'s steps, for texts of one length.
         upkeep: what a drafter's reading now and then takes of each round without a draft.
+        was_drafted: whether there was a whole call with drafts.
         drafted_calls, plain_calls: of whole calls, their prompts included, for each of plain `generate`'s steps: with drafts, and
             left to it.
     """
@@ -81,7 +82,7 @@ class BesidePlain:
     DOUBT_OF_PLAIN_CALL, PLAIN_DOUBTED_FOR = 0.03, 1.0
 
     def __init__(self) -> None:
-        self.undrafted, self.plain, self.upkeep = Mean(), Mean(), 0.0
+        self.undrafted, self.plain, self.upkeep, self.was_drafted = Mean(), Mean(), 0.0, False
         self.drafted_calls = Calls(self.DOUBT_OF_CALL, self.DOUBTED_FOR)
         self.plain_calls = Calls(self.DOUBT_OF_PLAIN_CALL, self.PLAIN_DOUBTED_FOR)
         # Rounds without a draft since plain `generate`'s steps were timed last, and for how many the comparison is trusted.

@@ -171,7 +171,10 @@ class Schedule:
         costs, self.of_call = self.of_call, None
         self.knowledge.beginnings.note_call(num_steps, self.most)
         if costs is not None and self.num_drafted >= self.MOSTLY_DRAFTED * self.num_rounds:
-            costs.note_call(self.clock() - self.begun, num_steps, is_plain=False)
+            # The first one finds out what rounds cost: no later one takes as long.
+            is_first, costs.was_drafted = not costs.was_drafted, True
+            if not is_first:
+                costs.note_call(self.clock() - self.begun, num_steps, is_plain=False)
 
     def note_plain(self, num_rounds: int) -> None:
         """Learn that plain `generate` has written so many tokens instead, in the time since the last round."""
