@@ -610,6 +610,35 @@ def test_a_batch_whose_texts_begin_well_is_left_to_plain_generate_if_whole_calls
     assert statistics.median(speeds[2:]) >= 0.97 / world.plain
 
 
+class MixedTexts(World):
+    """One text of six is easy to draft."""
+
+    calls = 0
+
+    @property
+    def is_easy(self) -> bool:
+        return self.calls % 6 == 3
+
+    def rate(self, plan, position):
+        return 0.92 if self.is_easy else 0.15
+
+    def call(self, batch=1):
+        self.calls += 1
+        return super().call(batch)
+
+
+def test_an_easy_text_among_hard_ones_is_drafted_almost_from_its_beginning():
+    easy, hard = [], []
+    for seed in range(6):
+        world = MixedTexts([0.0] * 7, draft=0.3, slot=0.01, plain=1.3, seed=seed)
+        world.speed(12)
+        for _ in range(18):
+            speed, _ = world.call()
+            (easy if world.is_easy else hard).append(speed)
+    assert statistics.mean(easy) >= 3.5
+    assert statistics.mean(hard) >= 0.9
+
+
 def test_whole_calls_tell_whether_a_batch_is_drafted():
     costs = Costs()
     for plan, seconds in ((NOTHING, 1.0), (Plan(4), 1.6)):

@@ -36,6 +36,8 @@ class Tries:
     # Drafts of the first call up to which its verdict that nothing is to be drafted, which lasts, is checked as well: each of
     # them may lose less than the one before.
     CHECKS = 8
+    # Rounds of the best plan that one round may lose to see whether a text is another than those before; and drafts that tell.
+    CHECK_OF_TEXT, CHECKS_OF_TEXT = 0.2, 3
     # Drafts by which a drafter is judged for sure.
     SURE = 32
     # Rounds of the best plan that beginning a call in our loop costs.
@@ -54,7 +56,7 @@ class Tries:
 
     def choose(self, costs: Costs, best: Plan, plans: Sequence[Plan]) -> None:
         """Find what to try next, of these plans."""
-        check = self._check(costs, best)
+        check = self._check(costs, best) or self._check_of_text(best)
         if check is not None:
             self.next, self.loss = check, -math.inf
             return
@@ -73,6 +75,14 @@ class Tries:
             plan = max(known, key=self.worth.rate, default=self.first)
             most = self.CHECK / num_drafted
         return plan if self.worth.loss(plan, best) < most else None
+
+    def _check_of_text(self, best: Plan) -> Plan | None:
+        """What to try where a text begins that is not to be drafted by what earlier ones taught: it may be another."""
+        num_drafted = self.knowledge.chain.num_notes
+        if best.depth or self.worth.batch > 1 or not self.rounds.may_be_left or num_drafted >= self.CHECKS_OF_TEXT:
+            return None
+        plan = max((plan for plan in self.plans if plan.depth), key=self.worth.rate)
+        return plan if self.worth.loss(plan, best) < self.CHECK_OF_TEXT else None
 
     @property
     def is_affordable(self) -> bool:
