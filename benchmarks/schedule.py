@@ -13,7 +13,8 @@ should pay: stories260K with the drafters that benchmarks/stories260k.py leaves 
 Each condition (case, temperature, batch size) is measured in two stages. The sweep lets plain `generate` and all fixed
 settings, chains and trees, take turns. Then the fastest few of them, the drafter's own depth, plain `generate` and the schedule
 take more turns, and each speed of the table is the median of the turns' ratios to plain `generate`. "first call" is a copy of
-the drafter that nothing is known about, as in a fresh process: a new copy each turn, whose first text counts alone.
+the drafter that nothing is known about, as in a fresh process: a new copy each turn, whose first text counts alone. The best
+fixed settings were chosen by dozens of calls; `--learning-calls` says how many the schedule has at least before its turns.
 
 What the schedule took the place of, `adaptive_depth` and a table as `pardraft eval --tune` wrote it, was measured by the same
 benchmark before both went; benchmarks/results/schedule_before.json has these rows, and the table shows them as "adaptive" and
