@@ -123,10 +123,11 @@ def test_in_slices_all_ways_of_a_turn_are_measured_and_the_schedule_learns_from_
 
 
 def test_the_schedule_learns_by_as_many_calls_as_are_asked_for_before_its_turns(tiny_family, tmp_path, monkeypatch):
-    races, learning = [], []
+    learning = []
 
     def turn(bench, ways, at_once=None):
-        (learning if [way.entry.name for way in ways] == [AUTO] else races).append(len(bench.batches))
+        if [way.entry.name for way in ways] == [AUTO]:
+            learning.append(len(bench.batches))
         measured(bench, ways, at_once)
 
     measured = Bench._turn

@@ -390,20 +390,19 @@ class Schedule:
         is_tried = not self.gets_a_trial or self.num_drafted >= self.FAIR_TRIAL
         self.rests_with_plain = may_rest and is_tried and self.worth.is_surely_plain(self.costs, self.handicap)
         if may_rest and self.batch > 1:
-            self.best = self._before_a_batch_is_left(plans)
+            self.best = self._before_a_batch_is_left()
         self.reading.know(self.worth.rate(self.best), self.plans[-1].num_nodes)
         self.tries.choose(self.costs, self.best, plans)
 
-    def _before_a_batch_is_left(self, plans: list[Plan]) -> Plan:
+    def _before_a_batch_is_left(self) -> Plan:
         """What to follow in a batch that plain `generate` may soon be left with: drafts, which alone teach, until that is sure.
 
         And then rounds without a draft until it is known what they take.
         """
         if self.rests_with_plain:
             return self.best if self._may_leave else NOTHING
-        if self.best.depth or self.costs.plain_is_slower(True):
-            return self.best
-        return max((plan for plan in plans if plan.depth), key=self.worth.rate)
+        is_followed = self.best.depth or self.costs.plain_is_slower(True)
+        return self.best if is_followed else self.worth.best_drafted
 
     def _preference(self, plan: Plan) -> float:
         """How good a plan is to follow."""

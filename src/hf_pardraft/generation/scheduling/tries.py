@@ -81,7 +81,7 @@ class Tries:
         num_drafted = self.knowledge.chain.num_notes
         if best.depth or self.worth.batch > 1 or not self.rounds.may_be_left or num_drafted >= self.CHECKS_OF_TEXT:
             return None
-        plan = max((plan for plan in self.plans if plan.depth), key=self.worth.rate)
+        plan = self.worth.best_drafted
         return plan if self.worth.loss(plan, best) < self.CHECK_OF_TEXT else None
 
     @property

@@ -148,10 +148,14 @@ class PlanWorth:
         return min(count * self.seconds[plan] for plan, count in rounds.items())
 
     @property
+    def best_drafted(self) -> Plan:
+        """The best plan that drafts."""
+        return max((plan for plan in self.plans if plan.depth), key=self.rate)
+
+    @property
     def clearly_drafted(self) -> bool:
         """Whether a batch's rounds with drafts are faster than plain `generate`, be that as fast as it may be."""
-        best = max(self.rate(plan) for plan in self.plans if plan.depth)
-        return best > Costs.MOST_LEAD * (1 + DOUBT_OF_BATCH) * self.rate(NOTHING)
+        return self.rate(self.best_drafted) > Costs.MOST_LEAD * (1 + DOUBT_OF_BATCH) * self.rate(NOTHING)
 
     def is_surely_plain(self, costs: Costs, clearly: float = 1.0) -> bool:
         """Whether no draft pays, by more than costs may be wrong: what is left to plain `generate` teaches nothing.
