@@ -118,8 +118,9 @@ class Tries:
             of_best: seconds that a round of the best plan takes.
             accepted: of each item's draft, how many tokens.
         """
-        tokens = max(self.worth.tokens.get(plan, 1.0), 1.0 + sum(accepted) / max(len(accepted), 1))
-        self.knowledge.purse -= max(seconds / of_best - tokens / self.worth.tokens[best], 0.0)
+        committed, worth = 1.0 + sum(accepted) / max(len(accepted), 1), self.worth
+        luck = max(committed / worth.committed[plan], 1.0) if plan in worth.committed else committed
+        self.knowledge.purse -= max(seconds / of_best - luck * worth.tokens.get(plan, 1.0) / worth.tokens[best], 0.0)
 
     def _says_little(self, plan: Plan, seconds: float, is_ordinary: bool, costs: Costs, best: Plan) -> bool:
         """Whether a try has to be repeated before it tells what the plan costs.

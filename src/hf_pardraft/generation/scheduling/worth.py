@@ -39,13 +39,15 @@ class PlanWorth:
         reads_again: whether the target reads the accepted part of a draft again if some was rejected, and writes one token more.
 
     Attributes:
-        tokens: what a round commits to an item; before there is anything to know, as if all drafts were right.
+        committed: the tokens of a round, of an average item; before there is anything to know, as if all drafts were right.
+        tokens: what they are worth: to one item as many, to a batch fewer, see [`worth_to_a_batch`].
         seconds: what it costs; empty until then.
     """
 
     def __init__(self, knowledge: Knowledge, plans: Sequence[Plan], reads_again: bool) -> None:
         self.knowledge, self.plans, self.reads_again = knowledge, plans, reads_again
-        self.tokens: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
+        self.committed: dict[Plan, float] = {plan: plan.depth + 1.0 for plan in plans}
+        self.tokens = self.committed
         self.seconds: dict[Plan, float] = {}
         # Items of the batch that these are of; and what is known of rounds of fewer.
         self.batch = 1
@@ -73,7 +75,7 @@ class PlanWorth:
             # Where a batch would lose much by trees that are too large, these have to show by themselves what they gain.
             gains = self.knowledge.tree_gains(depth, [plan.budget for plan in trees], are_nested=batch == 1)
             tokens |= {plan: tokens[plan] * gains[plan.budget] for plan in trees}
-        self.tokens = tokens if batch == 1 else self._to_a_batch(tokens, gains)
+        self.committed, self.tokens = tokens, tokens if batch == 1 else self._to_a_batch(tokens, gains)
 
     def _to_a_batch(self, tokens: dict[Plan, float], gains: dict[int, float]) -> dict[Plan, float]:
         """What rounds are worth to a batch that commit so many tokens to an average item; trees have such gains over chains."""
