@@ -145,7 +145,7 @@ class UnevenBatch:
 
     def __init__(self, rates: list[float], spread: float, draft: float, slot: float, batch: int, seed: int) -> None:
         self.rates, self.spread, self.draft, self.slot, self.batch, self.seed = rates, spread, draft, slot, batch, seed
-        self.random, self.of_drafts, self.now, self.num_calls = random.Random(seed), random.Random(seed), 0.0, 0
+        self.random, self.now, self.num_calls = random.Random(seed), 0.0, 0
         self.knowledge, self.plans = Knowledge(), all_plans(len(rates), 32)
 
     def cost_of_draft(self, plan: Plan, num_items: int) -> float:
@@ -194,7 +194,6 @@ class UnevenBatch:
         """The cost of a call by the schedule, noise not counted."""
         accepted, places, cost = self.texts(self.num_calls), dict.fromkeys(range(self.batch), 0), 0.0
         self.num_calls += 1
-        # On a CPU, where drafts are timed.
         on_a_cpu = {"looks": True, "compares": True}
         schedule = Schedule(self.knowledge, self.plans, Plan(len(self.rates)), lambda: self.now, **on_a_cpu)
         is_plains = schedule.leaves_to_plain(self.batch, PROMPT)
@@ -206,13 +205,8 @@ class UnevenBatch:
                 schedule.note_plain(TOKENS - first)
                 return cost + rest
             plan = schedule.next_plan(len(places), TOKENS - first - 1, PROMPT + max(places.values()))
-            drafting, price = self.cost_of_draft(plan, len(places)), self.cost(plan, len(places))
-            # What slows a round down slows its draft down, but for a little.
-            luck, own = math.exp(self.random.gauss(0, self.NOISE)), math.exp(self.of_drafts.gauss(0, self.NOISE))
-            schedule.begin_draft()
-            self.now += self.PACE * luck * drafting * own
-            schedule.end_draft()
-            self.now += self.PACE * luck * (price - drafting * own)
+            price = self.cost(plan, len(places))
+            self.now += self.PACE * math.exp(self.random.gauss(0, self.NOISE)) * price
             cost += price
             found = {item: accepted(plan, item, place) for item, place in places.items()}
             if plan.depth:

@@ -100,18 +100,6 @@ def test_what_is_known_lasts_from_call_to_call_for_one_pair_and_kind_of_rounds(m
     assert len({id(knowledge) for knowledge in (same, other, sampled, warm, hot)}) == 5
 
 
-def test_rounds_on_a_cpu_tell_what_their_drafts_take(monkeypatch):
-    made, target, batch = schedules_of(monkeypatch), tiny_target("llama"), batch_of(5, 3)
-    drafter = oracle("pard", target, batch, rates=RATES, settings={"draft_schedule": "auto"}, longest=40)
-    for _ in range(3):
-        target.generate(**options_for(batch), assistant_model=drafter)
-    known = [costs for costs in made[-1].knowledge.costs.values() if costs.beyond_draft]
-    assert known
-    for costs in known:
-        # A round takes longer than the draft in it.
-        assert all(log > 0 for logs in costs.beyond_draft.values() for log in logs)
-
-
 def test_what_asks_for_compiled_rounds_and_cannot_have_them_is_scheduled_as_uncompiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda piece, **options: piece)
     made, target, batch = schedules_of(monkeypatch), tiny_target("llama"), batch_of(5)

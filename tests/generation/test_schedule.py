@@ -892,64 +892,12 @@ def test_costs_are_compared_with_those_of_the_same_hour():
     assert costs.of(chain) == pytest.approx(8.0, rel=0.05)
 
 
-@pytest.mark.parametrize("are_timed", [True, False])
-def test_where_drafts_are_timed_a_slow_spell_says_nothing_of_the_plan_that_was_tried_in_it(are_timed):
-    costs, chain, tree = Costs(), Plan(8), Plan(8, 16)
-    for _ in range(3):
-        for plan, seconds, slowness in [(NOTHING, 1.0, 1.0)] * 2 + [(chain, 2.0, 1.0)] * 11 + [(tree, 3.0, 1.8)] * 3:
-            drafting = 0.6 * slowness if are_timed and plan.depth else None
-            costs.note(plan, seconds * slowness, drafting=drafting)
-    assert costs.of(tree) / costs.of(chain) == pytest.approx(1.5 if are_timed else 1.5 * 1.8, rel=0.1)
-    assert costs.of(chain) / costs.of(NOTHING) == pytest.approx(2.0, rel=0.05)
-
-
-def test_a_round_whose_draft_was_not_timed_is_not_taken_for_a_draft():
-    costs, plan = Costs(), Plan(8)
-    for drafting in [0.6, None, 5.0, 0.0] * 9:
-        costs.note(NOTHING, 1.0)
-        costs.note(plan, 2.0, drafting=drafting)
-    assert costs.of(plan) / costs.of(NOTHING) == pytest.approx(2.0)
-
-
-def test_drafts_of_other_depths_are_compared_with_each_other_within_a_block():
-    costs, plans = Costs(), [Plan(4), Plan(8), Plan(8, 16)]
-    drafting = {Plan(4): 0.4, Plan(8): 0.6, Plan(8, 16): 0.6}
-    for hour in (1.0, 3.0, 0.5, 2.0):
-        for plan in plans * 5 + [NOTHING]:
-            costs.note(plan, hour * (1.0 + plan.num_nodes / 8), drafting=hour * drafting[plan] if plan.depth else None)
-    assert [costs.of(plan) / costs.of(NOTHING) for plan in plans] == pytest.approx([1.5, 2.0, 3.0], rel=0.01)
-    # What the drafts of one depth have in common doesn't tell its plans apart.
-    assert costs.evidence(Plan(8), Plan(8, 16)) > costs.evidence(Plan(8), Plan(4)) > 0
-
-
-def test_longer_texts_make_drafts_longer_too():
-    costs, plan = Costs(), Plan(8)
-    for _ in range(6):
-        costs.begin_text()
-        for length in range(64, 256, 4):
-            costs.note(plan, 0.1 + 2e-4 * (length - 64), length, 0.03 + 1e-4 * (length - 64))
-    assert costs.per_draft_token == pytest.approx(1e-4, rel=0.1)
-    for costs.length in (64, 256):
-        assert costs.of(plan) == pytest.approx(0.1 + 2e-4 * (costs.length - 64), rel=0.1)
-
-
-@pytest.mark.parametrize("on_a_cpu", [True, False])
-def test_drafts_are_timed_where_the_host_knows_when_they_are_done(on_a_cpu):
-    knowledge, now = Knowledge(), [0.0]
-    schedule = Schedule(knowledge, PLANS, Plan(8), lambda: now[0], looks=on_a_cpu)
-    for _ in range(40):
-        plan = schedule.next_plan(1, 8, 64)
-        schedule.begin_draft()
-        now[0] += 0.5 * (plan.depth > 0)
-        schedule.end_draft()
-        now[0] += 1.0 + 0.1 * plan.num_nodes
-        schedule.note([(plan.depth, plan.depth)] if plan.depth else [])
-        schedule.end_round(is_ordinary=True)
-    beyond = knowledge.costs_for(1).beyond_draft
-    assert bool(beyond) is on_a_cpu
-    assert NOTHING not in beyond
-    for plan, logs in beyond.items():
-        assert statistics.median(logs) == pytest.approx(math.log(3 + 0.2 * plan.num_nodes))
+def test_a_plan_that_is_tried_now_and_then_costs_what_its_rounds_take_however_cold_its_drafts_are():
+    costs, followed, tried = Costs(), Plan(8), Plan(1)
+    for plan in [NOTHING] * 3 + ([followed] * 20 + [tried]) * 12 + [tried] * 20 + ([followed] * 20 + [tried]) * 12:
+        # The first draft after those of another depth takes half as long again.
+        costs.note(plan, {NOTHING: 1.0, followed: 2.0, tried: 1.06 if costs.rounds_since(tried) else 1.0}[plan] + 0.5)
+    assert costs.of(tried) / costs.of(followed) == pytest.approx(0.6, rel=0.05)
 
 
 @pytest.mark.parametrize("per_token", [0.0, 1e-4])
@@ -1086,8 +1034,7 @@ def test_of_two_plans_that_are_known_well_the_better_one_is_followed_however_sma
     assert {*followed} == {Plan(8)}
 
 
-@pytest.mark.parametrize("are_timed", [True, False])
-def test_calls_in_several_threads_may_teach_the_same_costs(are_timed):
+def test_calls_in_several_threads_may_teach_the_same_costs():
     """As those of a server's clients do; threads take turns within a line here."""
     errors, before = [], sys.getswitchinterval()
 
@@ -1095,8 +1042,7 @@ def test_calls_in_several_threads_may_teach_the_same_costs(are_timed):
         drawn = random.Random(seed)
         try:
             for _ in range(200):
-                plan, drafting = drawn.choice(PLANS), drawn.uniform(0.0005, 0.001)
-                costs.note(plan, drawn.uniform(0.001, 0.003), drafting=drafting if are_timed and plan.depth else None)
+                costs.note(drawn.choice(PLANS), drawn.uniform(0.001, 0.003))
                 costs.of(drawn.choice(PLANS))
         except Exception as error:  # noqa: BLE001 (a thread's own is seen by nobody)
             errors.append(error)
@@ -1232,6 +1178,18 @@ def test_nothing_is_tried_where_there_is_room_for_a_part_of_it_only():
             world.now += 0.002 * world.cost(plan)
             schedule.note([(0, 1)] if plan.depth else [])
             schedule.end_round(True)
+
+
+def test_a_try_in_an_uneven_batch_is_charged_by_what_its_tokens_are_worth_to_the_batch():
+    knowledge, best, tried = Knowledge(), Plan(1), Plan(8)
+    tries = Schedule(knowledge, PLANS, Plan(8), lambda: 0.0).tries
+    worth = tries.worth
+    # Half of the items have all of a long draft accepted, and the others, for whose rounds all wait, nothing.
+    worth.committed, worth.tokens = {best: 1.5, tried: 5.0}, {best: 1.25, tried: 1.5}
+    for accepted, tokens in ([0, 8, 0, 8], 1.5), ([0, 0, 0, 8], 1.5), ([4, 8, 4, 8], 1.5 * 7 / 5):
+        knowledge.purse = 3.0
+        tries.pay(tried, best, seconds=2.0, of_best=1.0, accepted=accepted)
+        assert knowledge.purse == pytest.approx(3.0 - (2.0 - tokens / 1.25))
 
 
 def test_tries_of_short_rounds_come_in_pairs():

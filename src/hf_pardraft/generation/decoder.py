@@ -79,9 +79,7 @@ class SpeculativeDecoding(DecodingCall):
         with self.stopwatch.part("tree"):
             tree = self._text_alone()
         with self.stopwatch.part("draft"):
-            self.schedule.begin_draft()
             draft_logits = self._draft_logits()
-            self.schedule.end_draft()
         with self.stopwatch.part("tree"):
             tree = tree if draft_logits is None else self._proposal(draft_logits)
         with self.stopwatch.part("verify"):

@@ -1,11 +1,10 @@
 """What rounds cost, compared with each other. Pure: seconds are told, and no clock is read."""
 
 import math
-from collections import deque
 
 from .beside_plain import BesidePlain
 from .compared import Compared
-from .estimates import interpolated, lower_median
+from .estimates import interpolated
 from .growth import Growth
 from .plans import NOTHING, Plan
 from .reading import ReadingCosts
@@ -14,10 +13,8 @@ from .reading import ReadingCosts
 class Costs(BesidePlain):
     """Seconds of ordinary rounds by plan, at one batch size.
 
-    Plans are compared with each other once what a longer text adds is taken off, see [`Compared`]. Where drafts are timed, on a
-    CPU, only they are compared, by their depth, and rounds without one: what slows a round down slows its draft down as much, so
-    that the one over the other is hardly touched by it, and known by a few rounds. Seconds are told as of the last block, for a
-    text as long as the one that is written.
+    Plans are compared with each other once what a longer text adds is taken off, see [`Compared`]. Seconds are told as of the
+    last block, for a text as long as the one that is written.
     """
 
     # Measurements of a plan that are believed whatever those of others say.
@@ -28,11 +25,6 @@ class Costs(BesidePlain):
     NOISE = 0.3
     # Share by which a cost that is sure may well be wrong: plans that are best in turn differ by a few percent.
     SURE = 0.02
-    # How many comparisons a round counts for of which the draft was timed: its seconds over those differ by 0.06, where seconds
-    # alone differ by 0.14 to 0.23 (a virtual core of an EPYC whose other half is busy).
-    TIMED_DRAFT = 4.0
-    # Rounds of a plan of which that is remembered.
-    REMEMBERED = 25
     # Measurements to which one more adds little.
     SETTLED = 24
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
@@ -48,14 +40,12 @@ class Costs(BesidePlain):
         # How many rounds had been measured at the last one of each.
         self.last: dict[Plan, int] = {}
         self.guesses: dict[Plan, float] = {}
-        # Of rounds, or of drafts and of rounds without one; and by how much each plan's are above their drafts, in logarithms.
         self.compared = Compared()
-        self.beyond_draft: dict[Plan, deque[float]] = {}
         # Whether they were measured before, and forgotten.
         self.is_renewed = False
-        # What a longer text adds to a round and to a draft, and a token of it as of the last block; the length of the one that is
-        # written, and of the first, as of which all is kept.
-        self.growth, self.draft_growth, self.per_token, self.per_draft_token = Growth(), Growth(), 0.0, 0.0
+        # What a longer text adds to a round, and a token of it as of the last block; the length of the one that is written, and
+        # of the first, as of which all is kept.
+        self.growth, self.per_token = Growth(), 0.0
         self.length = self.first_length = 0
         # What the target's forwards take.
         self.reading = ReadingCosts()
@@ -81,7 +71,6 @@ class Costs(BesidePlain):
     def begin_text(self) -> None:
         """What comes is another text, and another hour."""
         self.growth.begin_text()
-        self.draft_growth.begin_text()
 
     @property
     def know_drafts(self) -> bool:
@@ -102,18 +91,9 @@ class Costs(BesidePlain):
         """How many rounds were measured since the last one of this plan."""
         return self.compared.num_notes - self.last.get(plan, 0)
 
-    def _key(self, plan: Plan) -> Plan | int:
-        """What is compared with others for a plan: drafts of its depth, where these are timed."""
-        return plan.depth if plan in self.beyond_draft else plan
-
-    def evidence(self, plan: Plan, beside: Plan | None = None) -> float:
-        """Comparisons by which it is known what a plan costs, beside another one or any."""
-        key = self._key(plan)
-        compared = self.compared.evidence.get(key, 0.0)
-        if plan not in self.beyond_draft:
-            return compared
-        by_draft = self.TIMED_DRAFT * len(self.beyond_draft[plan])
-        return by_draft if beside is not None and key == self._key(beside) else min(compared, by_draft)
+    def evidence(self, plan: Plan) -> float:
+        """Comparisons with others by which it is known what a plan costs."""
+        return self.compared.evidence.get(plan, 0.0)
 
     def doubt(self, plan: Plan, other: Plan) -> float:
         """The share by which the ratio of two plans' measured costs may well be wrong; of a guess nobody knows."""
@@ -124,8 +104,8 @@ class Costs(BesidePlain):
     @property
     def are_sure(self) -> bool:
         """Whether the measured plans were compared with others often enough for a machine as uneven as this one."""
-        *others, most = sorted([*self.counts], key=self.count) or [NOTHING]
-        compared, noise = min((self.evidence(plan, most) for plan in others), default=0.0), self.compared.noise
+        *others, _ = sorted([*self.counts], key=self.count) or [NOTHING]
+        compared, noise = min(map(self.evidence, others), default=0.0), self.compared.noise
         return noise.count > 0 and noise.value < self.SURE * math.sqrt(1 + compared)
 
     def is_settled(self, plan: Plan) -> bool:
@@ -169,10 +149,7 @@ class Costs(BesidePlain):
         """The seconds of all plans that were measured, for a text of the first length."""
         logs, level = self.compared.logs, self.compared.level
         # Calls in other threads may measure a plan for the first time meanwhile.
-        found = {plan: [*known] for plan, known in [*self.beyond_draft.items()]}
-        beyond = {plan: lower_median(known) for plan, known in found.items() if known}
-        keys = {plan: plan.depth if plan in beyond else plan for plan in [*self.counts]}
-        return {plan: math.exp(logs[key] + beyond.get(plan, 0.0) + level) for plan, key in keys.items() if key in logs}
+        return {plan: math.exp(logs[plan] + level) for plan in [*self.counts] if plan in logs}
 
     def _like_others(self, plan: Plan, costs: dict[Plan, float]) -> float | None:
         """What others say of a plan: a draft takes longer than another by what the target takes to read more, if it is known."""
@@ -194,39 +171,29 @@ class Costs(BesidePlain):
         others, count = interpolated(sorted(points), plan.num_nodes), min(self.count(plan), self.SETTLED)
         return own if others is None else (count * own + self.BELIEVED * others) / (count + self.BELIEVED)
 
-    def note(self, plan: Plan, seconds: float | None, length: int = 0, drafting: float | None = None) -> None:
+    def note(self, plan: Plan, seconds: float | None, length: int = 0) -> None:
         """Learn from a round.
 
         Args:
             plan: that it followed.
             seconds: that it took, if it was an ordinary one.
             length: of the text before it; 0 if that doesn't matter.
-            drafting: seconds of its draft, if that was timed.
         """
         self.length = length
         self.last[plan] = self.compared.num_notes
         if seconds is None or not (math.isfinite(seconds) and seconds > 0):
             return
-        is_timed = drafting is not None and 0 < drafting < seconds
         if length:
             self.first_length = self.first_length or length
             self.growth.note(plan, length, seconds)
             seconds = self._longer(seconds, -self._added(length))
-            if is_timed:
-                self.draft_growth.note(Plan(plan.depth), length, drafting)
-                drafting = self._longer(drafting, -self.per_draft_token * (length - self.first_length))
         if plan == NOTHING:
             self.note_undrafted(seconds)
         is_news = self.count(plan) < self.BELIEVED
         self.counts[plan] = self.count(plan) + 1
         self.num_surprises += is_news
-        key, log = plan, math.log(seconds)
-        if is_timed:
-            key, of_draft = plan.depth, math.log(drafting)
-            self.beyond_draft.setdefault(plan, deque(maxlen=self.REMEMBERED)).append(log - of_draft)
-            log = of_draft
-        if self.compared.note(key, log, is_news):
-            self._known, self.per_token, self.per_draft_token = {}, self.growth.per_token, self.draft_growth.per_token
+        if self.compared.note(plan, math.log(seconds), is_news):
+            self._known, self.per_token = {}, self.growth.per_token
 
     def note_plain(self, seconds: float, num_steps: int) -> None:
         """Learn what so many steps of plain `generate` have taken each, which wrote what comes after the present length."""

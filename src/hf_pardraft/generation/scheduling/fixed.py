@@ -59,12 +59,6 @@ class FixedSchedule:
         """The plan, as far as there is room for it."""
         return self.plan.within(room)
 
-    def begin_draft(self) -> None:
-        """Nothing is measured."""
-
-    def end_draft(self) -> None:
-        """Nothing is measured."""
-
     def note(
         self,
         outcomes: Sequence[tuple[int, int]],

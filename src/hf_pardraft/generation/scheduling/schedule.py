@@ -92,13 +92,11 @@ class Schedule:
         self.costs = Costs()
         # Tokens that were accepted in this round of what the text alone suggested.
         self.num_alone = 0
-        # Of rounds from which nothing was learned yet: what was accepted; and lengths, seconds, and seconds of their drafts.
+        # Of rounds from which nothing was learned yet: what was accepted; and lengths and seconds.
         self.outcomes: list[RoundOutcome] = []
-        self.untold: list[tuple[int, float, float | None]] = []
+        self.untold: list[tuple[int, float]] = []
         self.at_once = self.FEW_AT_ONCE
-        self.started = self.begun = self.draft_begun = clock()
-        # Seconds of this round's draft, where it was timed.
-        self.drafting: float | None = None
+        self.started = self.begun = clock()
         # Costs of the batch that a call begins with; and rounds that drafted.
         self.of_call: Costs | None = None
         self.num_drafted = 0
@@ -261,14 +259,6 @@ class Schedule:
         self.learn()
         self.plan = NOTHING
 
-    def begin_draft(self) -> None:
-        """The drafter begins."""
-        self.draft_begun = self.clock()
-
-    def end_draft(self) -> None:
-        """It is done. On an accelerator it may not be, and nothing is told by that."""
-        self.drafting = self.clock() - self.draft_begun if self.plan.depth and self.reading.looks else None
-
     def note(
         self,
         outcomes: Sequence[tuple[int, int]],
@@ -291,7 +281,6 @@ class Schedule:
         now = self.clock()
         seconds, self.started = now - self.started, now
         num_alone, self.num_alone = self.num_alone, 0
-        drafting, self.drafting = self.drafting, None
         self.num_drafted += self.plan.depth > 0
         self.in_a_row = self.in_a_row + 1 if self.plan == self.last else 1
         self.last = self.plan
@@ -309,7 +298,7 @@ class Schedule:
             self.costs.note_upkeep(seconds, stands_for)
         is_ordinary = is_ordinary and is_usual and not reads_up
         if is_ordinary and self.plan == self.best and self.costs.is_settled(self.plan):
-            self.untold.append((self.length, self.reading.of_whole(seconds, self.plan.num_nodes), drafting))
+            self.untold.append((self.length, self.reading.of_whole(seconds, self.plan.num_nodes)))
             if len(self.untold) >= self.at_once:
                 self.learn()
             return
@@ -322,7 +311,7 @@ class Schedule:
         if measured in self.plans:
             self.tries.note(measured, seconds, is_ordinary, self.is_a_try, self.costs, self.best)
             whole = self.reading.of_whole(seconds, self.plan.num_nodes)
-            self.costs.note(measured, whole if is_ordinary else None, self.length, drafting)
+            self.costs.note(measured, whole if is_ordinary else None, self.length)
         self.learn()
 
     def learn(self) -> None:
@@ -333,8 +322,8 @@ class Schedule:
         if self.untold:
             self.knowledge.put_in(len(self.untold), self.is_sure)
             untold, self.untold = self.untold, []
-            for length, seconds, drafting in untold:
-                self.costs.note(self.plan, seconds, length, drafting)
+            for length, seconds in untold:
+                self.costs.note(self.plan, seconds, length)
 
     def _pay(self, seconds: float, is_ordinary: bool, is_unique: bool) -> None:
         """Put into the purse what this round adds, and take out of it what it has lost if it was a try."""

@@ -161,7 +161,7 @@ class Tries:
         rest = self.REST * (self._certainty if best == NOTHING and is_deepest else 1.0)
         if plan.depth and best.includes(plan):
             # What would be accepted of it is known from the best plan's rounds, and only its cost is to be learned.
-            rest *= 1 + min(costs.evidence(plan, best), Costs.SETTLED)
+            rest *= 1 + min(costs.evidence(plan), Costs.SETTLED)
         may_be_better = self.DOUBT * (plan.depth + 1) / self.worth.seconds[plan] > self.worth.rate(best)
         return costs.rounds_since(plan) >= rest and may_be_better
 
