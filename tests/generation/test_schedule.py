@@ -340,6 +340,19 @@ def test_the_last_items_of_a_batch_say_nothing_of_the_next():
     assert knowledge.chain.rates(4)[0] < 0.1
 
 
+def test_what_is_left_of_a_batch_is_drafted_by_what_became_of_its_own_drafts():
+    knowledge = Knowledge()
+    of_all = {0: (4, 4), 1: (0, 1), 2: (4, 4), 3: (4, 4), 4: (2, 3), 5: (4, 4), 6: (4, 4), 7: (0, 1)}
+    knowledge.note(0, *(RoundOutcome([*of_all.values()]) for _ in range(20)))
+    assert knowledge.chain.rates(1)[0] > 0.7
+    # Six of eight, and then three of them, of which two get nothing.
+    for left, rate in ([0, 1, 2, 3, 4, 7], 0.7), ([1, 4, 7], 1 / 3), ([1], 0.0):
+        knowledge.note(0, *[RoundOutcome([of_all[item] for item in left], items=left)] * 2)
+        assert knowledge.chain.rates(1)[0] == pytest.approx(rate, abs=0.1)
+    knowledge.begin_text()
+    assert knowledge.chain.rates(1)[0] > 0.7
+
+
 @pytest.mark.parametrize(
     ("seconds", "fixed"), [(1.08, 1 - 0.01 * 9 / 1.08), (3.0, 1 - 0.25 * 9 / 3), (20.0, LEAST_SHARE)]
 )

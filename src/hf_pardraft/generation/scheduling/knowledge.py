@@ -82,6 +82,8 @@ class Knowledge:
     def begin_text(self) -> None:
         """Judge what comes by earlier texts, until it speaks for itself."""
         self.chain, self.most_items = AcceptanceRates(self.earlier), 0
+        # What was accepted of each item's drafts.
+        self.of_items: dict[int, list[tuple[int, int]]] = {}
         self.gains: dict[int, TreeGain] = {}
         for spread in [*self.spreads.values()]:
             spread.begin()
@@ -163,11 +165,12 @@ class Knowledge:
             of_trees = sum(num_committed(each.of_drafts) for each in whole)
             self.gain_of(budget).note(of_trees, sum(num_committed(each.of_chains) for each in whole))
         self.most_items = max(self.most_items, num_items)
+        items = [item for each in rounds for item in each.items or range(num_items)]
         spread = self.spread_of(self.most_items) if self.most_items > 1 else None
         # Of the items that are left in the end the mean is another.
         if spread is not None and (spread.found or num_items == self.most_items):
             of_all = self.earlier.rates(max(num_tried for _, num_tried in outcomes))
-            spread.note([item for each in rounds for item in each.items or range(num_items)], outcomes, of_all)
+            spread.note(items, outcomes, of_all)
         # The last items of a batch are the ones with which drafts fare worst. They say nothing of the next.
         speaks_for_all = 2 * num_items >= self.most_items
         if speaks_for_all:
@@ -175,6 +178,22 @@ class Knowledge:
         if self.chain.note(outcomes, len(rounds)) and speaks_for_all:
             # The next text may be like this one.
             self.earlier.weaken(self.AFTER_CHANGE)
+        if self.most_items > 1:
+            self._note_items(items, outcomes, num_items)
+
+    def _note_items(self, items: Sequence[int], outcomes: Sequence[tuple[int, int]], num_items: int) -> None:
+        """Learn what became of each item's drafts; once half of the items are left, and again of these, go on by theirs.
+
+        They are mostly the ones that drafts serve worst.
+        """
+        of_items = self.of_items
+        for item, outcome in zip(items, outcomes, strict=True):
+            of_items.setdefault(item, []).append(outcome)
+        if 2 * num_items <= self.chain.num_items:
+            known = [outcome for item in items[-num_items:] for outcome in of_items[item]]
+            of_these = AcceptanceRates(self.chain)
+            of_these.note(known, len(known) // num_items)
+            self.chain = of_these
 
     def put_in(self, rounds: float, is_sure: bool = False) -> None:
         """Save for tries: so many rounds of the best plan have passed; where that is sure to be the best, less."""
