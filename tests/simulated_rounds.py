@@ -135,6 +135,7 @@ class UnevenBatch:
         draft, slot: what a draft costs, and each token that an item reads; a round of one item without a draft costs 1.
         batch: items.
         seed: of the texts and of the noise.
+        cold: what a draft costs more after one of another depth, or none.
     """
 
     PADDING, TREE, PLAIN, NOISE = 0.15, 0.4, 0.95, 0.05
@@ -143,8 +144,11 @@ class UnevenBatch:
     # Seconds of a round of cost 1; and of a draft's cost the part that one item alone has.
     PACE, ALONE = 0.004, 0.6
 
-    def __init__(self, rates: list[float], spread: float, draft: float, slot: float, batch: int, seed: int) -> None:
+    def __init__(
+        self, rates: list[float], spread: float, draft: float, slot: float, batch: int, seed: int, cold: float = 0.0
+    ) -> None:
         self.rates, self.spread, self.draft, self.slot, self.batch, self.seed = rates, spread, draft, slot, batch, seed
+        self.cold = cold
         self.random, self.now, self.num_calls = random.Random(seed), 0.0, 0
         self.knowledge, self.plans = Knowledge(), all_plans(len(rates), 32)
 
@@ -196,7 +200,7 @@ class UnevenBatch:
         self.num_calls += 1
         on_a_cpu = {"looks": True, "compares": True}
         schedule = Schedule(self.knowledge, self.plans, Plan(len(self.rates)), lambda: self.now, **on_a_cpu)
-        is_plains = schedule.leaves_to_plain(self.batch, PROMPT)
+        is_plains, last = schedule.leaves_to_plain(self.batch, PROMPT), 0
         while places:
             first = min(places.values())
             if is_plains or (schedule.leaves_rest_to_plain() and len(places) == self.batch):
@@ -205,7 +209,8 @@ class UnevenBatch:
                 schedule.note_plain(TOKENS - first)
                 return cost + rest
             plan = schedule.next_plan(len(places), TOKENS - first - 1, PROMPT + max(places.values()))
-            price = self.cost(plan, len(places))
+            price = self.cost(plan, len(places)) + (self.cold if plan.depth not in (0, last) else 0.0)
+            last = plan.depth
             self.now += self.PACE * math.exp(self.random.gauss(0, self.NOISE)) * price
             cost += price
             found = {item: accepted(plan, item, place) for item, place in places.items()}
