@@ -1,5 +1,6 @@
 """What calls with one drafter and target have taught about their rounds. Pure."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -82,8 +83,8 @@ class Knowledge:
     def begin_text(self) -> None:
         """Judge what comes by earlier texts, until it speaks for itself."""
         self.chain, self.most_items = AcceptanceRates(self.earlier), 0
-        # What was accepted of each item's drafts.
-        self.of_items: dict[int, list[tuple[int, int]]] = {}
+        # What was accepted of each item's last drafts.
+        self.of_items: dict[int, deque[tuple[int, int]]] = {}
         self.gains: dict[int, TreeGain] = {}
         for spread in [*self.spreads.values()]:
             spread.begin()
@@ -188,7 +189,7 @@ class Knowledge:
         """
         of_items = self.of_items
         for item, outcome in zip(items, outcomes, strict=True):
-            of_items.setdefault(item, []).append(outcome)
+            of_items.setdefault(item, deque(maxlen=AcceptanceRates.MEMORY)).append(outcome)
         if 2 * num_items <= self.chain.num_items:
             known = [outcome for item in items[-num_items:] for outcome in of_items[item]]
             of_these = AcceptanceRates(self.chain)
