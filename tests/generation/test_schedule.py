@@ -851,6 +851,29 @@ def test_one_call_in_a_slow_hour_does_not_tell_that_plain_generate_is_slower_wit
     assert costs.lead_of_plain(is_of_batch=True) == 1.0
     costs.note_plain(1.5, 128)
     assert costs.plain_is_slower(is_of_batch=True)
+    # No slow hour lasts for a whole call and makes its steps take that long.
+    costs = Costs()
+    for _ in range(Costs.ENOUGH):
+        costs.note(NOTHING, 1.0)
+    costs.note_plain(1.7, 16)
+    assert not costs.plain_is_slower(is_of_batch=True)
+    costs.note_plain(1.7, 80)
+    assert costs.plain_is_slower(is_of_batch=True)
+
+
+class QuickBatch(UnevenBatch):
+    """Rounds without a draft are faster than plain `generate`'s steps."""
+
+    PLAIN = 1.3
+
+
+def test_a_batch_is_kept_without_drafts_where_these_are_no_slower_than_plain_generate_and_slower_than_nothing():
+    rates, costs, shares = [0.6, 0.55, 0.5, 0.5], {"spread": 0.5, "draft": 0.3, "slot": 0.05, "batch": 8}, []
+    for seed in range(6):
+        batch = QuickBatch(rates, seed=seed, **costs)
+        taken = [batch.call() for _ in range(16)][4:]
+        shares.append(statistics.mean(taken) / batch.cost_of_fixed(NOTHING, 0))
+    assert statistics.mean(shares) <= 1.03
 
 
 def test_whether_plain_generate_is_still_slower_with_a_batch_is_seen_again():

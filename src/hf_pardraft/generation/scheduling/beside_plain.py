@@ -65,8 +65,9 @@ class BesidePlain:
 
     # Rounds without a draft from which is known what they cost in the mean of a text.
     ENOUGH = 32
-    # Steps of plain `generate` that are more than those of one call, mostly.
-    MANY = 256
+    # Steps of plain `generate` that are more than those of one call, mostly; and how many times as long as rounds without a draft
+    # fewer of them take that no slow hour explains.
+    MANY, MUCH_SLOWER = 256, 1.6
     # Rounds of a batch without a draft after which it is seen if plain `generate` is still slower; twice as many each time it is.
     LOOKED_AGAIN = 600
     # Plain `generate` is believed to be at most so many times as fast as rounds without a draft: forwards are the same.
@@ -100,7 +101,7 @@ class BesidePlain:
         else:
             # What it took in another hour says nothing beside the rounds since.
             self.plain.value = seconds
-            self.trusted_for = 2 * self.trusted_for if self._plain_seems_slower else self.LOOKED_AGAIN
+            self.trusted_for = 2 * self.trusted_for if self._plain_seems_slower(self.LIKELY_LEAD) else self.LOOKED_AGAIN
         self.num_undrafted_since = 0
 
     def note_call(self, seconds: float, num_steps: int, is_plain: bool) -> None:
@@ -141,12 +142,13 @@ class BesidePlain:
             return self.plain.count > 0
         if not is_of_batch:
             return self.undrafted.value + self.upkeep < self.plain.value
-        is_trusted = self.plain.count >= self.MANY and self.num_undrafted_since <= self.trusted_for
-        return is_trusted and self._plain_seems_slower
+        least = self.LIKELY_LEAD if self.plain.count >= self.MANY else self.MUCH_SLOWER
+        is_known = self.plain.count >= self.ENOUGH and self.num_undrafted_since <= self.trusted_for
+        return is_known and self._plain_seems_slower(least)
 
-    @property
-    def _plain_seems_slower(self) -> bool:
-        return self.LIKELY_LEAD * (self.undrafted.value + self.upkeep) < self.plain.value
+    def _plain_seems_slower(self, least: float) -> bool:
+        """Whether plain `generate`'s steps take so many times as long as rounds without a draft, at least."""
+        return least * (self.undrafted.value + self.upkeep) < self.plain.value
 
     def lead_of_plain(self, is_of_batch: bool) -> float:
         """How many times as fast plain `generate`'s steps are as rounds without a draft; 1 where nobody knows.

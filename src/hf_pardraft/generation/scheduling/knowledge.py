@@ -191,7 +191,8 @@ class Knowledge:
         for item, outcome in zip(items, outcomes, strict=True):
             of_items.setdefault(item, deque(maxlen=AcceptanceRates.MEMORY)).append(outcome)
         if 2 * num_items <= self.chain.num_items:
-            known = [outcome for item in items[-num_items:] for outcome in of_items[item]]
+            # Calls in other threads may add to them meanwhile.
+            known = [outcome for item in items[-num_items:] for outcome in [*of_items[item]]]
             of_these = AcceptanceRates(self.chain)
             of_these.note(known, len(known) // num_items)
             self.chain = of_these

@@ -390,7 +390,8 @@ class Schedule:
         """
         if self.rests_with_plain:
             return self.best if self._may_leave else NOTHING
-        is_followed = self.best.depth or self.costs.plain_is_slower(True)
+        # Where whole calls with drafts are as fast as plain `generate`, rounds that are faster than drafts are so, too.
+        is_followed = self.best.depth or self.gets_a_trial or self.costs.plain_is_slower(True)
         return self.best if is_followed else self.worth.best_drafted
 
     def _preference(self, plan: Plan) -> float:
