@@ -390,8 +390,9 @@ class Schedule:
         """
         if self.rests_with_plain:
             return self.best if self._may_leave else NOTHING
-        # Where whole calls with drafts are as fast as plain `generate`, rounds that are faster than drafts are so, too.
-        is_followed = self.best.depth or self.gets_a_trial or self.costs.plain_is_slower(True)
+        # Neither calls with drafts, though slower than rounds without one, nor steps tell that plain `generate` is faster.
+        is_kept = self.gets_a_trial and self.costs.lead_of_plain(True) == 1.0
+        is_followed = self.best.depth or is_kept or self.costs.plain_is_slower(True)
         return self.best if is_followed else self.worth.best_drafted
 
     def _preference(self, plan: Plan) -> float:
