@@ -152,14 +152,11 @@ class UnevenBatch:
         self.random, self.now, self.num_calls = random.Random(seed), 0.0, 0
         self.knowledge, self.plans = Knowledge(), all_plans(len(rates), 32)
 
-    def cost_of_draft(self, plan: Plan, num_items: int) -> float:
-        return self.draft * (1.0 if num_items > 1 else self.ALONE) if plan.depth else 0.0
-
     def cost(self, plan: Plan, num_items: int) -> float:
         alone = 1.0 + (self.PADDING if num_items > 1 else 0.0)
         return (
             alone
-            + self.cost_of_draft(plan, num_items)
+            + (self.draft * (1.0 if num_items > 1 else self.ALONE) if plan.depth else 0.0)
             + (self.TREE if plan.budget else 0.0)
             + self.slot * num_items * (1 + plan.num_nodes)
         )

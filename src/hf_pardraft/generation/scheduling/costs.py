@@ -34,7 +34,6 @@ class Costs(BesidePlain):
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts: dict[Plan, int] = {}
         # Plans that were chosen. Others may be measured, too, by rounds of longer ones, where less than these was left to write.
         self.chosen: set[Plan] = set()
         # How many rounds had been measured at the last one of each.
@@ -82,6 +81,11 @@ class Costs(BesidePlain):
         costs = Costs()
         costs.chosen, costs.is_renewed = {*self.chosen}, True
         return costs
+
+    @property
+    def counts(self) -> dict[Plan, int]:
+        """How often each plan was measured."""
+        return self.compared.counts
 
     def count(self, plan: Plan) -> int:
         """How often the plan was measured."""
@@ -147,9 +151,7 @@ class Costs(BesidePlain):
 
     def _measured(self) -> dict[Plan, float]:
         """The seconds of all plans that were measured, for a text of the first length."""
-        logs, level = self.compared.logs, self.compared.level
-        # Calls in other threads may measure a plan for the first time meanwhile.
-        return {plan: math.exp(logs[plan] + level) for plan in [*self.counts] if plan in logs}
+        return {plan: math.exp(log + self.compared.level) for plan, log in self.compared.logs.items()}
 
     def _like_others(self, plan: Plan, costs: dict[Plan, float]) -> float | None:
         """What others say of a plan: a draft takes longer than another by what the target takes to read more, if it is known."""
@@ -190,7 +192,6 @@ class Costs(BesidePlain):
         if plan == NOTHING:
             self.note_undrafted(seconds)
         is_news = self.count(plan) < self.BELIEVED
-        self.counts[plan] = self.count(plan) + 1
         self.num_surprises += is_news
         if self.compared.note(plan, math.log(seconds), is_news):
             self._known, self.per_token = {}, self.growth.per_token

@@ -166,8 +166,9 @@ class Knowledge:
             of_trees = sum(num_committed(each.of_drafts) for each in whole)
             self.gain_of(budget).note(of_trees, sum(num_committed(each.of_chains) for each in whole))
         self.most_items = max(self.most_items, num_items)
-        items = [item for each in rounds for item in each.items or range(num_items)]
-        spread = self.spread_of(self.most_items) if self.most_items > 1 else None
+        is_batch = self.most_items > 1
+        items = [item for each in rounds for item in each.items or range(num_items)] if is_batch else []
+        spread = self.spread_of(self.most_items) if is_batch else None
         # Of the items that are left in the end the mean is another.
         if spread is not None and (spread.found or num_items == self.most_items):
             of_all = self.earlier.rates(max(num_tried for _, num_tried in outcomes))
@@ -179,7 +180,7 @@ class Knowledge:
         if self.chain.note(outcomes, len(rounds)) and speaks_for_all:
             # The next text may be like this one.
             self.earlier.weaken(self.AFTER_CHANGE)
-        if self.most_items > 1:
+        if is_batch:
             self._note_items(items, outcomes, num_items)
 
     def _note_items(self, items: Sequence[int], outcomes: Sequence[tuple[int, int]], num_items: int) -> None:
