@@ -88,6 +88,28 @@ def test_costs_of_forwards_are_interpolated():
     assert costs.are_noticeable(9)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_size_that_was_read_in_faster_hours_does_not_seem_better_for_it(seed):
+    """With other tenants on the machine for thirty forwards of forty, all of 17 slots, and some of 9 while there are none."""
+    costs, generator = ReadingCosts(), random.Random(seed)
+    for number in range(400):
+        is_slow, is_smaller = number % 40 < 30, number % 40 in (35, 38)
+        seconds = (0.010 if is_smaller else 0.012) * (1.6 if is_slow else 1.0) * math.exp(generator.gauss(0, 0.05))
+        costs.note(9 if is_smaller else 17, seconds)
+    assert costs.of(17) / costs.of(9) == pytest.approx(1.2, rel=0.1)
+
+
+def test_more_slots_take_no_less_time():
+    """A size of which one lucky forward is known would seem the best one to read."""
+    costs = ReadingCosts()
+    for slots, count, seconds in ((1, 9, 0.008), (9, 9, 0.012), (11, 1, 0.009), (17, 9, 0.013)):
+        for _ in range(count):
+            costs.note(slots, seconds)
+    of_sizes = [costs.of(slots) for slots in range(1, 24)]
+    assert of_sizes == sorted(of_sizes)
+    assert costs.of(9) == pytest.approx(0.012, rel=0.05)
+
+
 def test_a_clock_by_which_large_forwards_took_far_longer_makes_no_other_cost_less_than_nothing():
     costs = ReadingCosts()
     for slots, seconds in ((9, 0.003), (17, 0.01)):

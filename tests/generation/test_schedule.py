@@ -12,7 +12,7 @@ import pytest
 from hf_pardraft.generation.scheduling.acceptance import AcceptanceRates
 from hf_pardraft.generation.scheduling.compared import Compared
 from hf_pardraft.generation.scheduling.costs import Costs
-from hf_pardraft.generation.scheduling.estimates import interpolated
+from hf_pardraft.generation.scheduling.estimates import interpolated, rising
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.growth import Growth
 from hf_pardraft.generation.scheduling.knowledge import Knowledge, RoundOutcome
@@ -1268,6 +1268,14 @@ def test_a_round_without_a_draft_is_not_guessed_from_drafts():
     ):
         costs.note(plan, seconds)
     assert costs.of(NOTHING) == pytest.approx(0.8)
+
+
+def test_values_that_have_to_rise_are_pooled_by_their_weights():
+    assert rising([]) == []
+    points = [(1, 1.0, 5), (2, 4.0, 1), (3, 1.0, 2), (4, 3.0, 1), (5, 3.0, 2)]
+    assert rising(points) == [(1, 1.0), (2, 2.0), (3, 2.0), (4, 3.0), (5, 3.0)]
+    # One that is below all before it takes them along.
+    assert rising([(1, 3.0, 1), (2, 4.0, 1), (3, 2.0, 2)]) == [(1, 2.75), (2, 2.75), (3, 2.75)]
 
 
 def test_costs_between_measured_sizes_are_interpolated():

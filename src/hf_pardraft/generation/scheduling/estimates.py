@@ -51,3 +51,20 @@ def along(points: Sequence[tuple[float, float]], places: Iterable[float]) -> Ite
         while place > right:
             (left, low), (right, high) = next(lines)
         yield low + (high - low) * (place - left) / (right - left)
+
+
+def rising(points: Sequence[tuple[int, float, float]]) -> list[tuple[int, float]]:
+    """The values that come closest to those of some points and never fall: isotonic regression by pooling adjacent violators.
+
+    Args:
+        points: place, value and weight of each, in the order of the places.
+    """
+    pools: list[tuple[list[int], float, float]] = []
+    for place, value, weight in points:
+        places = [place]
+        while pools and pools[-1][1] > value:
+            before, low, weight_before = pools.pop()
+            value = (weight_before * low + weight * value) / (weight_before + weight)
+            places, weight = before + places, weight_before + weight
+        pools.append((places, value, weight))
+    return [(place, value) for places, value, _ in pools for place in places]

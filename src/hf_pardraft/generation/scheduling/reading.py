@@ -5,14 +5,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from .estimates import interpolated, lower_median
+from .estimates import interpolated, lower_median, rising
 
 
 class ReadingCosts:
-    """Seconds that the target takes to read so many slots."""
+    """Seconds that the target takes to read so many slots, and no fewer for more of them.
+
+    A machine that slows down slows forwards of all sizes down, so each is compared with those just before it: otherwise a size
+    that was measured in a faster hour would seem the best one to read.
+    """
 
     # Measurements of a size that are remembered.
-    REMEMBERED = 25
+    REMEMBERED = 50
+    # Part of the weight that the last forward has in the machine's pace.
+    PACE = 0.5
+    # Factor by which a forward is off what was thought, at most, as far as the pace goes.
+    OUTLIER = 2.0
     # Measurements after which medians are worked out again.
     RENEWED = 8
     # How many times as long as for one slot a forward takes at least that makes it worth the while to look at drafts.
@@ -25,24 +33,39 @@ class ReadingCosts:
     REMEMBERED_LOOKS = 16
 
     def __init__(self) -> None:
+        # By size, logarithms of seconds less the machine's pace when they were measured; and their medians.
         self.measured: dict[int, deque[float]] = {}
+        self.logs: dict[int, float] = {}
+        # By how much the logarithms of the last forwards, of any size, are above these; and the same of each that is remembered.
+        self.pace = 0.0
+        self.paces: deque[float] = deque(maxlen=self.REMEMBERED)
         # Seconds that looks at drafts have taken, and saved.
         self.looking: deque[float] = deque(maxlen=self.REMEMBERED_LOOKS)
         self.saved: deque[float] = deque(maxlen=self.REMEMBERED_LOOKS)
         self.num_notes = 0
-        # Medians by size, and what they tell of any size. Calls in other threads may learn: both are replaced together.
+        # Seconds by size, and what they tell of any size. Calls in other threads may learn: both are replaced together.
         self._known: tuple[list[tuple[int, float]], dict[int, float | None]] = [], {}
 
     def note(self, slots: int, seconds: float) -> None:
         """Learn from a forward."""
         if not (math.isfinite(seconds) and seconds > 0):
             return
-        is_new = slots not in self.measured
-        self.measured.setdefault(slots, deque(maxlen=self.REMEMBERED)).append(seconds)
+        log, thought, most = math.log(seconds), self.logs.get(slots), math.log(self.OUTLIER)
+        self.measured.setdefault(slots, deque(maxlen=self.REMEMBERED)).append(log - self.pace)
+        if thought is not None:
+            self.pace += self.PACE * min(max(log - thought - self.pace, -most), most)
+        self.paces.append(self.pace)
         self.num_notes += 1
-        if is_new or self.num_notes % self.RENEWED == 0:
-            medians = ((size, lower_median([*seconds])) for size, seconds in [*self.measured.items()])
-            self._known = sorted(medians), {}
+        if thought is None or self.num_notes % self.RENEWED == 0:
+            self._know()
+
+    def _know(self) -> None:
+        """Work out what is known; calls in other threads may learn meanwhile."""
+        measured = [(size, [*logs]) for size, logs in sorted([*self.measured.items()]) if logs]
+        self.logs = {size: lower_median(logs) for size, logs in measured}
+        medians = [(size, lower_median(logs), len(logs)) for size, logs in measured]
+        pace = lower_median([*self.paces])
+        self._known = [(size, math.exp(log + pace)) for size, log in rising(medians)], {}
 
     def of(self, slots: int) -> float | None:
         """The cost of a forward; `None` of fewer than two sizes."""
@@ -126,7 +149,7 @@ class ReadingChoice:
     # In so many rounds at first the target's forward is timed, and then in one of so many: of rounds like those before a few will
     # do. It has no factor in common with the numbers above, so that rounds that read more are no more frequent among them.
     TIMED_AT_FIRST = 4
-    TIMED = 9
+    TIMED = 3
 
     def __init__(self, clock: Callable[[], float], looks: bool) -> None:
         self.clock, self.looks, self.costs = clock, looks, ReadingCosts()
