@@ -22,7 +22,7 @@ class ReadingCosts:
     # Factor by which a forward is off what was thought, at most, as far as the pace goes.
     OUTLIER = 2.0
     # Measurements after which medians are worked out again.
-    RENEWED = 8
+    RENEWED = 24
     # How many times as long as for one slot a forward takes at least that makes it worth the while to look at drafts.
     NOTICEABLE = 1.25
     # Seconds that it takes longer at least: a look itself takes some tenths of a millisecond.
