@@ -5,16 +5,14 @@ from collections import deque
 
 
 class Mean:
-    """The mean of values, of which the last so many count."""
+    """The mean of values, of which the last so many count, roughly."""
 
-    MEMORY = 512
-
-    def __init__(self) -> None:
-        self.value, self.count = 0.0, 0
+    def __init__(self, memory: int = 512) -> None:
+        self.memory, self.value, self.count = memory, 0.0, 0
 
     def note(self, value: float, count: int = 1) -> None:
         """Learn a value, or the mean of so many."""
-        self.count = min(self.count + count, self.MEMORY)
+        self.count = min(self.count + count, self.memory)
         self.value += min(count / self.count, 1.0) * (value - self.value)
 
 
@@ -65,6 +63,8 @@ class BesidePlain:
 
     # Rounds without a draft from which is known what they cost in the mean of a text.
     ENOUGH = 32
+    # The last of a batch's that count, about as many as a call has: once they are slower, plain `generate` is timed again.
+    LAST = 128
     # Steps of plain `generate` that are more than those of one call, mostly; and how many times as long as rounds without a draft
     # fewer of them take that no slow hour explains.
     MANY, MUCH_SLOWER = 256, 1.6
@@ -84,6 +84,7 @@ class BesidePlain:
 
     def __init__(self) -> None:
         self.undrafted, self.plain, self.upkeep, self.was_drafted = Mean(), Mean(), 0.0, False
+        self.last_undrafted = Mean(self.LAST)
         self.drafted_calls = Calls(self.DOUBT_OF_CALL, self.DOUBTED_FOR)
         self.plain_calls = Calls(self.DOUBT_OF_PLAIN_CALL, self.PLAIN_DOUBTED_FOR)
         # Rounds without a draft since plain `generate`'s steps were timed last, and for how many the comparison is trusted.
@@ -92,6 +93,7 @@ class BesidePlain:
     def note_undrafted(self, seconds: float) -> None:
         """Learn from a round without a draft."""
         self.undrafted.note(seconds)
+        self.last_undrafted.note(seconds)
         self.num_undrafted_since += 1
 
     def note_steps(self, seconds: float, num_steps: int) -> None:
@@ -141,14 +143,18 @@ class BesidePlain:
         if self.undrafted.count < self.ENOUGH:
             return self.plain.count > 0
         if not is_of_batch:
-            return self.undrafted.value + self.upkeep < self.plain.value
+            return self._seconds_of_undrafted(is_of_batch) < self.plain.value
         least = self.LIKELY_LEAD if self.plain.count >= self.MANY else self.MUCH_SLOWER
         is_known = self.plain.count >= self.ENOUGH and self.num_undrafted_since <= self.trusted_for
         return is_known and self._plain_seems_slower(least)
 
     def _plain_seems_slower(self, least: float) -> bool:
         """Whether plain `generate`'s steps take so many times as long as rounds without a draft, at least."""
-        return least * (self.undrafted.value + self.upkeep) < self.plain.value
+        return least * self._seconds_of_undrafted(is_of_batch=True) < self.plain.value
+
+    def _seconds_of_undrafted(self, is_of_batch: bool) -> float:
+        """Of a round without a draft: of one text in the mean, of a batch, whose calls differ more, of late."""
+        return (self.last_undrafted if is_of_batch else self.undrafted).value + self.upkeep
 
     def lead_of_plain(self, is_of_batch: bool) -> float:
         """How many times as fast plain `generate`'s steps are as rounds without a draft; 1 where nobody knows.
@@ -159,5 +165,5 @@ class BesidePlain:
         is_known = self.undrafted.count >= self.ENOUGH
         if self.plain.count < self.ENOUGH:
             return self.LIKELY_LEAD_OF_BATCH if is_of_batch else self.LIKELY_LEAD if is_known else 1.0
-        lead = (self.undrafted.value + self.upkeep) / self.plain.value if is_known else 1.0
+        lead = self._seconds_of_undrafted(is_of_batch) / self.plain.value if is_known else 1.0
         return min(max(lead, 1.0) if is_of_batch else lead, self.MOST_LEAD)
