@@ -892,6 +892,14 @@ def test_whether_plain_generate_is_still_slower_with_a_batch_is_seen_again():
     assert costs.lead_of_plain(is_of_batch=True) == pytest.approx(1 / 0.8)
 
 
+def test_plain_generates_first_steps_are_known_however_many_rounds_came_before():
+    costs = Costs()
+    for _ in range(2 * Costs.LOOKED_AGAIN):
+        costs.note(NOTHING, 1.0)
+    costs.note_plain(1.5, 256)
+    assert costs.plain_is_slower(is_of_batch=True)
+
+
 def test_plain_generate_is_timed_again_soon_once_a_batchs_rounds_without_a_draft_are_slower():
     """As they were for four calls of a batch of 64, which were kept from it for what it had taken in another hour."""
     costs, num_rounds = Costs(), 0

@@ -98,7 +98,7 @@ class BesidePlain:
 
     def note_steps(self, seconds: float, num_steps: int) -> None:
         """Learn what each of so many steps of plain `generate` has taken."""
-        if self.num_undrafted_since <= self.trusted_for:
+        if not self.plain.count or self.num_undrafted_since <= self.trusted_for:
             self.plain.note(seconds, num_steps)
         else:
             # What it took in another hour says nothing beside the rounds since.

@@ -61,11 +61,11 @@ class ReadingCosts:
 
     def _know(self) -> None:
         """Work out what is known; calls in other threads may learn meanwhile."""
-        measured = [(size, [*logs]) for size, logs in sorted([*self.measured.items()]) if logs]
-        self.logs = {size: lower_median(logs) for size, logs in measured}
-        medians = [(size, lower_median(logs), len(logs)) for size, logs in measured]
+        measured = [(size, [*found]) for size, found in sorted([*self.measured.items()]) if found]
+        logs = {size: lower_median(found) for size, found in measured}
+        points = rising([(size, logs[size], len(found)) for size, found in measured])
         pace = lower_median([*self.paces])
-        self._known = [(size, math.exp(log + pace)) for size, log in rising(medians)], {}
+        self.logs, self._known = logs, ([(size, math.exp(log + pace)) for size, log in points], {})
 
     def of(self, slots: int) -> float | None:
         """The cost of a forward; `None` of fewer than two sizes."""
@@ -146,8 +146,8 @@ class ReadingChoice:
     READS_MORE = 16
     # In one of so many rounds a draft is looked at although looks don't pay: in those that read more, which say most.
     LOOKS = 16
-    # In so many rounds at first the target's forward is timed, and then in one of so many: of rounds like those before a few will
-    # do. It has no factor in common with the numbers above, so that rounds that read more are no more frequent among them.
+    # In so many rounds at first the target's forward is timed, and then in one of so many: of rounds like those before some
+    # will do. It has no factor in common with the numbers above, so that rounds that read more are no more frequent among them.
     TIMED_AT_FIRST = 4
     TIMED = 3
 
