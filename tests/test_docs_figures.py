@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, pstdev
 
 import pytest
 
@@ -251,6 +251,20 @@ def test_the_schedule():
         depths, budgets = swept(condition)
         small = {2, 4, 6, max(depths, default=0)}, {0, 8} if condition["batch_size"] == 64 else {0, 8, 16}
         assert (depths, budgets) == (small if condition["pays"] else (set(), set()))
+
+
+def test_how_well_the_schedules_benchmark_tells_settings_from_each_other():
+    """The chain of the drafter's own depth has a row of its own where it is among the best of the sweep."""
+    ratios = []
+    for condition in results("schedule")["conditions"]:
+        depths, _ = swept(condition)
+        named = row_named(condition, f"chain {max(depths, default=0)}")
+        if named:
+            ratios.append(row_named(condition, "default")["speedup"] / named["speedup"])
+    page = " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
+    assert f"{len(ratios)} settings were measured twice" in page
+    assert f"differ by {100 * pstdev(ratios):.0f} % (a standard deviation)" in page
+    assert f"and once by {100 * max(abs(ratio - 1) for ratio in ratios):.0f}" in page
 
 
 def test_a_larger_sweep_of_fixed_settings():
