@@ -19,6 +19,11 @@ def results(name: str) -> dict:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
 
 
+def prose_of(page: str) -> str:
+    """A page of docs/ as if it had one line."""
+    return " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
+
+
 def tables(page: str) -> list[list[list[str]]]:
     """The tables of a page of docs/, as cells, without the line below their heads."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
@@ -223,7 +228,7 @@ def swept(condition: dict) -> tuple[set[int], set[int]]:
 def test_the_schedule():
     page, conditions = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8"), results("schedule")["conditions"]
     assert table_by_batch(conditions) in page
-    unwrapped = " ".join(page.split())
+    unwrapped = prose_of("performance.md")
     autos, firsts = ([speedup_of(condition, way) for condition in conditions] for way in ("auto", "auto, first call"))
     assert f"in all {len(conditions)} conditions ({min(autos):.2f}x is the least)" in unwrapped
     num_slower = sum(first < 0.97 for first in firsts)
@@ -261,7 +266,7 @@ def test_how_well_the_schedules_benchmark_tells_settings_from_each_other():
         named = row_named(condition, f"chain {max(depths, default=0)}")
         if named:
             ratios.append(row_named(condition, "default")["speedup"] / named["speedup"])
-    page = " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
+    page = prose_of("performance.md")
     assert f"{len(ratios)} settings were measured twice" in page
     assert f"differ by {100 * pstdev(ratios):.0f} % (a standard deviation)" in page
     assert f"and once by {100 * max(abs(ratio - 1) for ratio in ratios):.0f}" in page
@@ -285,7 +290,7 @@ def test_a_larger_sweep_of_fixed_settings():
         best_of_few = max(row["speedup"] for row in few)
         if best > 1:
             found.append(best_of_few / best)
-    page = " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
+    page = prose_of("performance.md")
     assert f"in {sum(round(share, 2) == 1 for share in found)} of {len(found)} conditions" in page
     assert f"and has {min(found):.2f} of it at least" in page
 
@@ -380,7 +385,7 @@ def test_branches_from_the_text(name, label):
 
 def test_a_gguf_target():
     rows = results("gguf_target")["rows"]
-    text = " ".join((ROOT / "docs" / "decoding.md").read_text(encoding="utf-8").split())
+    text = prose_of("decoding.md")
     for way in ("plain", "chain", "auto"):
         greedy, drawn = (row for row in rows if row["way"] == way)
         assert greedy["same_text"]
@@ -493,7 +498,7 @@ def test_round_attention():
 @pytest.mark.parametrize(("name", "begins"), [("", "Our kernel"), ("_two_cores", "it")])
 def test_how_much_faster_attention_of_a_round_is(name, begins):
     rows = results(f"round_attention{name}")["rows"]
-    page = " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
+    page = prose_of("performance.md")
     said = (
         (("float32", {1, 8, 17}), f"{begins} is {{:.1f}} to {{:.1f}} times as fast as the faster of both in float32"),
         (("bfloat16", {8, 17}), "in bfloat16 {:.1f} to {:.1f} times for several tokens"),
@@ -538,7 +543,7 @@ def counts_of(cells: dict[str, dict]) -> list[int]:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_compiled_rounds_of_smollm2(dtype):
-    result, page = results("smollm2"), " ".join((ROOT / "docs" / "smollm2.md").read_text(encoding="utf-8").split())
+    result, page = results("smollm2"), prose_of("smollm2.md")
     greedy, sampled = (
         cells_of(result, "speed", dtype=dtype, temperature=temperature, batch_size=1) for temperature in (0.0, 1.0)
     )
@@ -568,7 +573,7 @@ def test_compiled_rounds_of_smollm2(dtype):
 
 
 def test_the_best_fixed_way_in_batches_of_smollm2():
-    result, page = results("smollm2"), " ".join((ROOT / "docs" / "smollm2.md").read_text(encoding="utf-8").split())
+    result, page = results("smollm2"), prose_of("smollm2.md")
     best = []
     for dtype in ("bfloat16", "float32"):
         cells = cells_of(result, "speed", dtype=dtype, temperature=0.0, batch_size=4)

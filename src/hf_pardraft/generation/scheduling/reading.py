@@ -12,7 +12,8 @@ class ReadingCosts:
     """Seconds that the target takes to read so many slots, and no fewer for more of them.
 
     A machine that slows down slows forwards of all sizes down, so each is compared with those just before it: otherwise a size
-    that was measured in a faster hour would seem the best one to read.
+    that was measured in a faster hour would seem the best one to read. Not in blocks, as rounds are, see [`Compared`]: there are
+    more sizes than plans, of most of which a block would have one forward or two.
     """
 
     # Measurements of a size that are remembered.
