@@ -19,7 +19,7 @@ from hf_pardraft.generation.scheduling.knowledge import Knowledge, RoundOutcome
 from hf_pardraft.generation.scheduling.plans import NOTHING, Plan, all_plans, compiled_plans
 from hf_pardraft.generation.scheduling.rounds import CompiledRounds
 from hf_pardraft.generation.scheduling.schedule import Schedule
-from hf_pardraft.generation.scheduling.spread import Spread, shares_of, worth_to_a_batch
+from hf_pardraft.generation.scheduling.spread import Spread, shares_of, shares_with_more, worth_to_a_batch
 from hf_pardraft.generation.scheduling.worth import LEAST_SHARE, PlanWorth
 from simulated_rounds import PROMPT, UnevenBatch, World, random_world
 from threads import in_threads
@@ -235,28 +235,40 @@ def test_drafts_of_one_depth_tell_how_unevenly_those_of_any_other_serve_a_batch(
     assert slowest == sorted(slowest, reverse=True)
 
 
-def test_trees_are_thought_to_serve_a_batch_more_evenly_than_chains():
-    """An item whose chains fail has more for trees to catch: each rate r becomes r + c (1 - r)."""
+def test_trees_bring_each_item_of_a_batch_as_many_tokens_more():
     items = [[0.4, 0.4], [0.9, 0.9]]
-    chains, trees = shares_of(items), shares_of(items, caught=0.5)
-    assert chains[1] == pytest.approx([2 * each / (0.56 + 1.71) for each in (0.56, 1.71)])
-    assert trees[1] == pytest.approx([2 * each / (1.19 + 1.8525) for each in (1.19, 1.8525)])
+    chains = shares_of(items)[1]
+    assert chains == pytest.approx([2 * each / (0.56 + 1.71) for each in (0.56, 1.71)])
+    mean = (0.56 + 1.71) / 2
+    trees = shares_with_more(chains, mean, 0.3)
+    assert trees == pytest.approx([each / (mean + 0.3) for each in (0.86, 2.01)])
+    # A tree that isn't as deep may accept less than the chain in its place; no item less than nothing.
+    assert shares_with_more(chains, mean, -0.2) == pytest.approx([each / (mean - 0.2) for each in (0.36, 1.51)])
+    assert shares_with_more([0.0, 2.0], 1.0, -0.5) == [0.0, 3.0]
+    assert shares_with_more([1.0, 1.0], 0.0, 0.0) == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("caught", [0.0, 0.1, 0.2, 0.3])
-def test_what_trees_catch_follows_from_what_they_gain(caught):
-    knowledge = Knowledge()
-    for _ in range(200):
-        knowledge.note(0, RoundOutcome([(8, 8), (2, 3), (0, 1), (5, 6)]))
-    of_chain, of_tree = (knowledge.chain.expected_tokens(8, share)[8] for share in (0.0, caught))
-    assert knowledge.caught(8, {16: of_tree / of_chain, 8: 0.9}) == {16: pytest.approx(caught, abs=0.03), 8: 0.0}
+def test_one_lucky_round_of_a_tree_does_not_make_items_alike_that_chains_serve_unevenly():
+    """Where nearly all of a batch's drafts are right, what trees gain on average says little of the slow items."""
+    knowledge, plans = Knowledge(), [NOTHING, Plan(8), Plan(8, 16)]
+    worth, costs = PlanWorth(knowledge, plans, reads_again=False), knowledge.costs_for(16)
+    for _ in range(50):
+        knowledge.note(0, RoundOutcome([(8, 8)] * 14 + [(7, 8), (0, 1)]))
+    chains = [(8, 8)] * 10 + [(5, 6)] * 5 + [(0, 1)]
+    knowledge.note(16, RoundOutcome([(8, 8)] * 15 + [(1, 2)], chains))
+    for plan in plans:
+        costs.note(plan, 1.0)
+    worth.work_out(costs, 16)
+    # Rounds take as long for any number of items, so that the slow one decides: it gets as many tokens more as others do.
+    more = worth.committed[Plan(8, 16)] - worth.committed[Plan(8)]
+    assert 0.5 < more < 1.5
+    assert worth.tokens[Plan(8, 16)] - worth.tokens[Plan(8)] == pytest.approx(more, rel=0.01)
 
 
 def test_a_batch_with_a_slow_item_is_worth_more_to_a_tree_than_its_mean_says():
     knowledge, plans = Knowledge(), [NOTHING, Plan(8), Plan(8, 16)]
     for _ in range(100):
-        outcomes = [(8, 8), (8, 8), (8, 8), (0, 1)]
-        knowledge.note(16, RoundOutcome([(8, 8), (8, 8), (8, 8), (2, 3)], outcomes))
+        knowledge.note(16, RoundOutcome([(7, 8)] * 3 + [(1, 2)], [(6, 7)] * 3 + [(0, 1)]))
     worth, costs = PlanWorth(knowledge, plans, reads_again=False), knowledge.costs_for(4)
     for plan in plans:
         costs.note(plan, 1.0)
@@ -351,6 +363,29 @@ def test_what_is_left_of_a_batch_is_drafted_by_what_became_of_its_own_drafts():
         assert knowledge.chain.rates(1)[0] == pytest.approx(rate, abs=0.1)
     knowledge.begin_text()
     assert knowledge.chain.rates(1)[0] > 0.7
+
+
+def test_once_a_fifth_of_a_batch_is_gone_the_others_are_drafted_by_their_own_drafts():
+    knowledge = Knowledge()
+    of_all = [(4, 4)] * 6 + [(0, 1)] * 4
+    knowledge.note(0, *[RoundOutcome(of_all)] * 20)
+    rates = []
+    for left in (range(1, 10), range(2, 10)):
+        knowledge.note(0, RoundOutcome([of_all[item] for item in left], items=[*left]))
+        rates.append(knowledge.chain.rates(1)[0])
+    assert rates == pytest.approx([0.6, 0.5], abs=0.02)
+
+
+def test_a_batch_tries_half_as_much():
+    saved = []
+    for batch in (1, 4):
+        knowledge = Knowledge()
+        schedule = Schedule(knowledge, all_plans(4, 16, batch), Plan(4), lambda: 0.0)
+        before = knowledge.purse
+        schedule.next_plan(batch, 4, 64)
+        schedule.note_plain(100)
+        saved.append(knowledge.purse - before)
+    assert saved == pytest.approx([100 * Knowledge.SHARE, 50 * Knowledge.SHARE])
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,16 @@ class Knowledge:
     SHARE = 0.005
     # Part of that where drafts clearly pay, and what they cost is sure: the rounds that are followed tell the rest.
     WHERE_SURE = 0.2
-    # The same of compiled rounds, whose tries take longer.
+    # The same in a batch: each try is one of all its items, and they tell more of drafts than those of one text.
+    OF_BATCH = 0.5
+    # Share of all time of compiled rounds, whose tries take longer.
     SHARE_COMPILED = 0.015
     # Rounds of the best plan that are saved up at most.
     MOST_SAVED = 32.0
     # The same where compiled rounds are long.
     MOST_SAVED_LONG = 8.0
+    # Share of a batch's items that are left when the rates become those of these alone.
+    LEFT = 0.8
     # Share of the weight of what earlier texts taught that is left once a text is found to be another.
     AFTER_CHANGE = 0.1
 
@@ -106,24 +110,13 @@ class Knowledge:
             depth, budgets: of the trees.
             are_nested: whether larger ones, until they are tried, are believed to gain what smaller ones do, which they hold.
         """
-        of_chain, of_tree = self._of_chain_and_tree(depth)
+        of_chain, of_tree = (self.chain.expected_tokens(depth, caught)[depth] for caught in (0.0, TreeGain.CAUGHT))
         gains, of_smaller = {}, 0.0
         for budget in sorted(budgets):
             gain = self.gain_of(budget)
             gains[budget] = gain.factor(of_tree, of_chain, of_smaller)
             of_smaller = gain.earlier.factor(of_tree, of_chain, of_smaller) if are_nested else 0.0
         return gains
-
-    def caught(self, depth: int, gains: dict[int, float]) -> dict[int, float]:
-        """Share of the tokens that chains get wrong, of which trees hold the right one that have such gains, roughly."""
-        of_chain, of_tree = self._of_chain_and_tree(depth)
-        share = TreeGain.CAUGHT * of_chain / max(of_tree - of_chain, 1e-9)
-        return {budget: min(max(share * (gain - 1), 0.0), 1.0) for budget, gain in gains.items()}
-
-    def _of_chain_and_tree(self, depth: int) -> tuple[float, float]:
-        """Tokens that a round commits to an item with a chain, and with a tree of which nothing else is known."""
-        without, with_tree = (self.chain.expected_tokens(depth, caught) for caught in (0.0, TreeGain.CAUGHT))
-        return without[depth], with_tree[depth]
 
     def gain_of(self, budget: int) -> TreeGain:
         """What trees of this budget have over chains, in this text."""
@@ -184,23 +177,23 @@ class Knowledge:
             self._note_items(items, outcomes, num_items)
 
     def _note_items(self, items: Sequence[int], outcomes: Sequence[tuple[int, int]], num_items: int) -> None:
-        """Learn what became of each item's drafts; once half of the items are left, and again of these, go on by theirs.
+        """Learn what became of each item's drafts; whenever a fifth of the items are gone, go on by those of the others.
 
         They are mostly the ones that drafts serve worst.
         """
         of_items = self.of_items
         for item, outcome in zip(items, outcomes, strict=True):
             of_items.setdefault(item, deque(maxlen=AcceptanceRates.MEMORY)).append(outcome)
-        if 2 * num_items <= self.chain.num_items:
+        if num_items <= self.LEFT * self.chain.num_items:
             # Calls in other threads may add to them meanwhile.
             known = [outcome for item in items[-num_items:] for outcome in [*of_items[item]]]
             of_these = AcceptanceRates(self.chain)
             of_these.note(known, len(known) // num_items)
             self.chain = of_these
 
-    def put_in(self, rounds: float, is_sure: bool = False) -> None:
-        """Save for tries: so many rounds of the best plan have passed; where that is sure to be the best, less."""
-        share = self.share * (self.WHERE_SURE if is_sure else 1.0)
+    def put_in(self, rounds: float, is_sure: bool, is_of_batch: bool) -> None:
+        """Save for tries: so many rounds of the best plan have passed; where that is sure to be the best, or of a batch, less."""
+        share = self.share * (self.WHERE_SURE if is_sure else 1.0) * (self.OF_BATCH if is_of_batch else 1.0)
         self.purse = min(self.purse + share * rounds, self.most_saved)
 
     def note_length(self, is_long: bool) -> None:

@@ -186,7 +186,7 @@ class Schedule:
         elif self.of_call is not None:
             self.of_call.note_left()
         self.started = now
-        self.knowledge.put_in(num_rounds)
+        self._put_in(num_rounds)
         self.knowledge.num_left += 1
 
     @property
@@ -305,7 +305,7 @@ class Schedule:
         if self.is_a_try or not self.worth.seconds:
             self._pay(seconds, is_ordinary, is_unique)
         else:
-            self.knowledge.put_in(1.0, self.is_sure)
+            self._put_in(1.0)
         # Where there never is room for all of it, less of what has to be measured before there is a choice tells what it costs.
         measured = self.chosen if self.plan.depth and self.rounds.opening(self.costs) == self.chosen else self.plan
         if measured in self.plans:
@@ -320,10 +320,14 @@ class Schedule:
         if outcomes:
             self.knowledge.note(self.plan.budget, *outcomes)
         if self.untold:
-            self.knowledge.put_in(len(self.untold), self.is_sure)
+            self._put_in(len(self.untold))
             untold, self.untold = self.untold, []
             for length, seconds in untold:
                 self.costs.note(self.plan, seconds, length)
+
+    def _put_in(self, rounds: float) -> None:
+        """Save for tries, see [`Knowledge.put_in`]."""
+        self.knowledge.put_in(rounds, self.is_sure, is_of_batch=self.batch > 1)
 
     def _pay(self, seconds: float, is_ordinary: bool, is_unique: bool) -> None:
         """Put into the purse what this round adds, and take out of it what it has lost if it was a try."""
@@ -332,7 +336,7 @@ class Schedule:
         if not best or (self.rounds.opens_free and self.rounds.opening(self.costs) is not None):
             return
         charged = expected or best if is_unique else self.costs.charged(self.plan, seconds)
-        self.knowledge.put_in(charged / best, self.is_sure)
+        self._put_in(charged / best)
         if self.is_a_try:
             accepted = [count for outcome in self.outcomes for count, _ in outcome.of_drafts]
             self.tries.pay(self.plan, self.best, (expected if is_ordinary else None) or charged, best, accepted)

@@ -116,19 +116,31 @@ class Spread:
         return [[*map(pow, rates, repeat(exponent))] for exponent in self.exponents]
 
 
-def shares_of(rates_of_items: Sequence[Sequence[float]], caught: float = 0.0) -> list[list[float]]:
-    """For drafts of each depth up to the number of rates, the tokens that each item accepts, compared with the mean of all.
+def shares_of(rates_of_items: Sequence[Sequence[float]]) -> list[list[float]]:
+    """For chains of each depth up to the number of rates, the tokens that each item accepts, compared with the mean of all.
 
     Args:
         rates_of_items: see [`Spread.rates_of_items`].
-        caught: share of the tokens that chains get wrong, of which the drafts hold the right one, too. So trees serve items more
-            evenly than chains do.
     """
-    if caught:
-        rates_of_items = [[rate + caught * (1 - rate) for rate in rates] for rates in rates_of_items]
     of_items = [[*accumulate(accumulate(rates, mul))] for rates in rates_of_items]
     of_depths = [(accepted, sum(accepted) / len(accepted)) for accepted in zip(*of_items, strict=True)]
     return [[each / mean if mean else 1.0 for each in accepted] for accepted, mean in of_depths]
+
+
+def shares_with_more(shares: Sequence[float], mean: float, more: float) -> list[float]:
+    """As [`shares_of`], of trees, which serve items more evenly than chains do: each accepts about as many tokens more.
+
+    What was measured says so: of eight drafters' texts the slowest quarter accepts 0.43 to 0.71 tokens more with trees of 16
+    nodes, the fastest 0.09 to 0.72, and of chains 1.4 to 3.9 and 2.9 to 7.5.
+
+    Args:
+        shares: of chains of the same depth.
+        mean: tokens of these that items accept on average.
+        more: that they accept of trees besides.
+    """
+    if mean + more <= 0:
+        return [*shares]
+    return [max(share * mean + more, 0.0) / (mean + more) for share in shares]
 
 
 def worth_to_a_batch(tokens: float, added: Sequence[float], shares: Sequence[float]) -> float:

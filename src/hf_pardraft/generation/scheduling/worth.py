@@ -9,7 +9,7 @@ from .estimates import along
 from .knowledge import Knowledge
 from .plans import NOTHING, Plan
 from .reading import ReadingCosts, best_count, values_of_reading
-from .spread import shares_of, worth_to_a_batch
+from .spread import shares_of, shares_with_more, worth_to_a_batch
 
 # Seconds that a round with more than its own token takes besides the forward, roughly.
 ALONE = 1e-3
@@ -75,18 +75,17 @@ class PlanWorth:
             # Where a batch would lose much by trees that are too large, these have to show by themselves what they gain.
             gains = self.knowledge.tree_gains(depth, [plan.budget for plan in trees], are_nested=batch == 1)
             tokens |= {plan: tokens[plan] * gains[plan.budget] for plan in trees}
-        self.committed, self.tokens = tokens, tokens if batch == 1 else self._to_a_batch(tokens, gains)
+        self.committed, self.tokens = tokens, tokens if batch == 1 else self._to_a_batch(tokens, of_chain[depth])
 
-    def _to_a_batch(self, tokens: dict[Plan, float], gains: dict[int, float]) -> dict[Plan, float]:
-        """What rounds are worth to a batch that commit so many tokens to an average item; trees have such gains over chains."""
-        depth = self.plans[-1].depth
-        of_items = self.knowledge.spread_of(self.batch).rates_of_items(self.knowledge.chain.rates(depth))
-        of_chains = shares_of(of_items)
-        caught = self.knowledge.caught(depth, gains)
-        of_trees = {budget: shares_of(of_items, share)[-1] for budget, share in caught.items()}
+    def _to_a_batch(self, tokens: dict[Plan, float], of_longest: float) -> dict[Plan, float]:
+        """What rounds are worth to a batch that commit so many tokens to an average item, and with the longest chains so many."""
+        rates = self.knowledge.chain.rates(self.plans[-1].depth)
+        of_chains = shares_of(self.knowledge.spread_of(self.batch).rates_of_items(rates))
         worth = dict(tokens)
         for plan in (plan for plan in tokens if plan.depth):
-            shares = of_trees.get(plan.budget) or of_chains[plan.depth - 1]
+            shares = of_chains[plan.depth - 1]
+            if plan.budget:
+                shares = shares_with_more(shares, of_longest - 1, tokens[plan] - of_longest)
             worth[plan] = worth_to_a_batch(tokens[plan], self.added_by_items(plan, len(shares)), shares)
         return worth
 
