@@ -7,12 +7,13 @@ import sys
 import threading
 from itertools import groupby
 
+import numpy as np
 import pytest
 
 from hf_pardraft.generation.scheduling.acceptance import AcceptanceRates
 from hf_pardraft.generation.scheduling.compared import Compared
 from hf_pardraft.generation.scheduling.costs import Costs
-from hf_pardraft.generation.scheduling.estimates import interpolated, rising
+from hf_pardraft.generation.scheduling.estimates import interpolated, on_a_line, rising
 from hf_pardraft.generation.scheduling.fixed import FixedSchedule
 from hf_pardraft.generation.scheduling.growth import Growth
 from hf_pardraft.generation.scheduling.knowledge import Knowledge, RoundOutcome
@@ -363,6 +364,42 @@ def test_what_is_left_of_a_batch_is_drafted_by_what_became_of_its_own_drafts():
         assert knowledge.chain.rates(1)[0] == pytest.approx(rate, abs=0.1)
     knowledge.begin_text()
     assert knowledge.chain.rates(1)[0] > 0.7
+
+
+def test_a_plan_that_was_measured_little_is_thought_to_lie_on_the_line_of_the_others_by_its_nodes():
+    costs, plan, plans = Costs(), Plan(4), all_plans(8, 32)
+    truth = {each: 0.010 + 0.002 * each.num_nodes for each in plans}
+    for _ in range(24):
+        for each in (each for each in plans if each != plan):
+            costs.note(each, truth[each])
+    for num_rounds, least, most in (3, 1.0, 1.06), (60, 1.13, 1.2):
+        for _ in range(num_rounds):
+            for each in (NOTHING, plan):
+                costs.note(each, truth[each] * (1.2 if each == plan else 1))
+        assert least < costs.of(plan) / truth[plan] < most
+    # What rounds without a draft take is no matter of a line.
+    assert costs.of(NOTHING) == pytest.approx(truth[NOTHING], rel=0.01)
+
+
+def test_no_line_tells_nonsense_of_a_plan_that_is_far_off_it():
+    costs, seconds = Costs(), {NOTHING: 1.0, Plan(1): 1.0, Plan(2): 1.0, Plan(4): 1.0, Plan(8): 3.0, Plan(8, 16): 40.0}
+    for _ in range(5):
+        for plan, each in seconds.items():
+            costs.note(plan, each)
+    # By the line alone a draft of one or two tokens would take less than nothing.
+    assert on_a_line([(plan.num_nodes, each, 1.0) for plan, each in seconds.items() if plan.depth], 1) < 0
+    for plan in (NOTHING, Plan(1), Plan(2), Plan(4)):
+        assert costs.of(plan) == pytest.approx(seconds[plan], rel=0.35)
+
+
+def test_a_line_is_found_by_least_squares_and_never_falls():
+    points = [(1, 2.0, 1.0), (2, 4.0, 2.0), (4, 5.0, 1.0), (9, 12.0, 0.5)]
+    places, values, weights = zip(*points, strict=True)
+    slope, start = np.polyfit(places, values, 1, w=np.sqrt(weights))
+    assert on_a_line(points, 3) == pytest.approx(start + 3 * slope)
+    falling = [(at, -value, weight) for at, value, weight in points]
+    assert on_a_line(falling, 3) == on_a_line(falling, 30) == pytest.approx(-np.average(values, weights=weights))
+    assert on_a_line([(1, 1.0, 1.0), (2, 3.0, 1.0), (2, 5.0, 1.0)], 1) is None
 
 
 def test_once_a_fifth_of_a_batch_is_gone_the_others_are_drafted_by_their_own_drafts():

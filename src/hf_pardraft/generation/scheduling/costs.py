@@ -4,7 +4,7 @@ import math
 
 from .beside_plain import BesidePlain
 from .compared import Compared
-from .estimates import interpolated
+from .estimates import interpolated, on_a_line
 from .growth import Growth
 from .plans import NOTHING, Plan
 from .reading import ReadingCosts
@@ -19,12 +19,14 @@ class Costs(BesidePlain):
 
     # Measurements of a plan that are believed whatever those of others say.
     BELIEVED = 3
-    # Factor by which fewer may be above what those of others say.
+    # Factor by which fewer may be above what those of others say, and any be off the line through all.
     DOUBT = 1.5
     # Share by which a round of a plan takes more or less time than another.
     NOISE = 0.3
     # Share by which a cost that is sure may well be wrong: plans that are best in turn differ by a few percent.
     SURE = 0.02
+    # Measurements whose weight has the line on which rounds with drafts are thought to lie by their nodes.
+    OF_LINE = 4.0
     # Measurements to which one more adds little.
     SETTLED = 24
     # A round takes at most so many times as long as was thought, for all that we want to know: a suspended process, a debugger.
@@ -136,6 +138,24 @@ class Costs(BesidePlain):
 
     def _estimate(self, plan: Plan) -> float | None:
         medians = self._measured()
+        known, count = self._by_nearest(plan, medians), min(self.count(plan), self.SETTLED)
+        if known is None or not (plan.depth and count):
+            return known
+        # A few rounds are off by more than other plans are off the line through all of them.
+        points = [
+            (other.num_nodes, cost, min(self.count(other), self.SETTLED) / cost**2)
+            for other, cost in medians.items()
+            if other.depth
+        ]
+        line = on_a_line(points, plan.num_nodes)
+        if line is None:
+            return known
+        line = min(max(line, known / self.DOUBT), known * self.DOUBT)
+        return (count * known + self.OF_LINE * line) / (count + self.OF_LINE)
+
+    def _by_nearest(self, plan: Plan, measured: dict[Plan, float]) -> float | None:
+        """What a plan's own rounds say, and those of the nearest sizes."""
+        medians = dict(measured)
         own = medians.pop(plan, None)
         if own is not None and self.count(plan) >= self.BELIEVED:
             return self._smoothed(plan, own, medians)

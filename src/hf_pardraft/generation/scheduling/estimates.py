@@ -68,3 +68,23 @@ def rising(points: Sequence[tuple[int, float, float]]) -> list[tuple[int, float]
             places, weight = before + places, weight_before + weight
         pools.append((places, value, weight))
     return [(place, value) for places, value, _ in pools for place in places]
+
+
+def on_a_line(points: Sequence[tuple[float, float, float]], place: float) -> float | None:
+    """The value at a place on the line that comes closest to some points, by least squares; one that never falls.
+
+    Args:
+        points: place, value and weight of each.
+        place: where.
+
+    Returns:
+        `None` of points at fewer than three places, which tell nothing that they don't tell by themselves.
+    """
+    if len({at for at, _, _ in points}) < 3:
+        return None
+    total = sum(weight for _, _, weight in points)
+    middle = sum(weight * at for at, _, weight in points) / total
+    mean = sum(weight * value for _, value, weight in points) / total
+    rises = sum(weight * (at - middle) * (value - mean) for at, value, weight in points)
+    spread = sum(weight * (at - middle) ** 2 for at, _, weight in points)
+    return mean + max(rises / spread, 0.0) * (place - middle)

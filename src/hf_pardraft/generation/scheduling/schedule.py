@@ -327,7 +327,8 @@ class Schedule:
 
     def _put_in(self, rounds: float) -> None:
         """Save for tries, see [`Knowledge.put_in`]."""
-        self.knowledge.put_in(rounds, self.is_sure, is_of_batch=self.batch > 1)
+        is_of_batch = self.batch > 1 or self.of_call is not None
+        self.knowledge.put_in(rounds, self.is_sure, is_of_batch)
 
     def _pay(self, seconds: float, is_ordinary: bool, is_unique: bool) -> None:
         """Put into the purse what this round adds, and take out of it what it has lost if it was a try."""
