@@ -245,6 +245,8 @@ def test_the_schedule():
     single, of_four, of_many, of_most = (f"{share:.2f}" for share in of_sizes)
     assert f"single texts have {single}, batches of 4 {of_four}, of 16 {of_many}, of 64 {of_most}." in unwrapped
     assert all(row["same_text"] for condition in conditions for row in condition["rows"])
+    num_present = sum(condition["date"] >= "2026-11-29T19:30" for condition in conditions)
+    assert f"was measured: {num_present} by the present schedule" in unwrapped
     drawn = [each for each in conditions if (each["temperature"], each["batch_size"]) == (1, 1)]
     drawn = [each for each in drawn if each["case"] in [f"stories260K/{kind}" for kind in KINDS]]
     depth, best, auto = ([speedup_of(condition, way) for condition in drawn] for way in ("default", "best", "auto"))
