@@ -138,20 +138,26 @@ class Costs(BesidePlain):
 
     def _estimate(self, plan: Plan) -> float | None:
         medians = self._measured()
-        known, count = self._by_nearest(plan, medians), min(self.count(plan), self.SETTLED)
-        if known is None or not (plan.depth and count):
+        known = self._by_nearest(plan, medians)
+        if known is None or not (plan.depth and plan in medians):
             return known
         # A few rounds are off by more than other plans are off the line through all of them.
         points = [
-            (other.num_nodes, cost, min(self.count(other), self.SETTLED) / cost**2)
-            for other, cost in medians.items()
-            if other.depth
+            (other.num_nodes, cost, self._weight(other) / cost**2) for other, cost in medians.items() if other.depth
         ]
         line = on_a_line(points, plan.num_nodes)
-        if line is None:
-            return known
-        line = min(max(line, known / self.DOUBT), known * self.DOUBT)
-        return (count * known + self.OF_LINE * line) / (count + self.OF_LINE)
+        if line is not None:
+            line = min(max(line, known / self.DOUBT), known * self.DOUBT)
+        return self._weighed(plan, known, line, self.OF_LINE)
+
+    def _weight(self, plan: Plan) -> int:
+        """Measurements of a plan that count."""
+        return min(self.count(plan), self.SETTLED)
+
+    def _weighed(self, plan: Plan, own: float, others: float | None, weight: float) -> float:
+        """What is known of a plan itself, weighed against what others say, which counts as so many measurements of it."""
+        count = self._weight(plan)
+        return own if others is None else (count * own + weight * others) / (count + weight)
 
     def _by_nearest(self, plan: Plan, measured: dict[Plan, float]) -> float | None:
         """What a plan's own rounds say, and those of the nearest sizes."""
@@ -190,8 +196,7 @@ class Costs(BesidePlain):
             for other, median in medians.items()
             if (other.budget > 0) == (plan.budget > 0) and other.depth and plan.depth
         ]
-        others, count = interpolated(sorted(points), plan.num_nodes), min(self.count(plan), self.SETTLED)
-        return own if others is None else (count * own + self.BELIEVED * others) / (count + self.BELIEVED)
+        return self._weighed(plan, own, interpolated(sorted(points), plan.num_nodes), self.BELIEVED)
 
     def note(self, plan: Plan, seconds: float | None, length: int = 0) -> None:
         """Learn from a round.
