@@ -84,7 +84,7 @@ class World:
         first = Plan(self.depth)
         schedule = Schedule(self.knowledge, self.plans, first, lambda: self.now, is_compiled=self.is_compiled)
         left, pending, cost, followed = TOKENS, 24, 0.0, []
-        is_plains = schedule.leaves_to_plain(batch, PROMPT)
+        is_plains = schedule.ends_too_soon(batch, PROMPT, TOKENS) or schedule.leaves_to_plain(batch, PROMPT)
         while left > 0:
             if is_plains or schedule.leaves_rest_to_plain():
                 self.now += self.plain * left * self.pace(self.num_rounds)

@@ -154,24 +154,24 @@ def test_what_plain_generate_wrote_is_looked_at_with_all_that_was_before_it(monk
     plain = target.generate(**batch, max_new_tokens=60, do_sample=False)[0].tolist()
     looked = looked_back_at(monkeypatch, target, prompt_lookup_num_tokens=5)
     assert [[*before, *written] for before, written in looked] == [plain] * len(looked)
-    rest, whole = (len(written) for _, written in looked)
+    rest, *whole = (len(written) for _, written in looked)
     assert 10 < rest < 52
-    assert whole == 60
+    assert whole == [60] * Schedule.LOOKS_BACK
 
 
 def test_nothing_is_looked_at_where_nothing_is_looked_up(monkeypatch):
     assert not looked_back_at(monkeypatch, double_target(), prompt_lookup_num_tokens=0)
 
 
-def test_one_of_some_calls_of_one_text_is_looked_back_at_once_it_is_known_what_reading_costs():
+def test_the_first_calls_of_one_text_are_looked_back_at_and_then_one_of_some_once_it_is_known_what_reading_costs():
     schedule = Schedule(Knowledge(), [NOTHING, Plan(4)], Plan(4), lambda: 0.0)
-    asked = []
-    for _ in range(9):
-        schedule.note_plain(60)
-        asked.append(schedule.looks_back)
-    assert not any(asked)
+    schedule.note_plain(60)
+    assert not schedule.looks_back
     schedule.costs, asked = known_costs(), []
     schedule.worth.work_out(schedule.costs, 1)
+    for _ in range(1, Schedule.FIRST_LOOKS_BACK):
+        schedule.note_plain(60)
+        assert schedule.looks_back
     for _ in range(9):
         schedule.note_plain(60)
         asked.append(schedule.looks_back)

@@ -9,6 +9,7 @@ from .acceptance import AcceptanceRates, TextGain, TreeGain
 from .beginnings import Beginnings
 from .confidence import Calibration
 from .costs import Costs
+from .savings import TextSavings
 from .spread import Spread
 
 
@@ -44,6 +45,7 @@ class Knowledge:
         spreads: how unevenly drafts serve the items of a batch, by batch size (powers of two).
         costs: what rounds cost, by batch size.
         beginnings: what a call with drafts takes before they save time.
+        savings: what drafts have saved of the last texts, each for itself.
         calibration: what a drafter's own probabilities are worth.
         purse: what may be lost by trying plans that don't seem the best, in rounds of the best one. Each round puts a little in.
 
@@ -76,7 +78,7 @@ class Knowledge:
         self.text_gain, self.num_left = TextGain(), 0
         self.spreads: dict[int, Spread] = {}
         self.costs: dict[int, Costs] = {}
-        self.beginnings = Beginnings()
+        self.beginnings, self.savings = Beginnings(), TextSavings()
         self.begin_text()
         self.calibration = Calibration()
         self.is_of_compiled, self.most_saved = is_of_compiled, self.MOST_SAVED
@@ -195,6 +197,12 @@ class Knowledge:
         """Save for tries: so many rounds of the best plan have passed; where that is sure to be the best, or of a batch, less."""
         share = self.share * (self.WHERE_SURE if is_sure else 1.0) * (self.OF_BATCH if is_of_batch else 1.0)
         self.purse = min(self.purse + share * rounds, self.most_saved)
+
+    @property
+    def may_save(self) -> float:
+        """The share of its time that drafts may save of a text which isn't drafted, in the mean of the last ones."""
+        first_rate, _ = self.earlier.updated(0, 0.0, AcceptanceRates.PRIOR_WEIGHT)
+        return self.savings.mean(first_rate)
 
     def note_length(self, is_long: bool) -> None:
         """Learn whether rounds are long: tries of compiled ones then take as few as those of others do, and a call has fewer."""

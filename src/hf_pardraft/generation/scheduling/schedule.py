@@ -6,6 +6,7 @@ Pure but for the clock, which is passed in.
 from collections.abc import Callable, Sequence
 
 from .beginnings import Beginnings
+from .checks import TextChecks
 from .costs import Costs
 from .knowledge import Knowledge, RoundOutcome
 from .plans import NOTHING, Plan
@@ -54,8 +55,8 @@ class Schedule:
     # Rounds with drafts, in the call of a batch, before its rest is left, if whole calls with drafts were no slower: else one
     # hard text would decide for all that come after it.
     FAIR_TRIAL = 8
-    # Of so many calls that plain `generate` was left with, or their rest, one is looked at again, see [`looks_back`].
-    LOOKS_BACK = 4
+    # Calls left to plain `generate`, wholly or in part, that are looked at again, see [`looks_back`]; and later one of so many.
+    FIRST_LOOKS_BACK, LOOKS_BACK = 6, 5
     # How much faster rounds without a draft, which teach nothing of drafts, have to be where these paid in earlier texts.
     LEAD_WHERE_DRAFTS_PAID = 1.1
     # How much faster than the best plan one has to seem that would have to be compiled. Where rounds are long that takes minutes:
@@ -79,7 +80,8 @@ class Schedule:
         self.compares, self.deepest, self.worth = compares, plans[-1].depth, PlanWorth(knowledge, plans, reads_again)
         self.rounds = (CompiledRounds if is_compiled else UncompiledRounds)(plans, first)
         knowledge.forget_costs(self.rounds.are_young)
-        self.tries = Tries(knowledge, self.worth, self.rounds, plans, first)
+        self.checks = TextChecks(knowledge.savings, self.worth, first)
+        self.tries = Tries(knowledge, self.worth, self.rounds, self.checks, plans, first)
         # The last round's plan, and for how many rounds it was followed or tried.
         self.last, self.in_a_row = NOTHING, 0
         self.num_rounds, self.reconsidered, self.num_surprises, self.batch = 0, -self.HELD, 0, 1
@@ -113,6 +115,7 @@ class Schedule:
             most: the most tokens to write.
         """
         self.most, beginnings = most, self.knowledge.beginnings
+        self.checks.may_save = self.knowledge.may_save * beginnings.expected_tokens(most)
         begins = beginnings.seconds(length)
         if not self._may_be_left(batch, length) or begins is None:
             return False
@@ -141,7 +144,7 @@ class Schedule:
         are_slower = self.costs.drafted_calls_are_slower(self.costs.of(NOTHING)) if are_compared else None
         is_plain = self.worth.is_surely_plain(self.costs) if are_slower is None else are_slower
         self.gets_a_trial = are_slower is False
-        return is_plain and not self.tries.begins_a_call(self.costs)
+        return is_plain and not (self.checks.begin_a_call() or self.tries.begins_a_call(self.costs))
 
     def _may_be_left(self, batch: int, length: int) -> bool:
         """Go by such a call from here on; returns whether enough is known to leave it to plain `generate`."""
@@ -157,7 +160,9 @@ class Schedule:
 
     def leaves_rest_to_plain(self) -> bool:
         """Whether plain `generate` is better for the rest of a call, too: to be asked before each round."""
-        return self.rests_with_plain and self._may_leave and not self.tries.is_affordable
+        if not (self.rests_with_plain and self._may_leave) or self.tries.is_affordable:
+            return False
+        return self.batch > 1 or not self.checks.stay(self.num_drafted, self.costs.lead_of_plain(False))
 
     @property
     def _may_leave(self) -> bool:
@@ -166,6 +171,7 @@ class Schedule:
 
     def end_call(self, num_steps: int) -> None:
         """Learn that a call was not left, which plain `generate` would have made so many steps in."""
+        self._end_checks(0)
         costs, self.of_call = self.of_call, None
         self.knowledge.beginnings.note_call(num_steps, self.most)
         if costs is not None and self.num_drafted >= self.MOSTLY_DRAFTED * self.num_rounds:
@@ -177,6 +183,7 @@ class Schedule:
     def note_plain(self, num_rounds: int) -> None:
         """Learn that plain `generate` has written so many tokens instead, in the time since the last round."""
         now = self.clock()
+        self._end_checks(num_rounds)
         self.knowledge.beginnings.note_call(self.num_rounds + num_rounds, self.most)
         # Of so few steps the prompt, and what comes before it, takes too much.
         if num_rounds and not self.is_short:
@@ -189,13 +196,20 @@ class Schedule:
         self._put_in(num_rounds)
         self.knowledge.num_left += 1
 
+    def _end_checks(self, num_plain: int) -> None:
+        """Learn what drafts have saved of one text, of which plain `generate` has written so many tokens in the end."""
+        is_one = self.batch == 1 and self.of_call is None and self.rounds.may_be_left
+        if is_one and self.num_drafted >= TextChecks.AT_FIRST and self.worth.seconds:
+            self.checks.end(num_plain, self.worth.seconds_of_rest(self.costs))
+
     @property
     def looks_back(self) -> bool:
         """Whether to find out what the text would have suggested where plain `generate` has just written it.
 
         Only our own rounds read what it suggests, and a call that is left to plain `generate` has none.
         """
-        is_due = self.knowledge.num_left % self.LOOKS_BACK == 1
+        num_left = self.knowledge.num_left
+        is_due = num_left <= self.FIRST_LOOKS_BACK or num_left % self.LOOKS_BACK == 1
         return is_due and self.batch == 1 and bool(self.worth.seconds) and self.costs.reading.of(1) is not None
 
     def worth_reading_without_drafts(self, probabilities: Sequence[float]) -> int:
@@ -220,6 +234,7 @@ class Schedule:
         if self.num_rounds == 1:
             self.knowledge.beginnings.note_set_up(self.clock() - self.begun)
             self.of_call = self.knowledge.costs_for(batch) if batch > 1 else None
+        self.checks.begin_round(self.num_rounds, self.started, self.length)
         if not self.untold or batch != self.batch or room < self.plan.depth:
             self._choose(batch, room)
             # To think it over is no part of the round: tries, before which that is done, would seem slow for it.
@@ -309,7 +324,7 @@ class Schedule:
         # Where there never is room for all of it, less of what has to be measured before there is a choice tells what it costs.
         measured = self.chosen if self.plan.depth and self.rounds.opening(self.costs) == self.chosen else self.plan
         if measured in self.plans:
-            self.tries.note(measured, seconds, is_ordinary, self.is_a_try, self.costs, self.best)
+            self.tries.note(measured, seconds, is_ordinary, self.is_a_try, self.costs, self.best, self._accepted)
             whole = self.reading.of_whole(seconds, self.plan.num_nodes)
             self.costs.note(measured, whole if is_ordinary else None, self.length)
         self.learn()
@@ -329,6 +344,8 @@ class Schedule:
         """Save for tries, see [`Knowledge.put_in`]."""
         is_of_batch = self.batch > 1 or self.of_call is not None
         self.knowledge.put_in(rounds, self.is_sure, is_of_batch)
+        if not (self.best.depth or is_of_batch) and self.rounds.may_be_left:
+            self.knowledge.savings.put_in(rounds, self.knowledge.may_save)
 
     def _pay(self, seconds: float, is_ordinary: bool, is_unique: bool) -> None:
         """Put into the purse what this round adds, and take out of it what it has lost if it was a try."""
@@ -339,8 +356,12 @@ class Schedule:
         charged = expected or best if is_unique else self.costs.charged(self.plan, seconds)
         self._put_in(charged / best)
         if self.is_a_try:
-            accepted = [count for outcome in self.outcomes for count, _ in outcome.of_drafts]
-            self.tries.pay(self.plan, self.best, (expected if is_ordinary else None) or charged, best, accepted)
+            self.tries.pay(self.plan, self.best, (expected if is_ordinary else None) or charged, best, self._accepted)
+
+    @property
+    def _accepted(self) -> list[int]:
+        """Of each draft from which nothing was learned yet, how many tokens were accepted."""
+        return [count for outcome in self.outcomes for count, _ in outcome.of_drafts]
 
     def _choice(self) -> Plan:
         if self.tries.again is not None:
@@ -379,7 +400,8 @@ class Schedule:
             self.tries.due = self.tries.due or next(missing, None)
         matters = self.rounds.may_be_left and (self.batch > 1 or not is_long)
         if self.handicap is None:
-            self.handicap = self.LEAD_WHERE_DRAFTS_PAID if self.best.depth and self.is_informed else 1.0
+            have_paid = self.is_informed and self.worth.rate(self.best) * self.worth.seconds_of_rest(self.costs) > 1
+            self.handicap = self.LEAD_WHERE_DRAFTS_PAID if self.best.depth and have_paid else 1.0
         may_rest = matters and self.knowledge.chain.num_judged >= self.JUDGED
         is_tried = not self.gets_a_trial or self.num_drafted >= self.FAIR_TRIAL
         self.rests_with_plain = may_rest and is_tried and self.worth.is_surely_plain(self.costs, self.handicap)

@@ -153,6 +153,11 @@ class PlanWorth:
         """The best plan that drafts."""
         return max((plan for plan in self.plans if plan.depth), key=self.rate)
 
+    def seconds_of_rest(self, costs: Costs) -> float:
+        """Of each token of one text that is written without drafts, be that by our rounds or by plain `generate`."""
+        lead = max(costs.lead_of_plain(is_of_batch=False), self.knowledge.text_gain.factor, 1.0)
+        return self.seconds[NOTHING] / lead
+
     @property
     def clearly_drafted(self) -> bool:
         """Whether a batch's rounds with drafts are faster than plain `generate`, be that as fast as it may be."""
