@@ -166,3 +166,12 @@ def test_checks_that_may_save_more_than_they_cost_come_first_and_leave_the_purse
     # What is tried later on is paid for.
     of_later = plans[3:].count(CHAIN)
     assert knowledge.purse == pytest.approx(3.0 - of_later, abs=0.2 * of_later)
+
+
+def test_after_some_checks_in_a_row_it_is_thought_over_what_to_follow():
+    schedule = schedule_of(never_right())
+    plans = [a_round(schedule, number, 4) for number in range(40)]
+    first = plans.index(CHAIN)
+    assert plans[first:] == [CHAIN] * (40 - first)
+    assert schedule.best == CHAIN
+    assert schedule.tries.again is None

@@ -24,13 +24,14 @@ class TextChecks:
     START = 3.0
     # Rounds without a draft until the next check.
     REST = 8
-    # How many times as fast a draft has to have been to be followed by another at once.
-    CLEARLY = 1.3
+    # How many times as fast a draft has to have been to be followed by another at once; and how many in a row are at most, before
+    # it is thought over what to follow.
+    CLEARLY, MOST_IN_A_ROW = 1.3, 8
 
     def __init__(self, savings: TextSavings, worth: PlanWorth, first: Plan) -> None:
         self.savings, self.worth, self.first = savings, worth, first
         self.may_save, self.is_begun = 0.0, False
-        # Seconds and length when the round after the prompt's began, and when the last one did.
+        # Seconds of all rounds before, and the text's length, when the round after the prompt's began, and when the last one did.
         self.since = self.until = (0.0, 0)
 
     def _price(self, best: Plan) -> float:
@@ -60,15 +61,22 @@ class TextChecks:
         self.savings.put_by -= slower
         return True
 
-    def has_won(self, num_accepted: int, seconds: float) -> bool:
-        """Whether a draft of which so many tokens were accepted was clearly faster than none."""
-        return (1 + num_accepted) * self.worth.seconds[NOTHING] > self.CLEARLY * seconds
+    def goes_on(self, num_tried: int, num_accepted: int, seconds: float) -> bool:
+        """Whether to draft again at once, since the draft was clearly faster than none.
 
-    def begin_round(self, number: int, now: float, length: int) -> None:
-        """A round begins after so much text; the first one reads the prompt."""
+        Args:
+            num_tried: drafts in a row.
+            num_accepted: tokens of the last one that were accepted.
+            seconds: that its round took.
+        """
+        was_faster = (1 + num_accepted) * self.worth.seconds[NOTHING] > self.CLEARLY * seconds
+        return was_faster and num_tried < self.MOST_IN_A_ROW
+
+    def begin_round(self, number: int, seconds: float, length: int) -> None:
+        """A round begins after rounds of so many seconds, and after so much text; the first one reads the prompt."""
         if number <= 2:
-            self.since = now, length
-        self.until = now, length
+            self.since = seconds, length
+        self.until = seconds, length
 
     def end(self, num_plain: int, rest: float) -> None:
         """Learn what drafts have saved of this text, but for its last round.

@@ -99,6 +99,8 @@ class Schedule:
         self.untold: list[tuple[int, float]] = []
         self.at_once = self.FEW_AT_ONCE
         self.started = self.begun = clock()
+        # Seconds of all rounds.
+        self.spent = 0.0
         # Costs of the batch that a call begins with; and rounds that drafted.
         self.of_call: Costs | None = None
         self.num_drafted = 0
@@ -234,7 +236,7 @@ class Schedule:
         if self.num_rounds == 1:
             self.knowledge.beginnings.note_set_up(self.clock() - self.begun)
             self.of_call = self.knowledge.costs_for(batch) if batch > 1 else None
-        self.checks.begin_round(self.num_rounds, self.started, self.length)
+        self.checks.begin_round(self.num_rounds, self.spent, self.length)
         if not self.untold or batch != self.batch or room < self.plan.depth:
             self._choose(batch, room)
             # To think it over is no part of the round: tries, before which that is done, would seem slow for it.
@@ -295,6 +297,7 @@ class Schedule:
         """
         now = self.clock()
         seconds, self.started = now - self.started, now
+        self.spent += seconds
         num_alone, self.num_alone = self.num_alone, 0
         self.num_drafted += self.plan.depth > 0
         self.in_a_row = self.in_a_row + 1 if self.plan == self.last else 1

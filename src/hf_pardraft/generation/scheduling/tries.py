@@ -140,7 +140,7 @@ class Tries:
         is_over = self.num_tried >= self.rounds.of_a_try(seconds, self._is_about_cost(plan, costs, best))
         says_little = is_a_try and self._says_little(plan, seconds, is_ordinary, costs, best)
         is_check = is_a_try and self._is_undrafted_text(best) and self.rounds.may_be_left and self.worth.seconds
-        goes_on = is_check and len(accepted) == 1 and self.checks.has_won(accepted[0], seconds)
+        goes_on = is_check and len(accepted) == 1 and self.checks.goes_on(self.num_tried, accepted[0], seconds)
         self.again = plan if goes_on or (says_little and not is_over) else None
         self.due = None if plan == self.due else self.due
 
