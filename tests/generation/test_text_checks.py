@@ -42,7 +42,7 @@ def test_the_few_texts_that_are_easy_are_drafted_among_hard_ones_that_are_not():
 @pytest.mark.parametrize(("rate", "draft"), [(0.3, 0.6), (0.1, 0.3)])
 def test_texts_that_become_easy_are_found_out_where_some_did_before(rate, draft):
     found = [speeds(World([rate] * 7, draft=draft, seed=seed), 0.95, since=24, calls=40) for seed in range(8)]
-    assert statistics.mean(statistics.harmonic_mean(easy) for _, easy in found) > 1.25
+    assert statistics.mean(statistics.harmonic_mean(easy) for _, easy in found) > 1.15
     assert statistics.mean(statistics.harmonic_mean(hard) for hard, _ in found) > 0.9
 
 

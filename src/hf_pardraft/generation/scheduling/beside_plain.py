@@ -72,10 +72,11 @@ class BesidePlain:
     LOOKED_AGAIN = 600
     # Plain `generate` is believed to be at most so many times as fast as rounds without a draft: forwards are the same.
     MOST_LEAD = 1.25
-    # And thought to be so many times as fast before that was measured, so that it is: of one text, and of a batch, of which more
-    # happens on the host.
-    LIKELY_LEAD = 1.1
+    # And thought to be so for one text before that was measured, so that it is: drafts that are better than rounds without one by
+    # less may be no better than its steps. For a batch, which may lose more by that, this is what is thought.
     LIKELY_LEAD_OF_BATCH = 1.2
+    # How many times as long its steps have to take at least, to be known to be slower than a batch's rounds without a draft.
+    SLOWER = 1.1
     # Share by which a whole call with drafts differs from others, since its texts do, before that is seen, and calls whose weight
     # this has: a verdict by few would last, as no call that is left to plain `generate` tells what drafts bring.
     DOUBT_OF_CALL, DOUBTED_FOR = 0.1, 3.0
@@ -103,7 +104,7 @@ class BesidePlain:
         else:
             # What it took in another hour says nothing beside the rounds since.
             self.plain.value = seconds
-            self.trusted_for = 2 * self.trusted_for if self._plain_seems_slower(self.LIKELY_LEAD) else self.LOOKED_AGAIN
+            self.trusted_for = 2 * self.trusted_for if self._plain_seems_slower(self.SLOWER) else self.LOOKED_AGAIN
         self.num_undrafted_since = 0
 
     def note_call(self, seconds: float, num_steps: int, is_plain: bool) -> None:
@@ -144,7 +145,7 @@ class BesidePlain:
             return self.plain.count > 0
         if not is_of_batch:
             return self._seconds_of_undrafted(is_of_batch) < self.plain.value
-        least = self.LIKELY_LEAD if self.plain.count >= self.MANY else self.MUCH_SLOWER
+        least = self.SLOWER if self.plain.count >= self.MANY else self.MUCH_SLOWER
         is_known = self.plain.count >= self.ENOUGH and self.num_undrafted_since <= self.trusted_for
         return is_known and self._plain_seems_slower(least)
 
@@ -164,6 +165,6 @@ class BesidePlain:
         """
         is_known = self.undrafted.count >= self.ENOUGH
         if self.plain.count < self.ENOUGH:
-            return self.LIKELY_LEAD_OF_BATCH if is_of_batch else self.LIKELY_LEAD if is_known else 1.0
+            return self.LIKELY_LEAD_OF_BATCH if is_of_batch else self.MOST_LEAD if is_known else 1.0
         lead = self._seconds_of_undrafted(is_of_batch) / self.plain.value if is_known else 1.0
         return min(max(lead, 1.0) if is_of_batch else lead, self.MOST_LEAD)

@@ -87,11 +87,12 @@ class Compared:
         # The one that is known best is what others are compared with.
         known_best = max(logs, key=lambda key: self.counts.get(key, 0), default=None)
         for key in last:
-            if key not in logs or (key in keys and key != known_best):
+            if key not in logs or key in keys:
                 found = [compared_in(block, key, logs) for block in blocks if key in block]
                 found = [each for each in found if each is not None]
                 evidence[key] = sum(weight for _, weight in found)
-                logs[key] = weighted_median(found) if found else logs.get(key, last[key][0] - self.level)
+                if key != known_best:
+                    logs[key] = weighted_median(found) if found else logs.get(key, last[key][0] - self.level)
         self.logs, self.evidence = logs, evidence
         if last:
             self.level = level_of(last, logs)

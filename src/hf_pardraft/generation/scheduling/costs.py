@@ -19,13 +19,13 @@ class Costs(BesidePlain):
 
     # Measurements of a plan that are believed whatever those of others say.
     BELIEVED = 3
-    # Factor by which fewer may be above what those of others say, and any be off the line through all.
+    # Factor by which fewer may be above what those of others say, and any be off the line through all of a kind.
     DOUBT = 1.5
     # Share by which a round of a plan takes more or less time than another.
     NOISE = 0.3
     # Share by which a cost that is sure may well be wrong: plans that are best in turn differ by a few percent.
     SURE = 0.02
-    # Measurements whose weight has the line on which rounds with drafts are thought to lie by their nodes.
+    # Measurements whose weight has the line on which rounds with chains, or with trees, are thought to lie by their nodes.
     OF_LINE = 4.0
     # Measurements to which one more adds little.
     SETTLED = 24
@@ -141,10 +141,9 @@ class Costs(BesidePlain):
         known = self._by_nearest(plan, medians)
         if known is None or not (plan.depth and plan in medians):
             return known
-        # A few rounds are off by more than other plans are off the line through all of them.
-        points = [
-            (other.num_nodes, cost, self._weight(other) / cost**2) for other, cost in medians.items() if other.depth
-        ]
+        # A few rounds are off by more than other plans of their kind are off the line through all of them.
+        alike = [(other, cost) for other, cost in medians.items() if self._are_alike(plan, other)]
+        points = [(other.num_nodes, cost, self._weight(other) / cost**2) for other, cost in alike]
         line = on_a_line(points, plan.num_nodes)
         if line is not None:
             line = min(max(line, known / self.DOUBT), known * self.DOUBT)
@@ -189,13 +188,14 @@ class Costs(BesidePlain):
                 return max(costs[near] + of_plan - of_near, of_plan)
         return interpolated(sorted((other.num_nodes, cost) for other, cost in costs.items()), plan.num_nodes)
 
+    @staticmethod
+    def _are_alike(plan: Plan, other: Plan) -> bool:
+        """Whether both are chains or both are trees, which take a search besides."""
+        return (other.budget > 0) == (plan.budget > 0) and bool(other.depth and plan.depth)
+
     def _smoothed(self, plan: Plan, own: float, medians: dict[Plan, float]) -> float:
         """A plan's own cost, and a little of what other sizes of its kind say."""
-        points = [
-            (other.num_nodes, median)
-            for other, median in medians.items()
-            if (other.budget > 0) == (plan.budget > 0) and other.depth and plan.depth
-        ]
+        points = [(other.num_nodes, median) for other, median in medians.items() if self._are_alike(plan, other)]
         return self._weighed(plan, own, interpolated(sorted(points), plan.num_nodes), self.BELIEVED)
 
     def note(self, plan: Plan, seconds: float | None, length: int = 0) -> None:
