@@ -245,8 +245,21 @@ def test_the_schedule():
     single, of_four, of_many, of_most = (f"{share:.2f}" for share in of_sizes)
     assert f"single texts have {single}, batches of 4 {of_four}, of 16 {of_many}, of 64 {of_most}." in unwrapped
     assert all(row["same_text"] for condition in conditions for row in condition["rows"])
-    num_present = sum(condition["date"] >= "2026-11-29T19:30" for condition in conditions)
-    assert f"was measured: {num_present} by the present schedule" in unwrapped
+    present, of_one_text, of_batches = (
+        sum(since <= condition["date"] < until for condition in conditions)
+        for since, until in (
+            ("2026-11-29T22:39", "2026-12"),
+            ("2026-11-29T21:59", "2026-11-29T22:39"),
+            ("2026-11-29T19:30", "2026-11-29T21:59"),
+        )
+    )
+    assert f"was measured: {present} by the present schedule" in unwrapped
+    assert f"{of_one_text} more, the other single texts, by one" in unwrapped
+    assert f"{of_batches}, the family in batches of 4 and 16" in unwrapped
+    late = next(each for each in conditions if (each["case"], each["temperature"]) == ("family on other code/PARD", 0))
+    turns = {row["name"]: row["turn_speedups"] for row in late["rows"]}
+    of_best = [auto / best for auto, best in zip(turns["auto"], turns["default"], strict=True)]
+    assert max(of_best[:4]) < 0.8 < 0.92 < min(of_best[4:])
     drawn = [each for each in conditions if (each["temperature"], each["batch_size"]) == (1, 1)]
     drawn = [each for each in drawn if each["case"] in [f"stories260K/{kind}" for kind in KINDS]]
     depth, best, auto = ([speedup_of(condition, way) for condition in drawn] for way in ("default", "best", "auto"))
