@@ -403,8 +403,10 @@ class Schedule:
             self.tries.due = self.tries.due or next(missing, None)
         matters = self.rounds.may_be_left and (self.batch > 1 or not is_long)
         if self.handicap is None:
-            have_paid = self.is_informed and self.worth.rate(self.best) * self.worth.seconds_of_rest(self.costs) > 1
-            self.handicap = self.LEAD_WHERE_DRAFTS_PAID if self.best.depth and have_paid else 1.0
+            # Of one text plain `generate` may be what is better.
+            pay = self.batch > 1 or self.worth.rate(self.best) * self.worth.seconds_of_rest(self.costs) > 1
+            have_paid = self.best.depth and self.is_informed and pay
+            self.handicap = self.LEAD_WHERE_DRAFTS_PAID if have_paid else 1.0
         may_rest = matters and self.knowledge.chain.num_judged >= self.JUDGED
         is_tried = not self.gets_a_trial or self.num_drafted >= self.FAIR_TRIAL
         self.rests_with_plain = may_rest and is_tried and self.worth.is_surely_plain(self.costs, self.handicap)
