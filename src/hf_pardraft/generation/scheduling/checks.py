@@ -22,7 +22,7 @@ class TextChecks:
     AT_FIRST = 3
     # Rounds without a draft that beginning a call in our loop costs.
     START = 3.0
-    # Rounds without a draft until the next check.
+    # Rounds until the next check: before a plan is tried again.
     REST = 8
     # How many times as fast a draft has to have been to be followed by another at once; and how many in a row are at most, before
     # it is thought over what to follow.

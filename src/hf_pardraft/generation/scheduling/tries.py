@@ -31,7 +31,7 @@ class Tries:
     """
 
     # Rounds before a plan is tried again.
-    REST = 8
+    REST = TextChecks.REST
     # Factor by which even a bad estimate of a cost is wrong at most.
     DOUBT = 1.5
     # Rounds of the best plan that one round more may lose to check the first verdict on drafting.
@@ -43,8 +43,6 @@ class Tries:
     CHECK_OF_TEXT = 0.2
     # Drafts by which a drafter is judged for sure.
     SURE = 32
-    # Rounds of the best plan that beginning a call in our loop costs.
-    START = 3.0
 
     def __init__(
         self,
@@ -110,7 +108,7 @@ class Tries:
         """Whether to begin a call that is best left to plain `generate`, so as to try what was tried least; that is paid for."""
         # Of the plan to begin with and the smallest tree.
         plan = min([self.first, *(plan for plan in self.plans if plan.budget)][:2], key=costs.count)
-        price = self.START * self._certainty
+        price = TextChecks.START * self._certainty
         if price + self._price(plan, costs, NOTHING) > self.knowledge.purse:
             return False
         self.knowledge.purse -= price
